@@ -80,9 +80,7 @@ class Transfers:
         self._links: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lazy: dict[CollectiveInFlight, None] = {}
 
-    def send(
-        self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable[[Transfer], None]
-    ) -> Transfer:
+    def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
         if self._lazy:
             self._wake(self.links(src, dst))

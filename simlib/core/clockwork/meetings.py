@@ -43,12 +43,12 @@ class Call:
     dtype: object
     shapes: tuple
     splits: tuple | None
-    brings: list
-    takes: list
-    opts: Any
     nbytes: int
     itemsize: int
     request: Any
+    brings: Any = ()
+    takes: Any = ()
+    opts: Any = None
 
     @property
     def terms(self) -> tuple:

@@ -64,7 +64,7 @@ class Transfer:
     )
 
     def __init__(
-        self, order: int, time_s: float, src: int, dst: int, nbytes: int, path: tuple[int, ...]
+        self, order: int, time_s: float, src: int, dst: int, nbytes: int, path: tuple
     ) -> None:
         self.src = src
         self.dst = dst

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
-from ..model.trace import Trace, WireMessage
+from ..model.trace import Trace
 from ..model.words import ranks_in_words
 from .mailbox import Post
 from .meetings import Call
@@ -21,9 +21,7 @@ from .simulation import Simulation
 from .simulation_options import Options
 
 
-def replay(
-    recorded: Trace, cluster: Cluster, placement: Any, options: Options
-) -> tuple[Trace, list[WireMessage] | None]:
+def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) -> tuple:
     """A recorded run on another cluster; see `Run.replay`.
 
     Parameters
@@ -299,7 +297,7 @@ def _steps_of(ops, span):
 
 
 def _call_of(op, request):
-    elements = sum(_product(shape) for shape in op.shapes)
+    elements = sum(map(math.prod, op.shapes))
     return Call(
         kind=op.kind,
         rank=op.rank,
@@ -309,17 +307,7 @@ def _call_of(op, request):
         dtype=op.dtype,
         shapes=op.shapes,
         splits=op.splits,
-        brings=[],
-        takes=[],
-        opts=None,
         nbytes=op.nbytes,
         itemsize=op.nbytes // elements if elements else 1,
         request=request,
     )
-
-
-def _product(shape):
-    size = 1
-    for length in shape:
-        size *= length
-    return size

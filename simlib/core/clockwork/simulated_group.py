@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..model.errors import InvalidCallError
-from ..record.oplog import OpLogWriter
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
 from ..record.transports.plain_group import REDUCING, PlainGroup
@@ -37,9 +36,7 @@ class SimulatedGroup(PlainGroup):
         Where the rank's calls have just been written down.
     """
 
-    def __init__(
-        self, simulation: Simulation, channel: Channel, position: int, log: OpLogWriter
-    ) -> None:
+    def __init__(self, simulation: Simulation, channel: Channel, position: int, log: Any) -> None:
         self._simulation = simulation
         self._channel = channel
         self._group = channel.group
@@ -52,27 +49,22 @@ class SimulatedGroup(PlainGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
-        clock = simulation.scheduler.clocks[self._rank]
-        request = Request(simulation, self._rank, self._log.last, tensors)
-        (tensor,) = tensors
-        nbytes = count_bytes(tensor)
-        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensor)
-        is_eager = nbytes <= simulation.options.eager_limit_bytes
-        post = Post(
-            self._position, dst, tensor.dtype, nbytes, request, content, clock, is_eager=is_eager
-        )
-        return self._posted(request, self._mailbox(dst, tag), "send", post)
+        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensors[0])
+        post = self._post(tensors, self._position, dst, content)
+        post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
+        return self._posted(self._mailbox(dst, tag), "send", post)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Request:
-        simulation = self._simulation
-        clock = simulation.scheduler.clocks[self._rank]
-        request = Request(simulation, self._rank, self._log.last, tensors)
-        (tensor,) = tensors
-        nbytes = count_bytes(tensor)
-        post = Post(src, self._position, tensor.dtype, nbytes, request, tensor, clock)
-        return self._posted(request, self._mailbox(self._position, tag), "receive", post)
+        post = self._post(tensors, src, self._position, tensors[0])
+        return self._posted(self._mailbox(self._position, tag), "receive", post)
 
-    def _posted(self, request, mailbox, method, post):
+    def _post(self, tensors, src, dst, content):
+        request = Request(self._simulation, self._rank, self._log.last, tensors)
+        clock = self._simulation.scheduler.clocks[self._rank]
+        return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
+
+    def _posted(self, mailbox, method, post):
+        request = post.request
         if self.limit_s is not None:
             request.limit_s = self.limit_s
             request.give_up = functools.partial(mailbox.withdraw, post)

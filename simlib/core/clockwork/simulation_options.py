@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..collectives.choice import ALGORITHMS, choose
 from ..model.chance import Failures, check_slow
@@ -17,7 +18,7 @@ POLICIES = ("mpich", "nccl", "gloo")
 class Options:
     """How a simulation is run; see `simulate`."""
 
-    eager_limit_bytes: int = -1
+    eager_limit_bytes: float = -1
     policy: str = "mpich"
     algorithms: dict = field(default_factory=dict)
     expand: bool = False
@@ -32,12 +33,12 @@ class Options:
     memory: bool = False
 
 
-def eager_limit(sends, eager_limit_bytes):
+def eager_limit(sends: str, eager_limit_bytes: Any) -> float:
     """Sends of at most so many bytes are eager; -1: none is."""
     check_choice("sends", sends, ("rendezvous", "eager"))
     if eager_limit_bytes is None:
         return -1 if sends == "rendezvous" else math.inf
-    is_count = isinstance(eager_limit_bytes, numbers.Integral) and eager_limit_bytes >= 0
+    is_count = isinstance(eager_limit_bytes, numbers.Integral) and int(eager_limit_bytes) >= 0
     if not is_count or isinstance(eager_limit_bytes, bool):
         raise InvalidCallError(
             f"eager_limit_bytes={eager_limit_bytes!r} must be a number of bytes, 0 or more"
@@ -45,7 +46,7 @@ def eager_limit(sends, eager_limit_bytes):
     return eager_limit_bytes
 
 
-def check_algorithms(algorithm_of):
+def check_algorithms(algorithm_of: Any) -> Any:
     """Refuse a collective, or an algorithm of it, that does not exist."""
     for kind, name in algorithm_of.items():
         if kind not in ALGORITHMS:
@@ -55,15 +56,15 @@ def check_algorithms(algorithm_of):
 
 
 def replay_options(
-    world_size,
+    world_size: int,
     *,
-    sends="rendezvous",
-    eager_limit_bytes=None,
-    algorithms="mpich",
-    expand=False,
-    slow=None,
-    **algorithm_of,
-):
+    sends: str = "rendezvous",
+    eager_limit_bytes: int | None = None,
+    algorithms: str = "mpich",
+    expand: bool = False,
+    slow: Any = None,
+    **algorithm_of: str,
+) -> Options:
     """The `Options` of a replay, checked."""
     return Options(
         eager_limit_bytes=eager_limit(sends, eager_limit_bytes),

@@ -274,9 +274,7 @@ class RecordingGroup(GroupOfItsOwn):
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         return RecordedWork(self._pass_on(start, "barrier", opts), self._recorder, start)
 
-    def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
-    ) -> None:
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         start = self._post("barrier", ())
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         # torch names its default of 30 minutes where the learner gave no limit.

@@ -6,40 +6,10 @@ import bisect
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
-from typing import Any
 
 from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
-from . import safe_pickle
-from .oplog import (
-    ANY_SOURCE,
-    ASYNC,
-    CALL,
-    COMMITTED,
-    DEFINITION,
-    DROPPED,
-    ENTERED,
-    FAILED,
-    FLAGS,
-    FUTURE_TAKEN,
-    FUTURES,
-    HEADER,
-    IS_OP,
-    IS_PIECE,
-    KINDS,
-    LEFT,
-    NEVER,
-    NOBODY,
-    OP,
-    OP_FLAGS,
-    OP_TIMES,
-    PIECE,
-    PROGRESS,
-    REQUEST,
-    TIME,
-    TIMES,
-    U64,
-    WAITING,
-)
+from . import oplog, safe_pickle
+from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
 
 class Shared:
@@ -80,11 +50,7 @@ class OpLogReader:
     """The kernel's side: reads a rank's log while the rank runs, and after."""
 
     def __init__(
-        self,
-        memory: mmap,
-        rank: int,
-        shared: Shared | None = None,
-        loads: Callable[[bytes], Any] | None = None,
+        self, memory: mmap, rank: int, shared: Shared | None = None, loads: Callable | None = None
     ) -> None:
         self.rank = rank
         self._memory = memory
@@ -121,13 +87,13 @@ class OpLogReader:
         return U64.unpack_from(self._memory, offset)[0]
 
     def _moment(self, offset):
-        time_s = TIME.unpack_from(self._memory, offset)[0]
+        time_s = oplog.TIME.unpack_from(self._memory, offset)[0]
         return None if time_s == NEVER else time_s
 
     @property
     def progress(self) -> int:
         """A number that grows with every op posted or ended."""
-        return self._field(PROGRESS)
+        return self._field(oplog.PROGRESS)
 
     @property
     def waiting(self) -> bool:
@@ -137,31 +103,31 @@ class OpLogReader:
     @property
     def dropped(self) -> int:
         """Ops that found the log full."""
-        return self._field(DROPPED)
+        return self._field(oplog.DROPPED)
 
     @property
     def entered_s(self) -> float | None:
         """When the rank entered its function, on its clock; None: not yet."""
-        return self._moment(ENTERED)
+        return self._moment(oplog.ENTERED)
 
     @property
     def left_s(self) -> float | None:
         """When the rank left its function; None: not yet."""
-        return self._moment(LEFT)
+        return self._moment(oplog.LEFT)
 
     def read_on(self) -> None:
         """Take in the records written since the last call."""
-        committed = self._field(COMMITTED)
+        committed = self._field(oplog.COMMITTED)
         while self._position < committed:
             self._position = self._read_record(self._position)
 
     def _read_record(self, offset):
         """Take in the record at an offset; returns that of the next."""
         memory, at = self._where(offset)
-        if memory[at] == IS_OP:
+        if memory[at] == oplog.IS_OP:
             self._offsets.append(offset)
             return offset + OP.size
-        if memory[at] == IS_PIECE:
+        if memory[at] == oplog.IS_PIECE:
             self._pieces.append(offset)
             return offset + PIECE.size
         length = DEFINITION.unpack_from(memory, at)[1]
@@ -267,14 +233,14 @@ class OpLogReader:
         found = []
         for seq, offset in self._known():
             flags, end, wait = self._flags_and_times(offset)
-            if flags & REQUEST and wait == end == NEVER:
+            if flags & oplog.REQUEST and wait == end == NEVER:
                 found.append(seq)
         return found
 
     @property
     def has_futures_taken(self) -> bool:
         """Whether C++ code has taken the future of an op."""
-        return bool(self._field(FUTURES))
+        return bool(self._field(oplog.FUTURES))
 
     def futures_taken(self) -> list[int]:
         """Offsets of the ops that C++ code waits for and that have not ended, in order."""
@@ -282,21 +248,22 @@ class OpLogReader:
         found = []
         for _, offset in self._known():
             flags, end, _ = self._flags_and_times(offset)
-            if flags & FUTURE_TAKEN and end == NEVER:
+            if flags & oplog.FUTURE_TAKEN and end == NEVER:
                 found.append(offset)
         return found
 
     def op_at(self, offset: int, seq: int, origin_s: float, cells: dict[str, int]) -> Op:
         """The `Op` at an offset of the log."""
         memory, at = self._where(offset)
-        times = at + OP_TIMES
+        times = at + oplog.OP_TIMES
         words = bytes(memory[at:times])
         fields = self._calls.get(words)
         if fields is None:
             fields = self._calls[words] = self._fields_of(words, cells)
-        post, end, wait, posted = TIMES.unpack_from(memory, times)
+        post, end, wait, posted = oplog.TIMES.unpack_from(memory, times)
         end = None if end == NEVER else end - origin_s
-        has_failed = end is not None and FLAGS.unpack_from(memory, at + OP_FLAGS)[0] & FAILED
+        (flags,) = oplog.FLAGS.unpack_from(memory, at + oplog.OP_FLAGS)
+        has_failed = end is not None and flags & oplog.FAILED
         return Op(
             self.rank,
             seq,
@@ -310,12 +277,12 @@ class OpLogReader:
 
     def _fields_of(self, words, cells):
         """The fields of an `Op` from its kind to its site."""
-        _, kind, flags, site, group, signature, peer, tag, nbytes = CALL.unpack(words)
+        _, kind, flags, site, group, signature, peer, tag, nbytes = oplog.CALL.unpack(words)
         shapes, dtype, reduce_op, splits = self._definitions["signature"][signature]
-        kind = KINDS[kind]
+        kind = oplog.KINDS[kind]
         peer = None if peer == NOBODY else peer
         tag = None if tag == NOBODY else tag
-        is_async, any_source = bool(flags & ASYNC), bool(flags & ANY_SOURCE)
+        is_async, any_source = bool(flags & oplog.ASYNC), bool(flags & oplog.ANY_SOURCE)
         call = describe_call(kind, peer, tag, reduce_op, is_async, any_source)
         group = self._shared.group(*self._definitions["group"][group])
         site = self._shared.site(call, self._definitions["site"][site], cells)

@@ -296,8 +296,8 @@ class StreamEnds:
     def __init__(
         self,
         log: Any,
-        record: Callable[[torch.device], Any] = record_event,
-        clock: Callable[[], float] = time.perf_counter,
+        record: Callable = record_event,
+        clock: Callable = time.perf_counter,
     ) -> None:
         self._log = log
         self._record = record

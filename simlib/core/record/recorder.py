@@ -87,7 +87,7 @@ class Recorder:
         self,
         log: OpLogWriter,
         is_alone: Callable[[], bool],
-        before_op: Callable[[], Any] | None = None,
+        before_op: Callable | None = None,
     ) -> None:
         self.log = log
         self.is_alone = is_alone
@@ -130,9 +130,7 @@ class Recorder:
             frame = frame.f_back
         return "", 0, ""
 
-    def signature(
-        self, tensors: Sequence[torch.Tensor], reduce_op: Any, splits: Any
-    ) -> tuple[int, int]:
+    def signature(self, tensors: Sequence, reduce_op: Any, splits: Any) -> tuple[int, int]:
         """The number of what must agree between ranks, and the payload in bytes."""
         if len(tensors) == 1:
             (tensor,) = tensors

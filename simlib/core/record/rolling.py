@@ -14,23 +14,8 @@ from mmap import mmap
 from typing import Any
 
 from ..model.trace import Op, Piece
-from .oplog import (
-    CHANGES,
-    DEFINITION,
-    FAILED,
-    HEADER,
-    IS_LATE,
-    IS_PART,
-    IS_TURN,
-    LATE,
-    NEVER,
-    OP_SIZE,
-    PIECE,
-    PIECE_SIZE,
-    READERS,
-    SEGMENTS,
-    place_in,
-)
+from . import oplog
+from .oplog import DEFINITION, HEADER, LATE, NEVER, PIECE, SEGMENTS, place_in
 from .oplog_reader import OpLogReader, make_site
 
 KEPT_BYTES = 64 << 20
@@ -63,9 +48,7 @@ class RollingReader(OpLogReader):
         One for all ranks; it sums up what the log no longer holds.
     """
 
-    def __init__(
-        self, memory: mmap, rank: int, segment: int, cells: dict[str, int], forgotten: Any
-    ) -> None:
+    def __init__(self, memory: mmap, rank: int, segment: int, cells: dict, forgotten: Any) -> None:
         super().__init__(memory, rank)
         self._segment = segment
         self._cells = cells
@@ -106,7 +89,7 @@ class RollingReader(OpLogReader):
         return (offset - HEADER) // self._segment
 
     def _set_room(self, until):
-        self._memory[READERS : READERS + 8] = until.to_bytes(8, "little")
+        self._memory[oplog.READERS : oplog.READERS + 8] = until.to_bytes(8, "little")
 
     def _forget_until(self, oldest):
         count = bisect.bisect_left(self._offsets, oldest)
@@ -115,14 +98,14 @@ class RollingReader(OpLogReader):
             is_open = op.end_s is None  # one that failed has an end of another name
             self._sums.add(op, is_open)
             if is_open:
-                self._hold(offset, OP_SIZE)
+                self._hold(offset, oplog.OP_SIZE)
                 self._held_seqs[offset] = seq
         del self._offsets[:count]
         self._first += count
         pieces = bisect.bisect_left(self._pieces, oldest)
         for offset in self._pieces[:pieces]:
             if self._piece_at(offset, 0).end_s is None:
-                self._hold(offset, PIECE_SIZE)
+                self._hold(offset, oplog.PIECE_SIZE)
         del self._pieces[:pieces]
         self._forget_names(oldest - self._segment)  # a piece comes at most a turn after its name
 
@@ -150,13 +133,13 @@ class RollingReader(OpLogReader):
 
     def _read_record(self, offset):
         memory, at = self._where(offset)
-        if memory[at] == IS_TURN:
+        if memory[at] == oplog.IS_TURN:
             return HEADER + (self._segment_at(offset) + 1) * self._segment
-        if memory[at] == IS_LATE:
+        if memory[at] == oplog.IS_LATE:
             _, change, start, moment, number = LATE.unpack_from(memory, at)
             self._change_late(start, change, moment, number)
             return offset + LATE.size
-        if memory[at] == IS_PART:
+        if memory[at] == oplog.IS_PART:
             start, length = at + DEFINITION.size, DEFINITION.unpack_from(memory, at)[1]
             self._parts += memory[start : start + length]
             return offset + DEFINITION.size + length
@@ -167,12 +150,12 @@ class RollingReader(OpLogReader):
         if start < self._oldest and start not in self._held:
             return  # it had ended, and is forgotten
         memory, at = self._where(start)
-        CHANGES[change](memory, at, moment, number)
+        oplog.CHANGES[change](memory, at, moment, number)
         if start not in self._held or start in self._ended[0] or start in self._ended[1]:
             return
         if start in self._held_seqs:
             flags, end, _ = self._flags_and_times(start)
-            has_ended = end != NEVER and not flags & FAILED
+            has_ended = end != NEVER and not flags & oplog.FAILED
         else:
             has_ended = self._piece_at(start, 0).end_s is not None
         if has_ended:

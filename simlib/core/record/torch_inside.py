@@ -22,7 +22,6 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -86,9 +85,7 @@ def configurations() -> Any:
     return c10d._World.pg_config_info
 
 
-def make_default_group(
-    rank: int, ranks: dict[int, int], store: dist.Store, timeout: timedelta | None
-) -> None:
+def make_default_group(rank: int, ranks: dict[int, int], store: dist.Store, timeout: Any) -> None:
     """Make the default group, as `init_process_group` does, but without meeting anybody.
 
     ``ranks`` is torch's table ``{rank: rank}`` of the world. It is not copied.
