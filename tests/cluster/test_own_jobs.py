@@ -16,7 +16,7 @@ from jobs import WAIT_S, fake_launcher
 
 import simlib
 from simlib.cli import main
-from simlib.cluster.batch import attempts, logs
+from simlib.cluster.batch import logs, submission
 from simlib.cluster.batch.folder import JobFolder, check_place
 from simlib.cluster.batch.logs import writer
 from simlib.core.model import errors
@@ -256,7 +256,7 @@ def test_further_attempts_read_only_ones_own_plan(tmp_path, monkeypatch):
     path.chmod(0o755)
     for name in ("request.pkl", "restarts.pkl"):
         (path / name).chmod(0o666)
-        assert attempts.main(str(path)) == 1
+        assert submission.carry_attempts(str(path)) == 1
         words = (path / "refused").read_text()
         assert f"could not begin anew: InvalidCallError: {path / name} can be written" in words
         (path / "refused").unlink()

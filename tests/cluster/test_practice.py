@@ -129,12 +129,12 @@ def test_nothing_is_left_after_an_error(practice, error):
 
 @pytest.mark.parametrize("call", [3, 9, 14])
 def test_nothing_is_left_after_an_error_on_the_way_up(practice, monkeypatch, call):
-    calls = iter(range(1, 100))
+    calls, truly = iter(range(1, 100)), practice_network.tool
 
     def tool(*argv):
         if next(calls) == call:
             raise KeyboardInterrupt
-        return practice_network.tool(*argv)
+        return truly(*argv)
 
     monkeypatch.setattr(practice_network, "tool", tool)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(2):
@@ -195,12 +195,12 @@ def test_leftovers_of_a_killed_process_are_removed_and_no_others(practice):
 
 
 def test_a_second_ctrl_c_does_not_stop_the_clean_up(practice, monkeypatch):
-    pressed = iter([True])
+    pressed, truly = iter([True]), practice_network.remove_namespace
 
     def remove(name):
         if next(pressed, False):
             raise KeyboardInterrupt
-        practice_network.remove_namespace(name)
+        truly(name)
 
     monkeypatch.setattr(practice_network, "remove_namespace", remove)
     with pytest.raises(KeyboardInterrupt), PracticeNetwork(1):
@@ -239,9 +239,8 @@ def test_when_one_rank_fails_the_others_are_ended(practice, capsys):
 
 
 def test_down_says_what_it_removed(practice, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        practice_network, "RUNNING", tmp_path / "practice"
-    )  # not the one of this machine
+    place = tmp_path / "practice"  # not the one of this machine
+    monkeypatch.setattr(practice_network, "RUNNING", place)
     monkeypatch.setattr(daemon, "remove_leftovers", lambda: ["one", "another"])
     assert main(["practice", "down"]) == 0
     out = capsys.readouterr().out

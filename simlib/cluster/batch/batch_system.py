@@ -59,9 +59,10 @@ class BatchJob:
 
     def memory_of_node(self) -> tuple[int, str] | None:
         """``(number, unit)`` of the memory of all ranks of one node; None where nobody asks."""
-        if self.memory is None:
+        found = MEMORY.fullmatch(self.memory or "")
+        if found is None:
             return None
-        number, unit = MEMORY.fullmatch(self.memory).groups()
+        number, unit = found.groups()
         return int(number) * self.ranks_per_node, unit
 
 

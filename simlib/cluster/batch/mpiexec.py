@@ -329,7 +329,7 @@ class Mpiexec(Resources):
         words = self.words()
         at = Placement(world_size, self.ranks_per_node, self.slots)
         command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]
-        return staged(command, [host for host, _ in self.slots]) if self.stage else command
+        return staged(command, [host for host, _ in self.slots or ()]) if self.stage else command
 
     def environ(self) -> dict[str, str]:
         """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""

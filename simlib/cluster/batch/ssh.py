@@ -76,7 +76,7 @@ class Line:
         self._ssh = list(ssh)
         self._python = list(python)
         self._lock = threading.Lock()
-        self._process: subprocess.Popen | None = None
+        self._process: Any = None
         self._errors: Any = None
         self._is_ready = False
         self._was_ready = False

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
+import pickle
 import platform
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,19 +33,22 @@ from ...core.engines.options import (
     restarts_of,
     script,
 )
-from ...core.engines.restarts import remaining_kills
+from ...core.engines.request import ExecutionContext
+from ...core.engines.restarts import remaining_kills, with_restarts
 from ...core.engines.session import cell_numbers, context_here
 from ...core.environment import ROOT, VERSION
 from ...core.model.chance import Failures, Slow, check_slow
 from ...core.model.errors import InvalidCallError, JobError, check_choice, check_count
+from ...core.record import returned
 from ...core.record.oplog import COMMITTED, FORMAT, HEADER
-from ...core.record.safe_pickle import dumps_tree
+from ...core.record.safe_pickle import dumps_tree, loads_tree
 from ...core.record.transports.backends import backend_named
-from . import SYSTEMS
+from ...core.results.run import Run
+from . import SYSTEMS, launcher_process
 from .batch_system import NoSchedulerError, Queued, QueueError
 from .failures import HOPELESS, refused
 from .folder import JOBS, JobFolder, new_folder
-from .job import Job
+from .job import Job, JobOutcome
 from .launcher_process import LINGER_S, OBEY_S
 from .mpiexec import LAUNCH, Mpiexec
 from .ssh import Ssh
@@ -138,7 +145,8 @@ def _of_script(path, args, kwargs, argv, world_size):
 
 START_ATTEMPTS = (
     "import sys; sys.path[:0] = sys.argv[1:2]; "
-    "from simlib.cluster.batch.attempts import main; sys.exit(main(sys.argv[2]))"
+    "from simlib.cluster.batch.submission import carry_attempts; "
+    "sys.exit(carry_attempts(sys.argv[2]))"
 )
 NO_WORDS = "(?!)"
 """A pattern of nothing."""
@@ -267,13 +275,7 @@ def submit(
     """
     check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
-    if not isinstance(to, Mpiexec | Queued | Ssh):
-        systems = "".join(f"simlib.{place.__name__}(...), " for place in SYSTEMS.values())
-        raise InvalidCallError(
-            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), "
-            f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
-        )
-    to.check(world_size)
+    _check_place(to, world_size)
     check_timeout(timeout_s)
     kill = check_kill(kill, world_size)
     check_choice("on_death", on_death, ON_DEATH)
@@ -286,38 +288,16 @@ def submit(
     where = context_here(program.argv)
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
-    sources = {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache}
-    request = dumps_tree(
-        {
-            "payload": program.payload,
-            "slow": cloudpickle.dumps(slow, protocol=5),
-            "cells": sources,
-            "path": [str(entry) or where.cwd for entry in where.path],
-            "argv": where.argv,
-            "is_script": where.is_script,
-        }
-    )
+    request = _request(program, where, cells, slow)
     about = {
+        **_about_place(to, world_size, where.cwd),
         "function": program.called,
-        "world_size": world_size,
-        "to": to.place,
-        "hosts": getattr(to, "hosts", None),
-        "uses_mpi": to.uses_mpi,
         "kill": remaining_kills(kill, world_size, 0.0),
         "on_death": on_death,
         "timeout_s": timeout_s,
         "check": check,
         "backend": backend,
         "cells": cells,
-        "versions": versions(),
-        "log_format": FORMAT,
-        "cwd": to.cwd(where.cwd),
-        "threads": to.threads(),
-        "gpus_per_rank": to.gpus_per_rank,
-        "root": str(ROOT),
-        "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
-        "within": None,
-        "submitted": time.time(),
     }
     with new_folder(folder, name or program.name) as job:
         if packed_plan is None:
@@ -327,6 +307,51 @@ def submit(
         with noting_refusal(job):
             to.start(job)
     return Job(job.path)
+
+
+def _check_place(to: object, world_size: int) -> None:
+    if not isinstance(to, Mpiexec | Queued | Ssh):
+        systems = "".join(f"simlib.{place.__name__}(...), " for place in SYSTEMS.values())
+        raise InvalidCallError(
+            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), "
+            f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
+        )
+    to.check(world_size)
+
+
+def _request(
+    program: Program, where: ExecutionContext, cells: Mapping[str, Any], slow: Slow | None
+) -> bytes:
+    """What ``request.pkl`` holds: the program, and what it finds around it."""
+    return dumps_tree(
+        {
+            "payload": program.payload,
+            "slow": cloudpickle.dumps(slow, protocol=5),
+            "cells": {cell: linecache.cache[cell] for cell in cells if cell in linecache.cache},
+            "path": [str(entry) or where.cwd for entry in where.path],
+            "argv": where.argv,
+            "is_script": where.is_script,
+        }
+    )
+
+
+def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[str, Any]:
+    """What ``job.json`` says of where the ranks run, and of what they must find there."""
+    return {
+        "world_size": world_size,
+        "to": to.place,
+        "hosts": getattr(to, "hosts", None),
+        "uses_mpi": to.uses_mpi,
+        "versions": versions(),
+        "log_format": FORMAT,
+        "cwd": to.cwd(cwd),
+        "threads": to.threads(),
+        "gpus_per_rank": to.gpus_per_rank,
+        "root": str(ROOT),
+        "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
+        "within": None,
+        "submitted": time.time(),
+    }
 
 
 @contextmanager
@@ -381,3 +406,82 @@ def _check_backend(name: object, has_mpi: bool, on_death: str) -> None:
             f"backend={name!r} cannot go on without a rank: MPI ends all of them. Take "
             "on_death='end', or backend='gloo'"
         )
+
+
+# A job that begins anew when it fails: each attempt is a job of its own, in a folder of its own.
+# The job's launcher process starts `carry_attempts` in place of a launcher: on this machine, or as
+# the batch job on the first of its nodes. So one time limit, one `cancel` and one state hold for
+# all attempts.
+
+
+class NotAnewError(BaseException):
+    """What `on_restart` has raised is this one's cause, whatever it is."""
+
+
+def carry_attempts(path: str) -> int:
+    """Carry the attempts of the job in this folder out; returns an exit code."""
+    folder = JobFolder(path)
+    about = folder.read_json("job.json")
+    try:
+        request = folder.read("request.pkl") or b""
+        sys.path[:] = loads_tree(request)["path"]
+        with contextlib.suppress(OSError):
+            os.chdir(os.path.expanduser(about["cwd"]))
+        to, plan, kill = pickle.loads(folder.read("restarts.pkl") or b"")
+        attempt = partial(_attempt, folder, about, request, to, kill)
+        if plan.on_restart is not None:
+            plan = replace(plan, on_restart=partial(_reporting, plan.on_restart))
+        with_restarts(attempt, about["world_size"], plan)
+    except NotAnewError as error:
+        return _refuse_attempt(folder, error.__cause__)
+    except Exception as error:
+        if getattr(error, "run", None) is None:  # it is no attempt's
+            return _refuse_attempt(folder, error)
+        return 1
+    return 0
+
+
+def _reporting(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
+    try:
+        on_restart(restart)
+    except BaseException as error:  # sys.exit(0), say: its code would be the job's
+        raise NotAnewError from error
+
+
+def _refuse_attempt(folder: JobFolder, error: BaseException | None) -> int:
+    """Say why there is no further attempt; returns the exit code."""
+    traceback.print_exception(error)
+    words = f"it could not begin anew: {returned.short(error)}"
+    folder.write_once(words.encode(), "refused")
+    return 1
+
+
+def _attempt(
+    job: JobFolder,
+    about: dict[str, Any],
+    request: bytes,
+    to: Any,
+    kill: Mapping[int, float] | Failures,
+    world_size: int,
+    begin_s: float,
+    environ: dict[str, str],
+) -> Run:
+    """One attempt: its `Run`, or the error that it ends with, raised."""
+    folder = job.attempt(len(job.attempts()) + 1)
+    folder.path.mkdir(0o700)
+    own = {
+        "world_size": world_size,
+        "kill": remaining_kills(kill, world_size, begin_s),
+        "environ": environ,
+        "began_s": begin_s,
+        "within": str(job.file("end")),
+        "submitted": time.time(),
+    }
+    about = {**about, **own}
+    prepare(folder, about, request, to, to.command(world_size, to.program()))
+    launcher_process.main(str(folder.path))
+    run, failure = JobOutcome(folder, about, job.path.name).run_and_error()
+    if failure is None:
+        return run
+    run.ended_in(failure)
+    raise failure

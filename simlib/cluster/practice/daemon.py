@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from ...core.model.errors import InvalidCallError, SimlibError
 from . import practice_network
@@ -22,7 +24,9 @@ from .practice_network import CLUSTERS, owner_lives, owner_of, remove_leftovers,
 REMOVED_S = 20  # the reaper takes a fraction of a second
 
 
-def bring_up(nodes, rate_bps=None, delay_s=0.0, slurm=False):
+def bring_up(
+    nodes: int, rate_bps: float | None = None, delay_s: float = 0.0, slurm: bool = False
+) -> dict[str, Any]:
     """Start a practice cluster that outlives this process; returns its state (see `state`).
 
     Parameters
@@ -91,7 +95,7 @@ def _claim_link(cluster):
         ) from None
 
 
-def state():
+def state() -> dict[str, Any] | None:
     """The cluster that is up, or None.
 
     Returns
@@ -115,7 +119,7 @@ def _owner():
     return None
 
 
-def launcher(host):
+def launcher(host: str) -> list[str]:
     """The words to put before a program's, so that it runs on a host of the cluster that is up.
 
     As `PracticeCluster.launcher`, and the same as ``simlib practice exec HOST --``, but without
@@ -141,7 +145,7 @@ for thread in asking:
 """
 
 
-def hosts_that_answer(hosts):
+def hosts_that_answer(hosts: Iterable[str]) -> set[str]:
     """Those of the hosts whose ssh server answers the login host: a set.
 
     They are asked all at once, and no further than their greeting: a login takes each 0.2 s of CPU.
@@ -151,7 +155,7 @@ def hosts_that_answer(hosts):
     return set(done.stdout.split())
 
 
-def bring_down():
+def bring_down() -> tuple[bool, list[str]]:
     """End the cluster that is up, and remove what killed processes have left.
 
     Returns

@@ -19,7 +19,9 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...core.model.errors import InvalidCallError, check_count
 from . import hosts, practice_network
@@ -50,7 +52,7 @@ rmdir {clusters}
 """
 
 
-def why_not_cluster(slurm=False):
+def why_not_cluster(slurm: bool = False) -> str | None:
     """One sentence that says why there can be no practice cluster here, or None."""
     refuse = why_not_here()
     if refuse:
@@ -106,7 +108,13 @@ class PracticeCluster:
     ...     cluster.run("login", ["ssh", "node2", "hostname"])
     """
 
-    def __init__(self, nodes, rate_bps=None, delay_s=0.0, slurm=False):
+    def __init__(
+        self,
+        nodes: int,
+        rate_bps: float | None = None,
+        delay_s: float = 0.0,
+        slurm: bool = False,
+    ) -> None:
         check_count("nodes", nodes)
         if nodes > MAX_CLUSTER_NODES:
             raise InvalidCallError(
@@ -118,10 +126,10 @@ class PracticeCluster:
         self.addresses = dict(zip(names, self._network.addresses, strict=True))
         self.slurm = slurm
         self.folder = CLUSTERS / new_name("cluster", secrets.token_hex(3))
-        self._reaper = None
-        self._started = []
+        self._reaper: Any = None
+        self._started: list[subprocess.Popen] = []
 
-    def __enter__(self):
+    def __enter__(self) -> PracticeCluster:
         refuse = why_not_cluster(self.slurm)
         if refuse:
             raise InvalidCallError(refuse)
@@ -132,7 +140,7 @@ class PracticeCluster:
             raise
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         if self._reaper:
             self._reaper.stdin.close()
             self._reaper.wait()
@@ -141,7 +149,7 @@ class PracticeCluster:
             process.wait()
         self._started.clear()
 
-    def launcher(self, host):
+    def launcher(self, host: str) -> list[str]:
         """The words to put before a program's, so that it runs on a host: a list of str.
 
         The program gets the caller's working folder, environment and files; its exit code comes
@@ -149,7 +157,7 @@ class PracticeCluster:
         """
         return [*launcher_of(self.folder), host, "--"]
 
-    def popen(self, host, argv, **options):
+    def popen(self, host: str, argv: Sequence, **options: Any) -> subprocess.Popen:
         """Start a program on a host; returns a `subprocess.Popen`.
 
         Parameters
@@ -165,14 +173,14 @@ class PracticeCluster:
         self._started.append(process)
         return process
 
-    def run(self, host, argv, **options):
+    def run(self, host: str, argv: Sequence, **options: Any) -> subprocess.CompletedProcess:
         """Run a program on a host to its end; returns a `subprocess.CompletedProcess`.
 
         Parameters are those of `popen`; the options are those of `subprocess.run`.
         """
         return subprocess.run(self._words(host, argv), **options)
 
-    def leave_to_successor(self):
+    def leave_to_successor(self) -> None:
         """Have the cluster outlive this Python, in whose place another program is about to run."""
         os.set_inheritable(self._reaper.stdin.fileno(), True)
 
@@ -255,7 +263,7 @@ class PracticeCluster:
         (self.folder / "state.json").write_text(json.dumps(state))
 
 
-def launcher_of(folder):
+def launcher_of(folder: Path) -> list[str]:
     """The words that, before a host and a program, run it on a cluster with this folder."""
     program = Path(__file__).with_name("enter.py")
     return [sys.executable, "-I", "-S", str(program), str(folder)]

@@ -20,8 +20,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TextIO
 
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from .enter import start_of
@@ -32,7 +34,7 @@ MAX_NODES = 64
 GSO_BYTES = "16384"
 
 
-def tcp_settings(rate_bps):
+def tcp_settings(rate_bps: float | None) -> dict[str, str]:
     """Settings of TCP, so that every transfer meets the same conditions.
 
     No memory of earlier connections, no slow start after a pause, and the one congestion control
@@ -79,7 +81,7 @@ class PracticeNetwork:
     ...     net.popen(0, ["ping", "-c", "1", net.addresses[1]]).wait()
     """
 
-    def __init__(self, nodes, rate_bps=None, delay_s=0.0):
+    def __init__(self, nodes: int, rate_bps: float | None = None, delay_s: float = 0.0) -> None:
         check_count("nodes", nodes)
         if nodes > MAX_NODES:
             raise InvalidCallError(f"nodes is {nodes}: a practice network has at most {MAX_NODES}")
@@ -94,9 +96,9 @@ class PracticeNetwork:
         self._switch = new_name("switch", token)
         self._names = [new_name(f"node{node}", token) for node in range(nodes)]
         self.namespaces = [self._switch, *self._names]
-        self._started = []
+        self._started: list[subprocess.Popen] = []
 
-    def __enter__(self):
+    def __enter__(self) -> PracticeNetwork:
         refuse = why_not()
         if refuse:
             raise InvalidCallError(refuse)
@@ -107,7 +109,7 @@ class PracticeNetwork:
             raise
         return self
 
-    def __exit__(self, *exc_info):
+    def __exit__(self, *exc_info: object) -> None:
         try:
             self._remove()
         except BaseException:  # Ctrl-C again, say: what was begun is ended all the same
@@ -122,7 +124,7 @@ class PracticeNetwork:
             process.wait()
         self._started.clear()
 
-    def popen(self, node, argv, **options):
+    def popen(self, node: int, argv: Sequence[str], **options: Any) -> subprocess.Popen:
         """Start a program on a node; returns a `subprocess.Popen`.
 
         Parameters
@@ -140,12 +142,12 @@ class PracticeNetwork:
         env = {**(options.pop("env", None) or os.environ), "GLOO_SOCKET_IFNAME": "eth0"}
         return self._start(self._names[node], argv, env=env, **options)
 
-    def end_processes(self):
+    def end_processes(self) -> None:
         """End everything that runs on the nodes, also what their programs have started."""
         for name in self._names:
             end_processes(name)
 
-    def bytes_carried(self, node):
+    def bytes_carried(self, node: int) -> tuple[int, int]:
         """Bytes that a node's link has carried so far, with headers: ``(sent, received)``.
 
         Linux hands several packets of one connection to a virtual link as one, and counts their
@@ -153,7 +155,8 @@ class PracticeNetwork:
         """
         files = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
         text = tool("ip", "netns", "exec", self._names[node], "cat", *files)
-        return tuple(map(int, text.split()))
+        sent, received = map(int, text.split())
+        return sent, received
 
     def _start(self, name, argv, **options):
         # A session of its own: Ctrl-C reaches this process only, which then ends them all.
@@ -207,7 +210,9 @@ class PracticeNetwork:
 PORT = 29500  # the network is private: nobody else can have this port
 
 
-def run_on_nodes(network, argv, output=None):
+def run_on_nodes(
+    network: PracticeNetwork, argv: Sequence[str], output: TextIO | None = None
+) -> dict[int, int]:
     """Run a program on every node, one rank on each; prints each line with its rank.
 
     When one rank fails, the others are ended.
@@ -226,7 +231,7 @@ def run_on_nodes(network, argv, output=None):
     dict of int to int
         ``{rank: exit code}`` of the ranks that failed by themselves; empty when all went well.
     """
-    done = queue.SimpleQueue()
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
     ranks = [_start_rank(network, rank, argv) for rank in range(network.nodes)]
     threads = [
         threading.Thread(target=_print_lines, args=(rank, process, output or sys.stdout, done))
@@ -234,7 +239,7 @@ def run_on_nodes(network, argv, output=None):
     ]
     for thread in threads:
         thread.start()
-    failed = {}
+    failed: dict[int, int] = {}
     for _ in ranks:
         rank = done.get()
         code = ranks[rank].wait()
@@ -275,7 +280,7 @@ RUNNING = CLUSTERS / "practice"  # a link to the folder of the one that `practic
 FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
-def tool(*argv):
+def tool(*argv: str) -> str:
     """Run ``ip`` or ``tc``; returns what it printed."""
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
@@ -285,12 +290,12 @@ def tool(*argv):
     return done.stdout
 
 
-def why_not():
+def why_not() -> str | None:
     """One sentence that says why there can be no practice network here, or None."""
     return why_not_here() or _why_no_namespace()
 
 
-def why_not_here():
+def why_not_here() -> str | None:
     """The part of `why_not` that is known at once: the system, the user, the programs."""
     if os.uname().sysname != "Linux":
         return "a practice network needs Linux: it is made of network namespaces"
@@ -307,7 +312,7 @@ def why_not_here():
     return None
 
 
-def is_practice_host():
+def is_practice_host() -> bool:
     """Whether this is a host of a practice cluster. Its first process is the cluster's sshd.
 
     There the processes of the machine are not seen, so every owner would be taken for gone, and
@@ -336,7 +341,7 @@ def _why_no_namespace():
     return None
 
 
-def shape(rate_bps):
+def shape(rate_bps: float) -> list[str]:
     """The words of `tc` that hold a link to ``rate_bps``, with short bursts only.
 
     A queue that is woken late has to catch up, or the rate is lost: from a bucket of 2 ms it may
@@ -352,19 +357,19 @@ def shape(rate_bps):
     ]
 
 
-def new_name(part, token=None):
+def new_name(part: str, token: str | None = None) -> str:
     """The name of a namespace. It says whose it is: process id and the time it started."""
     token = token or secrets.token_hex(3)
     return f"{PREFIX}-{os.getpid()}-{start_of(os.getpid())}-{token}-{part}"
 
 
-def add_namespace(name):
+def add_namespace(name: str) -> None:
     """Make a namespace of this name."""
     with _place_held(fcntl.LOCK_SH):
         tool("ip", "netns", "add", name)
 
 
-def remove_place():
+def remove_place() -> None:
     """Remove the folder for names where none is in it; `ip netns add` makes it, and mounts it.
 
     It would do so again. Whoever adds a name meanwhile waits, also the reaper of a cluster.
@@ -387,7 +392,7 @@ def _place_held(how):
         os.close(folder)
 
 
-def remove_namespace(name):
+def remove_namespace(name: str) -> None:
     """End the processes inside and remove the namespace, as far as it is there."""
     try:
         if (PLACE / name).exists():
@@ -398,7 +403,7 @@ def remove_namespace(name):
             raise
 
 
-def end_processes(name):
+def end_processes(name: str) -> None:
     """End all processes inside a namespace, until none is left that could start another."""
     while pids := tool("ip", "netns", "pids", name).split():
         for pid in pids:
@@ -406,7 +411,7 @@ def end_processes(name):
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def remove_leftovers():
+def remove_leftovers() -> list[str]:
     """Remove the practice networks of processes that are gone.
 
     Returns
@@ -442,12 +447,12 @@ def _ours(place):
     return [name for name in names if name.split("-")[1].isdigit()]
 
 
-def owner_lives(name):
+def owner_lives(name: str) -> bool:
     """Whether the process is there that a name of `new_name` says it belongs to."""
     _, pid, start = name.split("-")[:3]
     return start_of(pid) == start
 
 
-def owner_of(name):
+def owner_of(name: str) -> int:
     """The process id in a name of `new_name`."""
     return int(name.split("-")[1])
