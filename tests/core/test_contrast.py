@@ -22,8 +22,7 @@ from simlib.core.draw.palette import (
     shaded,
     visible,
 )
-from simlib.core.draw.timeline import _box_colors
-from simlib.core.draw.timeline_marks import ink_on
+from simlib.core.draw.timeline import _box_colors, ink_on
 from simlib.course.labs import message_sizes, staleness
 
 SIMLIB = Path(simlib.__file__).parent

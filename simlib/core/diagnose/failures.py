@@ -8,10 +8,21 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from ..model import errors
-from ..model.errors import FailureReport
+from ..model.errors import (
+    DeadlockError,
+    FailureReport,
+    InvalidCallError,
+    RankDiedError,
+    RunInterrupted,
+    SimlibError,
+    StuckError,
+)
+from ..model.trace import Site
 from ..model.words import ranks_in_words, shortened
 from ..record.oplog_reader import make_site
 from ..record.recorder import is_learners
@@ -22,7 +33,7 @@ MAX_PLACES = 8
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
-def of_failures(monitor, died):
+def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
     """The error for ranks that died or raised; follow-on errors of the others are folded away."""
     if died:
         return _rank_died(monitor, sorted(died))
@@ -167,12 +178,12 @@ def _rank_died(monitor, ranks):
     return errors.RankDiedError(message, sites, exitcodes=dict(monitor.deaths))
 
 
-def death_of(rank, code, why=""):
+def death_of(rank: int, code: int, why: str = "") -> str:
     """How a rank's process ended, in words; ``why`` goes on from them."""
     return f"the process of rank {rank} {how_it_ended(code)}{why}"
 
 
-def how_it_ended(code):
+def how_it_ended(code: int) -> str:
     """The exit code of a process in words, negative for a signal."""
     return f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
@@ -200,7 +211,7 @@ def _last_known_site(monitor, rank):
     return make_site("before any op", ("", 0, ""), monitor.cells)
 
 
-def frames_in(native):
+def frames_in(native: bytes) -> list[tuple[str, int, str]]:
     """The learner's frames, outermost first, in the last stack that `faulthandler` wrote."""
     text = native.decode("utf-8", "replace")
     stacks = re.split(r"^(?:Current thread|Thread|Stack) .*$", text, flags=re.M)[1:]
@@ -215,7 +226,7 @@ def frames_in(native):
     return []
 
 
-def sites_now(monitor):
+def sites_now(monitor: Any) -> dict[int, Site]:
     """Where each running rank is now: in the op it waits for, or at the line it computes."""
     sites = {}
     asked = []
@@ -231,7 +242,7 @@ def sites_now(monitor):
     return dict(sorted(sites.items()))
 
 
-def where_ranks_are(monitor):
+def where_ranks_are(monitor: Any) -> str:
     """A line for the live display: which rank has been where for how long."""
     alike = defaultdict(list)
     sites = sites_now(monitor).items()
@@ -275,9 +286,10 @@ def _why_nowhere(monitor, rank):
     return "has not had its turn"
 
 
-def out_of_time(monitor):
+def out_of_time(monitor: Any) -> SimlibError:
     """The error after ``timeout_s`` without progress."""
     sites = sites_now(monitor)
+    error: type[SimlibError]
     computing = [rank for rank, site in sites.items() if site.op == "computing"]
     what = f"no rank made an op or printed a line for {monitor.timeout_s:g} s"
     if computing:
@@ -293,9 +305,10 @@ def out_of_time(monitor):
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
 
-def at_rest(monitor):
+def at_rest(monitor: Any) -> SimlibError:
     """The error for simulated ranks none of which can go on, where no more is known."""
     sites = sites_now(monitor)
+    error: type[SimlibError]
     others = [rank for rank, site in sites.items() if site.op == "computing"]
     if others:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
@@ -307,7 +320,7 @@ def at_rest(monitor):
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
 
-def called_by_a_foreign_thread(monitor):
+def called_by_a_foreign_thread(monitor: Any) -> InvalidCallError:
     """The error where a thread that a rank has started itself called torch.distributed."""
     sites = sites_now(monitor)
     return errors.InvalidCallError(
@@ -318,7 +331,7 @@ def called_by_a_foreign_thread(monitor):
     )
 
 
-def waits_for_the_dead(monitor, found):
+def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedError:
     """The error for ranks that wait for ever after others have died; ``found`` if that is known."""
     dead = sorted(monitor.deaths)
     sites = {rank: _last_known_site(monitor, rank) for rank in dead}
@@ -333,7 +346,7 @@ def waits_for_the_dead(monitor, found):
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=dict(monitor.deaths))
 
 
-def deadlock_apart_from_the_dead(monitor, found):
+def deadlock_apart_from_the_dead(monitor: Any, found: DeadlockError) -> DeadlockError:
     """The error for ranks that wait for each other, which no death has brought about."""
     dead, (first, rest) = monitor.deaths, str(found).split("\n", 1)
     have = "has" if len(dead) == 1 else "have"
@@ -341,7 +354,7 @@ def deadlock_apart_from_the_dead(monitor, found):
     return errors.DeadlockError(words, found.sites, graph=found.graph)
 
 
-def endless_output(monitor, rank):
+def endless_output(monitor: Any, rank: int) -> StuckError:
     """The error for a rank that prints without end."""
     sites = {r: s for r, s in sites_now(monitor).items() if r == rank}
     where = f" ({sites[rank].place})" if rank in sites and sites[rank].lineno else ""
@@ -354,7 +367,7 @@ def endless_output(monitor, rank):
     )
 
 
-def interrupted(monitor):
+def interrupted(monitor: Any) -> RunInterrupted:
     """The error for a run that was stopped by hand."""
     sites = sites_now(monitor)
     return errors.RunInterrupted(f"stopped by hand\n{_list_of(monitor, sites)}", sites)

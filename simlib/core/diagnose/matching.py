@@ -14,10 +14,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import inf, prod
+from typing import Any
 
+from ..model.trace import Op
+
+BySource = defaultdict[Any, list[Op]]
 ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
 MAX_QUIET = 1000
 """Mailboxes after which those in which nothing is under way are forgotten."""
@@ -81,18 +86,22 @@ class Matcher:
     wait for them) to ask after a p2p op.
     """
 
-    def __init__(self, world_size, eager_limit_bytes=-1):
+    def __init__(self, world_size: int, eager_limit_bytes: float = -1) -> None:
         self.world_size = world_size
         self.eager_limit_bytes = eager_limit_bytes
-        self.mismatches = []
-        self._meetings = defaultdict(_Meetings)  # group and sort -> collectives under way
-        self._counts = defaultdict(int)  # (group and sort, rank) -> collectives so far
-        self._new_groups = defaultdict(dict)  # (channel, number) -> {list of ranks: first op}
-        self._number = {}  # (rank, seq) -> number of the op on its channel; until it has met
-        self._mailboxes = defaultdict(_Mailbox)  # (group, dst, tag) -> messages to there
+        self.mismatches: list[Mismatch] = []
+        # by group and sort: collectives under way; by that and rank: how many so far
+        self._meetings: defaultdict[tuple, dict[int, dict[int, Op]]] = defaultdict(dict)
+        self._counts: defaultdict[tuple, int] = defaultdict(int)
+        # (channel, number) -> {list of ranks: first op}
+        self._new_groups: defaultdict[tuple, dict] = defaultdict(dict)
+        # (rank, seq) -> number of the op on its channel; until it has met
+        self._number: dict[tuple[int, int], int] = {}
+        # (group, dst, tag) -> messages to there
+        self._mailboxes: defaultdict[tuple, _Mailbox] = defaultdict(_Mailbox)
         self._most_mailboxes = MAX_QUIET
 
-    def post(self, op):
+    def post(self, op: Op) -> None:
         """Take one op in; a disagreement it reveals is added to `mismatches`."""
         if not op.is_p2p:
             self._post_collective(op)
@@ -101,6 +110,7 @@ class Matcher:
         if op.any_source:
             mailbox.open_any.append(op)
             return
+        peer: int | None
         if op.kind == "send":
             side, peer, met = mailbox.sends, op.rank, mailbox.met
         else:
@@ -112,7 +122,7 @@ class Matcher:
             mailbox.is_unsure |= any(other.async_op for other in mailbox.open_any)
         self._compare_messages(mailbox, peer)
 
-    def resolve(self, op):
+    def resolve(self, op: Op) -> None:
         """A recv of any source has got its message, from ``op.peer``."""
         mailbox = self._mailbox(op)
         mailbox.open_any = [other for other in mailbox.open_any if other.seq != op.seq]
@@ -121,17 +131,17 @@ class Matcher:
         for peer in list(mailbox.sends):
             self._compare_messages(mailbox, peer)
 
-    def is_satisfied(self, op):
+    def is_satisfied(self, op: Op) -> bool:
         """Whether all that this op needs has been posted, so that a wait for it returns."""
         return not self.wait_of(op).needs
 
-    def wait_of(self, op, is_done=lambda op: False):
+    def wait_of(self, op: Op, is_done: Callable[[Op], bool] = lambda op: False) -> Wait:
         """The `Wait` of a rank that waits for this op; its ``needs`` are empty when it returns."""
-        number = self._number.get((op.rank, op.seq))
-        if number is None and not op.any_source:
+        number = self._number.get((op.rank, op.seq), -1)
+        if number < 0 and not op.any_source:
             return Wait(op.rank, op, ())  # it has met
         if not op.is_p2p:
-            arrived = self._meetings[_channel(op)].at(number)
+            arrived = self._meetings[_channel(op)][number]
             return Wait(op.rank, op, tuple(rank for rank in _company(op) if rank not in arrived))
         mailbox = self._mailbox(op)
         if op.kind == "send":
@@ -169,7 +179,12 @@ class Matcher:
         met = [send.nbytes > self.eager_limit_bytes and is_done(send) for send in left]
         return len(left) - met[::-1].index(True) if any(met) else 0
 
-    def blocked(self, waiting, gone, is_done=lambda op: False):
+    def blocked(
+        self,
+        waiting: Mapping[int, Op],
+        gone: Collection[int],
+        is_done: Callable[[Op], bool] = lambda op: False,
+    ) -> Blocked | None:
         """The ranks that can never go on, however long one waits.
 
         Parameters
@@ -200,7 +215,7 @@ class Matcher:
         needed = {rank for wait in waits.values() for rank in wait.needs}
         return Blocked(waits, _shortest_cycle(waits), tuple(sorted(needed & set(gone))))
 
-    def unfinished(self):
+    def unfinished(self) -> list[Op]:
         """Sends never received and recvs whose message never came, in order of posting."""
         left = []
         for mailbox in self._mailboxes.values():
@@ -211,7 +226,7 @@ class Matcher:
                 left += recvs[max(0, len(sends) - len(mailbox.taken[peer])) :]
         return sorted(left, key=lambda op: (op.post_s, op.rank, op.seq))
 
-    def suspected(self):
+    def suspected(self) -> Mismatch | None:
         """A recv of any source and a message for it that would disagree, as a Mismatch, or None.
 
         Not certain, as another message may come; an explanation where a rank has died in the recv.
@@ -225,11 +240,11 @@ class Matcher:
                         return Mismatch(rule, {send.rank: send, recv.rank: recv})
         return None
 
-    def absent(self):
+    def absent(self) -> list[tuple[dict[int, Op], tuple[int, ...]]]:
         """Collectives some member never called: a list of ({rank: Op}, missing ranks)."""
         found = []
         for meetings in self._meetings.values():
-            for arrived in meetings.under_way:
+            for arrived in meetings.values():
                 op = next(iter(arrived.values()))
                 missing = tuple(rank for rank in op.group.ranks if rank not in arrived)
                 if missing:
@@ -250,7 +265,7 @@ class Matcher:
         self._counts[channel, op.rank] = number + 1
         self._number[op.rank, op.seq] = number
         meetings = self._meetings[channel]
-        arrived = meetings.at(number)
+        arrived = meetings.setdefault(number, {})
         others = self._to_compare(arrived, op)
         if op.kind == "new_group":
             others += self._other_lists(channel, number, op)
@@ -260,7 +275,7 @@ class Matcher:
             self.mismatches.append(Mismatch(rule, arrived))
         arrived[op.rank] = op
         if len(arrived) == len(op.group):
-            meetings.forget_first()
+            del meetings[number]
             self._new_groups.pop((channel, number), None)
             self._forget(arrived.values())
 
@@ -322,59 +337,36 @@ def _message_disagreement(send, recv):
     return "shape" if send.nbytes != recv.nbytes else None
 
 
-class _Meetings:
-    """The collectives of a group: those under way, and how many are complete, which come first.
-
-    ``under_way`` is a list of ``{rank: op}``.
-    """
-
-    def __init__(self):
-        self.under_way = []
-        self._complete = 0
-
-    def at(self, number):
-        """Who has come to the collective with this number; a new one where it is the next."""
-        place = number - self._complete
-        if place == len(self.under_way):
-            self.under_way.append({})
-        return self.under_way[place]
-
-    def forget_first(self):
-        """All have come to the first one, and so to none behind it before."""
-        del self.under_way[0]
-        self._complete += 1
-
-
 class _Mailbox:
     """The messages of one group to one rank with one tag, by their source; without those that met.
 
     ``met`` counts these, ``met_named`` those of them whose recv named its source.
     """
 
-    def __init__(self):
-        self.sends = defaultdict(list)
-        self.recvs = defaultdict(list)
-        self.taken = defaultdict(list)  # recvs of any source that have got theirs
-        self.received = defaultdict(list)  # both sorts of recv, by seq
-        self.met = defaultdict(int)
-        self.met_named = defaultdict(int)
-        self.open_any = []
+    def __init__(self) -> None:
+        self.sends: BySource = defaultdict(list)
+        self.recvs: BySource = defaultdict(list)
+        self.taken: BySource = defaultdict(list)  # recvs of any source that have got theirs
+        self.received: BySource = defaultdict(list)  # both sorts of recv, by seq
+        self.met: defaultdict[Any, int] = defaultdict(int)
+        self.met_named: defaultdict[Any, int] = defaultdict(int)
+        self.open_any: list[Op] = []
         self.is_unsure = False  # a named recv was posted while one of any source was open
 
     @property
-    def is_quiet(self):
+    def is_quiet(self) -> bool:
         """Whether nothing is under way here."""
         return not (self.open_any or any(self.sends.values()) or any(self.received.values()))
 
     @property
-    def has_all_met(self):
+    def has_all_met(self) -> bool:
         """Whether every message has its recv, and every recv its message."""
         if self.open_any:
             return False
         sources = self.sends.keys() | self.received.keys()
         return all(len(self.sends[src]) == len(self.received[src]) for src in sources)
 
-    def forget_first(self, src, count):
+    def forget_first(self, src: int, count: int) -> list[Op]:
         """Forget the first messages of a source, which have met; returns their sends and recvs."""
         recvs = self.received[src][:count]
         sends = self.sends[src][:count]
@@ -390,7 +382,7 @@ class _Mailbox:
             del side[src][:some]
         return sends + recvs
 
-    def has_message_for_any(self, op):
+    def has_message_for_any(self, op: Op) -> bool:
         """Whether a send is there for a recv of any source, after recvs posted before it."""
         before = sum(1 for other in self.open_any if other.seq < op.seq)
         first = min(other.seq for other in self.open_any)
@@ -450,7 +442,7 @@ def _way_to(rank, came_from):
     return tuple(reversed(way))
 
 
-def disagreement(one, other):
+def disagreement(one: Op, other: Op) -> str | None:
     """The rule that two ops of one collective break between them, or None.
 
     Compared are kind, root, reduce op, dtype and numbers of elements. Shapes may differ as long as

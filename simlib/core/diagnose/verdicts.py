@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from ..draw.display import Displayed
 from ..model import errors
 from ..model.words import MAX_NAMES, ranks_in_words, shortened
+from .matching import Blocked, Matcher, Mismatch
 
 RULES = {
     "collective": "every rank of a group must call the same collectives in the same order",
@@ -45,13 +48,13 @@ class WaitGraph(Displayed):
             + shortened([f"  rank {rank} {how}" for rank, how in self.gone.items()])
         )
 
-    def picture(self):
+    def picture(self) -> Any:
         """Draw it: ranks as nodes, an arrow to each rank waited for. Returns a Figure."""
         from ..draw import draw_wait_graph
 
         return draw_wait_graph(self)
 
-    def in_words(self):
+    def in_words(self) -> str:
         """What the picture shows, in a sentence: for whoever does not see it."""
         from ..draw.text import graph_in_words
 
@@ -81,7 +84,7 @@ def _group_in_words(op):
     return f" in group {list(op.group.ranks)}" if op.group.name else ""
 
 
-def deadlock(blocked, gone, matcher):
+def deadlock(blocked: Blocked, gone: Mapping[int, str], matcher: Matcher) -> errors.DeadlockError:
     """The error for ranks that can never go on.
 
     Parameters
@@ -210,9 +213,9 @@ def _hint_for_collectives(blocked, ops, kinds):
     )
 
 
-def mismatch(found):
+def mismatch(found: Mismatch) -> errors.MismatchError:
     """The error for ops that meet and disagree."""
-    alike = {}
+    alike: dict[tuple[str, str], list[int]] = {}
     for rank, op in sorted(found.ops.items()):
         alike.setdefault((_in_full(op), op.site.place), []).append(rank)
     lines = []

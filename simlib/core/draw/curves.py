@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..environment import need
 from .display import in_notebook
@@ -19,7 +19,6 @@ from .display import in_notebook
 if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
     from matplotlib.figure import Figure
 from .palette import (
-    DPI,
     GREY,
     INK,
     PAPER,
@@ -30,6 +29,8 @@ from .palette import (
     visible,
 )
 
+Curves = dict[str, dict[str, list[tuple[int, float]]]]
+"""``{name: {run: [(step, value), ...]}}``."""
 EVERY_S = 0.5
 
 
@@ -131,12 +132,12 @@ class Reader:
         end, so a run's place, and with it its colour, stays while others come.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._accumulators = {}
-        self.runs = []
+        self._accumulators: dict[str, Any] = {}
+        self.runs: list[str] = []
 
-    def read(self):
+    def read(self) -> Curves:
         """``{name: {run: [(step, value), ...]}}`` of everything logged until now."""
         need("course", "tensorboard", what="the picture of curves")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -146,7 +147,8 @@ class Reader:
             if run not in self._accumulators:
                 accumulator = EventAccumulator(str(file.parent), size_guidance={"scalars": 0})
                 self._accumulators[run] = accumulator
-        curves, began_s = {}, {}
+        curves: Curves = {}
+        began_s: dict[str, float] = {}
         for run, accumulator in self._accumulators.items():
             accumulator.Reload()
             for name in accumulator.Tags()["scalars"]:
@@ -162,17 +164,16 @@ RUNS_BESIDE = 2
 """Names of runs in a row, for each panel."""
 
 
-def picture_of(curves, order, x="step"):
+def picture_of(curves: Curves, order: Sequence[str], x: str = "step") -> Figure:
     """The picture of curves as `Reader.read` gives them, of runs in the order of `Reader.runs`.
 
     It is drawn in a thread, beside whatever the kernel draws, so it leaves matplotlib's common
     settings alone and says its colours itself.
     """
-    from .figures import Picture
+    from .figures import new_picture
 
     width, height = PANEL_IN
-    figure = Picture(figsize=(width * len(curves), height), dpi=DPI, facecolor=PAPER)
-    figure.set_layout_engine("constrained")
+    figure = new_picture(width * len(curves), height, layout="constrained")
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     longest = {run: max(len(runs.get(run, ())) for runs in curves.values()) for run in order}
     for panel, (name, runs) in zip(panels, sorted(curves.items()), strict=True):

@@ -41,20 +41,22 @@ SEEN, FEW = 100, 1e-4
 class DarkPen(GraphicsContextBase):
     """The pen of matplotlib's artists: each colour it is given becomes the one on dark paper."""
 
+    _rgb: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.set_foreground("black")
         if self._hatch_color is not None:
             self.set_hatch_color(self._hatch_color)
 
-    def set_foreground(self, fg, isRGBA=False):
+    def set_foreground(self, fg: Any, isRGBA: bool = False) -> None:
         """Take the colour of a line or of words."""
         is_own = fg is self._rgb  # matplotlib sets it once more where what shines through changes
         super().set_foreground(fg, isRGBA)
         if not is_own:
             self._rgb = _dark(self._rgb)
 
-    def set_hatch_color(self, hatch_color):
+    def set_hatch_color(self, hatch_color: Any) -> None:
         """Take the colour of a hatch."""
         super().set_hatch_color(_dark(hatch_color))
 
@@ -62,7 +64,7 @@ class DarkPen(GraphicsContextBase):
 class DarkRenderer(RendererAgg):
     """Agg's renderer, with every colour replaced by what it is on dark paper."""
 
-    def new_gc(self):
+    def new_gc(self) -> DarkPen:
         """A pen for the next artist."""
         return DarkPen()
 
@@ -71,32 +73,40 @@ class DarkRenderer(RendererAgg):
         for name in set(vars(self)) & set(vars(DarkRenderer)):
             delattr(self, name)  # Agg's own, which would stand before those below
 
-    def draw_path(self, gc, path, transform, rgbFace=None):
+    def draw_path(self, gc: Any, path: Any, transform: Any, rgbFace: Any = None) -> None:
         """A line or a filled shape."""
         super().draw_path(gc, path, transform, _dark(rgbFace))
 
-    def draw_markers(self, gc, marker_path, marker_trans, path, trans, rgbFace=None):
+    def draw_markers(
+        self,
+        gc: Any,
+        marker_path: Any,
+        marker_trans: Any,
+        path: Any,
+        trans: Any,
+        rgbFace: Any = None,
+    ) -> None:
         """The same mark at many places."""
         self._renderer.draw_markers(gc, marker_path, marker_trans, path, trans, _dark(rgbFace))
 
-    def draw_path_collection(self, gc, *args, hatchcolors=None):
+    def draw_path_collection(self, gc: Any, *args: Any, hatchcolors: Any = None) -> None:
         """Many shapes: their faces and edges are the sixth and seventh argument."""
-        args = [_dark_array(arg) if at in (5, 6) else arg for at, arg in enumerate(args)]
+        shapes = [_dark_array(arg) if at in (5, 6) else arg for at, arg in enumerate(args)]
         options = {} if hatchcolors is None else {"hatchcolors": _dark_array(hatchcolors)}
-        self._renderer.draw_path_collection(gc, *args, **options)
+        self._renderer.draw_path_collection(gc, *shapes, **options)
 
-    def draw_quad_mesh(self, gc, *args):
+    def draw_quad_mesh(self, gc: Any, *args: Any) -> None:
         """A mesh: its faces are the last argument but two, its edges the last."""
-        *args, faces, antialiased, edges = args
+        *shape, faces, antialiased, edges = args
         faces = _flipped(to_rgba_array(faces))
-        self._renderer.draw_quad_mesh(gc, *args, faces, antialiased, _dark_array(edges))
+        self._renderer.draw_quad_mesh(gc, *shape, faces, antialiased, _dark_array(edges))
 
-    def draw_image(self, gc, x, y, im, *args):
+    def draw_image(self, gc: Any, x: float, y: float, im: Any, *args: Any) -> None:
         """Pixels: what was light becomes dark, as the type on it does."""
         pixels = np.round(255 * _flipped(np.asarray(im) / 255)).astype(np.uint8)
         self._renderer.draw_image(gc, x, y, pixels, *args)
 
-    def draw_gouraud_triangles(self, gc, points, colors, transform):
+    def draw_gouraud_triangles(self, gc: Any, points: Any, colors: Any, transform: Any) -> None:
         """A surface whose colours run into each other."""
         colors = _flipped(np.asarray(colors))
         self._renderer.draw_gouraud_triangles(gc, points, colors, transform)
@@ -105,7 +115,7 @@ class DarkRenderer(RendererAgg):
 class DarkCanvas(FigureCanvasAgg):
     """A canvas whose figure is drawn on dark paper."""
 
-    def get_renderer(self):
+    def get_renderer(self) -> RendererAgg:
         """The renderer for the figure's present size."""
         renderer = super().get_renderer()
         if not isinstance(renderer, DarkRenderer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -34,12 +35,13 @@ class DisplayMixin(Displayed):
     """Mixed into what has ``draw()``, a figure by which it is shown."""
 
     __slots__ = ()
+    draw: Callable[[], Any]
 
     def in_words(self) -> str:
         """What the figure's axes are called: for whoever does not see it."""
         return self.draw().in_words()
 
-    def _repr_png_(self):
+    def _repr_png_(self) -> Any:
         return self.draw()._repr_png_()
 
 

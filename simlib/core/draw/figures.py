@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
+from typing import Any, TypeVar, cast
 
 import matplotlib
 import numpy as np
@@ -12,6 +14,7 @@ from matplotlib.figure import Figure
 
 from .dark import DarkCanvas, on_canvas, png_of_both
 from .display import Displayed
+from .lanes import Span
 from .palette import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 
 __all__ = [
@@ -23,12 +26,17 @@ __all__ = [
     "TEXT_PT",
     "TITLE_PT",
     "Picture",
+    "bare_axes",
     "figure_in_words",
+    "new_picture",
     "on_canvas",
     "own_style",
     "pixels_of",
     "png_of",
 ]
+
+
+Draw = TypeVar("Draw", bound=Callable[..., Figure])
 
 
 class Picture(Figure, Displayed):
@@ -39,20 +47,34 @@ class Picture(Figure, Displayed):
 
     words = ""
 
-    def in_words(self):
+    def in_words(self) -> str:
         """What the picture shows, in sentences; else what its axes are called."""
         return self.words or figure_in_words(self)
 
     def _repr_png_(self):
         return png_of(self)
 
-    def savefig(self, *args, dark=False, **options):
+    def savefig(self, *args: Any, dark: bool = False, **options: Any) -> None:
         """As matplotlib's; with ``dark=True`` the picture for a dark theme."""
         with on_canvas(self, DarkCanvas) if dark else nullcontext():
             super().savefig(*args, **options)
 
 
-def figure_in_words(figure):
+def new_picture(width_in: float, height_in: float, **options: Any) -> Picture:
+    """An empty picture of this size on light paper."""
+    figure = Picture(figsize=(width_in, height_in), dpi=DPI, facecolor=PAPER, **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def bare_axes(figure: Figure, xlim: Span, ylim: Span, **options: Any) -> Any:
+    """Axes over a whole figure that are not seen."""
+    axes = figure.add_axes([0, 0, 1, 1], xlim=xlim, ylim=ylim, **options)
+    axes.axis("off")
+    return axes
+
+
+def figure_in_words(figure: Figure) -> str:
     """What a figure says of itself: its titles, axes and legends."""
     told = []
     for axes in figure.axes:
@@ -67,7 +89,7 @@ def figure_in_words(figure):
     return f"A figure. {words}." if words else "A figure."
 
 
-def png_of(figure):
+def png_of(figure: Figure) -> bytes:
     """The figure as PNG bytes with its dark variant: the same bytes for the same figure."""
     light = pixels_of(FigureCanvasAgg(figure))
     with on_canvas(figure, DarkCanvas) as canvas:
@@ -75,13 +97,13 @@ def png_of(figure):
     return png_of_both(light, dark, figure.dpi)
 
 
-def pixels_of(canvas):
+def pixels_of(canvas: FigureCanvasAgg) -> np.ndarray:
     """The figure of a canvas, drawn: array (height, width, 3)."""
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
-def own_style(draw):
+def own_style(draw: Draw) -> Draw:
     """Draw with matplotlib's own defaults, whatever theme the learner has set."""
 
     @wraps(draw)
@@ -91,4 +113,4 @@ def own_style(draw):
             matplotlib.rcParams.update({"text.color": INK, "axes.labelcolor": INK})
             return draw(*args, **kwargs)
 
-    return styled
+    return cast(Draw, styled)

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from ..model.errors import InvalidCallError
+from ..model.trace import Op, Trace
 
+Span = tuple[float, float]
+"""First and last second."""
+Ranks = Iterable[int] | None
+"""The ranks to show, from top to bottom; None for all."""
+Between = Span | None
+"""What time to show; None for the whole run."""
 STATES = ("computing", "in a call", "async op in flight", "waiting", "transferring")
 """What a rank can be seen to do, in the order in which it is drawn."""
 
 
-def span_of(trace, rank):
+def span_of(trace: Trace, rank: int) -> tuple[float, float, bool] | None:
     """When the rank was in its function: ``(start_s, end_s, returned)``.
 
     A rank that never left is taken to be there until it died, or the last moment known. None where
@@ -33,7 +42,7 @@ def span_of(trace, rank):
     return (start, end, True) if end is not None else (start, max(start, trace.end_s), False)
 
 
-def blocked(op, until_s):
+def blocked(op: Op, until_s: float) -> Span | None:
     """When the rank waited for the op: ``(start_s, end_s)`` or None; open waits end at until_s."""
     start = op.wait_s
     if start is None:
@@ -44,7 +53,7 @@ def blocked(op, until_s):
     return (start, end) if end > start or not op.done else None
 
 
-def in_flight(op, until_s):
+def in_flight(op: Op, until_s: float) -> Span | None:
     """When the op was under way and the rank not waiting for it: ``(start_s, end_s)`` or None."""
     ends = [t for t in (op.wait_s, op.end_s, op.failed_s) if t is not None]
     if not ends and not op.async_op:
@@ -53,7 +62,9 @@ def in_flight(op, until_s):
     return (op.post_s, end) if end > op.post_s else None
 
 
-def chosen(run, ranks=None, between=None):
+def chosen(
+    run: Any, ranks: Ranks = None, between: Between = None
+) -> tuple[list[int], float, float]:
     """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
 
     An infinite moment is the run's first or last one.
@@ -98,18 +109,18 @@ def _chosen_time(run, between):
     return begin_s, end_s
 
 
-def in_sight(op, begin_s, end_s):
+def in_sight(op: Op, begin_s: float, end_s: float) -> bool:
     """Whether any of an op lies between two moments; an open op goes on for ever."""
     return op.post_s <= end_s and (op.ends_by(math.inf) >= begin_s)
 
 
-def never_finished(trace, rank, ops):
+def never_finished(trace: Trace, rank: int, ops: Iterable[Op]) -> bool:
     """Whether a rank never left its function, or left with an op of these unfinished."""
     span = span_of(trace, rank)
     return bool(span and not span[2]) or any(op.ends_by(math.inf) == math.inf for op in ops)
 
 
-def states_of(run, rank, ops, until_s):
+def states_of(run: Any, rank: int, ops: Iterable[Op], until_s: float) -> dict[str, list[Span]]:
     """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
 
     "computing" is the rank's whole span; the other states lie over it. The parts of "waiting" and
@@ -126,7 +137,7 @@ def states_of(run, rank, ops, until_s):
     }
 
 
-def blocked_parts(op, until_s, transfers):
+def blocked_parts(op: Op, until_s: float, transfers: Mapping) -> list[tuple[str, float, float]]:
     """What a rank did while it was blocked in an op: ``(state, start_s, end_s)``, in order.
 
     Parameters
@@ -167,7 +178,7 @@ def _apart(parts):
     return found
 
 
-def mostly(parts, begin_s, end_s, columns):
+def mostly(parts: Iterable[Span], begin_s: float, end_s: float, columns: int) -> list[Span]:
     """The time that parts fill, coarsened: the columns of which they fill more than half.
 
     Parameters
@@ -199,7 +210,7 @@ def mostly(parts, begin_s, end_s, columns):
     return [(float(edges[a]), float(edges[b])) for a, b in turns.reshape(-1, 2)]
 
 
-def unit_of(span_s):
+def unit_of(span_s: float) -> tuple[str, float]:
     """The unit that suits a span, and how many of it a second has: us, ms or s."""
     if span_s < 1e-3:
         return "us", 1e6

@@ -5,14 +5,27 @@ Colour says which rank; fill and hatch say what is held. Drawn from runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ..model.errors import InvalidCallError
 from ..model.ledger import CATEGORIES, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS
 from ..model.words import bytes_unit, short_bytes
-from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from .figures import (
+    GREY,
+    INK,
+    PAPER,
+    SMALL_PT,
+    TEXT_PT,
+    TITLE_PT,
+    bare_axes,
+    new_picture,
+    own_style,
+)
 from .lanes import unit_of
 from .palette import mix, rank_color
 
@@ -29,7 +42,7 @@ CELL_IN, GAP_CELLS, LABEL_CELLS = 0.27, 0.8, 2.2
 
 
 @own_style
-def draw_memory(runs, limit_bytes=None):
+def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     """Draw what each rank held when it held most: one bar per rank, one layer per category.
 
     Parameters
@@ -53,13 +66,8 @@ def draw_memory(runs, limit_bytes=None):
         if not run.memory:
             raise ValueError(f"{run.name} has no memory ledger: simulate it on a device")
     widths = [BAR_IN * max(2, run.world_size) for run in runs.values()]
-    figure = Picture(
-        figsize=(LEFT_IN + sum(widths) + BETWEEN_IN * len(runs) + 1.7, 3.1),
-        dpi=DPI,
-        facecolor=PAPER,
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
+    width_in = LEFT_IN + sum(widths) + BETWEEN_IN * len(runs) + 1.7
+    figure = new_picture(width_in, 3.1, layout="constrained")
     grid = figure.subplots(1, len(runs), sharey=True, width_ratios=widths, squeeze=False)[0]
     top = max(ledger.peak_bytes for run in runs.values() for ledger in run.memory)
     top = max(top, limit_bytes or 0)
@@ -104,7 +112,9 @@ def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_key(figure, limit_bytes, fills):
+def draw_key(
+    figure: Figure, limit_bytes: float | None, fills: Mapping[str, tuple[float, str | None]]
+) -> None:
     """What fill and hatch mean, the top of a bar first."""
     patches = [
         Patch(
@@ -113,7 +123,7 @@ def draw_key(figure, limit_bytes, fills):
             hatch=hatch,
             label=name.replace(" and ", "\nand "),
         )
-        for name, (white, hatch) in reversed(fills.items())
+        for name, (white, hatch) in reversed(list(fills.items()))
     ]
     if limit_bytes is not None:
         line = f"device: {short_bytes(limit_bytes)}"
@@ -122,7 +132,7 @@ def draw_key(figure, limit_bytes, fills):
 
 
 @own_style
-def draw_parts(runs):
+def draw_parts(runs: Mapping[str, Any]) -> Figure:
     """Draw which parts of a model, and which examples, each rank had to do with.
 
     Parameters
@@ -144,12 +154,8 @@ def draw_parts(runs):
     columns = len(names) + GAP_CELLS + len(examples)
     wide = len(runs) * (LABEL_CELLS + columns) + 0.3
     high = max(run.world_size for run in runs.values()) + 2.6
-    figure = Picture(figsize=(wide * CELL_IN, high * CELL_IN), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes([0, 0, 1, 1])
-    axes.set_xlim(0, wide)
-    axes.set_ylim(high - 1.8, -1.8)
-    axes.axis("off")
+    figure = new_picture(wide * CELL_IN, high * CELL_IN)
+    axes = bare_axes(figure, (0, wide), (high - 1.8, -1.8))
     centred = {"fontsize": SMALL_PT, "ha": "center", "va": "center"}
     for index, (title, run) in enumerate(runs.items()):
         left = LABEL_CELLS + index * (LABEL_CELLS + columns)
@@ -194,7 +200,7 @@ WIDTH_IN, ROW_IN, AROUND_IN = 8.0, 0.85, 0.75
 
 
 @own_style
-def draw_memory_history(run, limit_bytes=None, by="category"):
+def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "category") -> Figure:
     """Draw what each rank held from the run's beginning to its end, its peak marked.
 
     Parameters
@@ -224,13 +230,7 @@ def draw_memory_history(run, limit_bytes=None, by="category"):
     find_layers, fills = _LAYERS[by]
     layers = [find_layers(ledger) for ledger in ledgers]
     fills = {name: fills[name] for name in fills if any(name in found for found in layers)}
-    figure = Picture(
-        figsize=(WIDTH_IN, AROUND_IN + ROW_IN * len(ledgers)),
-        dpi=DPI,
-        facecolor=PAPER,
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
+    figure = new_picture(WIDTH_IN, AROUND_IN + ROW_IN * len(ledgers), layout="constrained")
     rows = figure.subplots(len(ledgers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     top = max(limit_bytes or 0, *(ledger.peak_bytes for ledger in ledgers))
     unit, scale = bytes_unit(top)

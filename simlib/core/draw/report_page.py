@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import base64
 import datetime
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from ..model.errors import InvalidCallError, check_number
 from ..model.words import number
-from .figures import DPI, INK, PAPER, SMALL_PT, TEXT_PT, Picture, own_style, png_of
+from .figures import INK, SMALL_PT, TEXT_PT, new_picture, own_style, png_of
 from .palette import OKABE_ITO
 from .text import clip
 
+Rows = Mapping[str, tuple[float, float]]
+"""By name: predicted and measured."""
 WIDTH_IN, ROW_IN, LETTER_IN = 8.8, 0.28, 0.072
 NUMBERS_IN, COLUMNS_IN = 2.6, (1.0, 1.75, 2.5)
 MAX_ROWS, MAX_LETTERS = 30, 40
@@ -27,7 +30,7 @@ STYLE = (
 
 
 @own_style
-def draw_predictions(rows, unit="s"):
+def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
     """Draw by how much each prediction misses what was measured, with both numbers beside it.
 
     Misses are drawn in per cent: evenly up to 1 %, logarithmically beyond, so that small and large
@@ -53,8 +56,7 @@ def draw_predictions(rows, unit="s"):
     misses = 100 * (values[:, 0] / values[:, 1] - 1)
     height_in = ROW_IN * len(names) + 1.0
     label_in = 0.3 + LETTER_IN * max(map(len, names))
-    figure = Picture(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
+    figure = new_picture(WIDTH_IN, height_in)
     wide = WIDTH_IN - label_in - NUMBERS_IN
     axes = figure.add_axes(
         [label_in / WIDTH_IN, 0.55 / height_in, wide / WIDTH_IN, 1 - 0.9 / height_in]
@@ -63,8 +65,8 @@ def draw_predictions(rows, unit="s"):
     axes.set_xscale("symlog", linthresh=1.0)
     axes.set_ylim(len(names) - 0.4, -0.6)
     most = 10.0 ** np.ceil(np.log10(max(10.0, abs(misses).max() * 1.001)))
-    ticks = 10.0 ** np.arange(0, np.log10(most) + 0.5, np.ceil(np.log10(most) / 4))
-    ticks = [*(-tick for tick in ticks[::-1] if tick <= 100), 0.0, *ticks]
+    above = 10.0 ** np.arange(0, np.log10(most) + 0.5, np.ceil(np.log10(most) / 4))
+    ticks = [*(-tick for tick in above[::-1] if tick <= 100), 0.0, *above]
     axes.set_xlim(1.2 * ticks[0], 1.2 * most)
     axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks], fontsize=SMALL_PT)
     axes.minorticks_off()
@@ -86,7 +88,14 @@ def draw_predictions(rows, unit="s"):
     return figure
 
 
-def save_report(path, title, plan, rows, notes=(), unit="s"):
+def save_report(
+    path: str | Path,
+    title: str,
+    plan: Mapping[str, object],
+    rows: Rows,
+    notes: Sequence[str] = (),
+    unit: str = "s",
+) -> Path:
     """Save a plan as one HTML page: its numbers, predicted against measured, and notes.
 
     The page needs no network and runs nothing. Every text is escaped.

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import cos, pi, sin
+from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 from ..model.words import bytes_unit, number
 from .figures import (
-    DPI,
     GREY,
     INK,
     PAPER,
     SMALL_PT,
     TEXT_PT,
     TITLE_PT,
-    Picture,
+    bare_axes,
+    new_picture,
     own_style,
 )
 from .palette import OKABE_ITO, mix, rank_color, visible
-from .text import clip, comparison_in_words, graph_in_words
+from .text import OpCounts, clip, comparison_in_words, graph_in_words
 
 
 @own_style
-def draw_traffic(run):
+def draw_traffic(run: Any) -> Figure:
     """Draw who sent how many bytes to whom: a row per src, a column per dst.
 
     Returns
@@ -36,8 +38,7 @@ def draw_traffic(run):
     side_in = float(np.clip(0.55 * size, 2.0, 5.2))
     left, right, top, bottom = 0.75, 1.25, 0.62, 0.25
     width_in, height_in = left + side_in + right, top + side_in + bottom
-    figure = Picture(figsize=(width_in, height_in), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
+    figure = new_picture(width_in, height_in)
 
     def box(x, y, w, h):
         return [x / width_in, y / height_in, w / width_in, h / height_in]
@@ -101,7 +102,7 @@ NODE_IN = 0.26
 
 
 @own_style
-def draw_wait_graph(graph):
+def draw_wait_graph(graph: Any) -> Figure:
     """Draw a `WaitGraph`: blocked ranks in their colours, ranks that are gone in grey.
 
     Returns a matplotlib Figure. Of many ranks those of the cycle are drawn, else the first dozen.
@@ -109,10 +110,9 @@ def draw_wait_graph(graph):
     shown = _shown(graph)
     radius = 0.0 if len(shown) == 1 else max(1.0, 0.24 * len(shown))
     width, height = 2 * radius + 4.6, 2 * radius * (len(shown) > 2) + 1.5
-    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-width / 2, width / 2), aspect="equal")
-    axes.set_ylim(-height / 2, height / 2)
-    axes.axis("off")
+    figure = new_picture(width, height)
+    xlim, ylim = (-width / 2, width / 2), (-height / 2, height / 2)
+    axes = bare_axes(figure, xlim, ylim, aspect="equal")
     places = _places(shown, radius)
     for rank in shown:
         if rank in graph.waits:
@@ -179,7 +179,7 @@ SHARED = mix(OKABE_ITO[4], "#ffffff", 0.45)
 
 
 @own_style
-def draw_comparison(names, rows):
+def draw_comparison(names: Sequence[str], rows: OpCounts) -> Figure:
     """Draw which sorts of ops came how often: a row for each, a column for each run.
 
     Green boxes are what all runs have in common, blue ones what another run sent as often, orange
@@ -201,11 +201,8 @@ def draw_comparison(names, rows):
     label_in = LETTER_IN * max(map(len, [*texts, "x" * 12])) + 0.25
     width_in = label_in + COLUMN_IN * len(names) + 0.1
     height_in = ROW_IN * (len(shown) + 1 + bool(more)) + 0.5
-    figure = Picture(figsize=(width_in, height_in), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    axes = figure.add_axes([0, 0, 1, 1])
-    axes.set(xlim=(0, width_in), ylim=(height_in, 0))
-    axes.axis("off")
+    figure = new_picture(width_in, height_in)
+    axes = bare_axes(figure, (0, width_in), (height_in, 0))
     for column, name in enumerate(names):
         axes.text(
             _middle(label_in, column), 0.3, clip(name, 14), ha="center", va="center",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import torch
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from .figures import Picture
+from .figures import Picture, bare_axes
 from .palette import INK_THAT_STAYS, is_bright, mix, on_dark, rank_color
 
+Cell = tuple[str, str]
+"""Its text and its colour."""
 CELL_IN = 0.42
 LABEL_IN = 0.75
 GAP_CELLS = 1.6  # room for the arrow between the two halves
@@ -16,7 +22,7 @@ MAX_LETTERS = 7
 COMPUTED, AMBIGUOUS = "#ffffff", "#cccccc"
 
 
-def draw_states(run):
+def draw_states(run: Any) -> Figure:
     """Draw what every rank held before and after: one row per rank, one cell per number.
 
     A cell "before" has the colour of its rank. A cell "after" has the colour of the one rank that
@@ -52,7 +58,7 @@ def draw_states(run):
     return draw_cells([[elided(half) for half in row] for row in cells])
 
 
-def refuse_unless_states(rank, pair):
+def refuse_unless_states(rank: int, pair: Any) -> None:
     """Raise a ValueError where a rank did not return ``(before, after)``."""
     wanted = "draw_states needs a rank function that returns (before, after)"
     if not isinstance(pair, tuple) or len(pair) != 2:
@@ -65,14 +71,14 @@ def refuse_unless_states(rank, pair):
             )
 
 
-def is_state(value):
+def is_state(value: Any) -> bool:
     """Whether a value is None, a tensor, or a list of such."""
     if isinstance(value, (list, tuple)):
         return all(map(is_state, value))
     return value is None or isinstance(value, torch.Tensor)
 
 
-def sort_of(value):
+def sort_of(value: Any) -> str:
     """What a value is, in words: ``"a tensor"``."""
     if value is None:
         return "None"
@@ -84,14 +90,14 @@ def sort_of(value):
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def own_color(rank):
+def own_color(rank: int) -> str:
     """The pale colour of a rank's cells."""
     return mix(rank_color(rank), "#ffffff", 0.45)
 
 
-def colors_after(before):
+def colors_after(before: Iterable[Iterable[float]]) -> dict[float, str]:
     """``{number: colour}`` of the numbers that ranks held before: their one owner's, or grey."""
-    owners = {}
+    owners: dict[float, set[int]] = {}
     for rank, held in enumerate(before):
         for number in held:
             owners.setdefault(number, set()).add(rank)
@@ -101,30 +107,28 @@ def colors_after(before):
     }
 
 
-def text_of(number):
+def text_of(number: float) -> str:
     """A number in seven letters or a few more."""
     text = f"{number:g}"
     return text if len(text) <= MAX_LETTERS else f"{number:.3g}"
 
 
-def elided(cells):
+def elided(cells: list[Cell]) -> list[Cell]:
     """The cells; of too many the first ones and one that says so."""
     if len(cells) <= MAX_CELLS:
         return cells
     return cells[: MAX_CELLS - 1] + [("...", COMPUTED)]
 
 
-def draw_cells(rows):
+def draw_cells(rows: Sequence[Sequence[list[Cell]]]) -> Figure:
     """The figure of rows of cells: per rank the two halves, each a list of (text, colour)."""
     width = max([1] + [len(before) for before, _ in rows])
     total = width + GAP_CELLS + max([1] + [len(after) for _, after in rows])
     figure = Picture(
         figsize=(LABEL_IN + total * CELL_IN + 0.1, (len(rows) + 0.9) * CELL_IN), facecolor="white"
     )
-    axes = figure.add_axes([0, 0, 1, 1])
-    axes.set_xlim(-LABEL_IN / CELL_IN, total + 0.1 / CELL_IN)
-    axes.set_ylim(len(rows), -0.9)
-    axes.axis("off")
+    xlim = -LABEL_IN / CELL_IN, total + 0.1 / CELL_IN
+    axes = bare_axes(figure, xlim, (len(rows), -0.9))
     axes.text(0, -0.35, "before", fontsize=9, va="center")
     axes.text(width + GAP_CELLS, -0.35, "after", fontsize=9, va="center")
     for rank, (before, after) in enumerate(rows):
@@ -136,7 +140,7 @@ def draw_cells(rows):
     return figure
 
 
-def draw_row(axes, rank, x, cells):
+def draw_row(axes: Any, rank: int, x: float, cells: Iterable[Cell]) -> None:
     """Draw the cells of one rank from `x` to the right."""
     for index, (text, color) in enumerate(cells):
         axes.add_patch(
@@ -148,7 +152,7 @@ def draw_row(axes, rank, x, cells):
         axes.text(x + index + 0.5, rank + 0.5, text, **looks)
 
 
-def numbers(state):
+def numbers(state: Any) -> list[float]:
     """The numbers in a tensor, a list of tensors or None, as one flat list."""
     if state is None:
         return []

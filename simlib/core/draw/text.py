@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 import reprlib
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
 
-from ..model.words import ranks_in_words, ranks_text, seconds_text, short_bytes
-from .lanes import blocked_parts, chosen, in_sight, span_of
+from ..model.trace import Collective, Op
+from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, short_bytes
+from .lanes import Between, Ranks, blocked_parts, chosen, in_sight, span_of
 
+OpCounts = Sequence[tuple[str, tuple[int, ...], bool]]
+"""Of each sort of op its label, how often it came in each run, whether equally often in all."""
 MAX_ROWS = 20
 RESULT_WIDTH = 36
 
 
-def run_table(run):
+def run_table(run: Any) -> str:
     """Describe a run in plain text: what each rank returned, then what the ranks exchanged.
 
     Rows are ordered by rank and by each rank's own sequence, never by time.
@@ -85,7 +90,7 @@ def _rank_rows(run, messages):
                 *(seconds_text(seconds[rank]) for seconds in times.values()),
             )
         )
-    lines = _aligned(rows, right=(0, *range(4, 5 + len(times))))
+    lines = aligned(rows, left=(1, 2, 3))
     if run.world_size > MAX_ROWS:
         lines.append(f"... and {run.world_size - MAX_ROWS:,} more ranks")
     return lines
@@ -176,30 +181,20 @@ def _op_cells(op):
     return op.call, count(op.nbytes, "byte"), carried(op), op.site.place
 
 
-def carried(op):
+def carried(op: Op) -> str:
     """The tensors that an op carried: ``"float32[4]"``."""
     text = " ".join(f"{op.dtype}{list(shape)}" for shape in op.shapes[:2])
     return f"{text} ... ({len(op.shapes)} tensors)" if len(op.shapes) > 2 else text
 
 
 def _shown(makers, noun, most):
-    lines = _aligned([make(thing) for make, thing in makers[:most]])
+    lines = aligned([make(thing) for make, thing in makers[:most]], left=range(9))
     if len(makers) > most:
         lines.append(f"... and {len(makers) - most:,} more {noun}")
     return lines
 
 
-def _aligned(rows, right=()):
-    """Rows of cells as lines with straight columns, two blanks apart."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = zip(range(len(row)), row, widths, strict=True)
-        lines.append("  ".join(c.rjust(w) if i in right else c.ljust(w) for i, c, w in cells))
-    return [line.rstrip() for line in lines]
-
-
-def short_repr(value):
+def short_repr(value: object) -> str:
     """One short line for a value: clipped, and without the addresses Python shows for objects."""
     short = reprlib.Repr()
     short.maxother, short.maxstring = 4 * RESULT_WIDTH, RESULT_WIDTH
@@ -207,12 +202,12 @@ def short_repr(value):
     return clip(" ".join(text.split()), RESULT_WIDTH)
 
 
-def clip(text, longest):
+def clip(text: str, longest: int) -> str:
     """The text, or its beginning and three dots."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def count(number, noun):
+def count(number: int, noun: str) -> str:
     """A number with its noun: ``"1 byte"``, ``"1,200 bytes"``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -225,7 +220,7 @@ MAX_SORTS = 12
 """So many sorts of ops of a comparison are told."""
 
 
-def run_in_words(run, ranks=None, between=None):
+def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
     """What the picture of a run shows, in sentences: who waits for whom, what was sent.
 
     Parameters
@@ -261,13 +256,13 @@ def run_in_words(run, ranks=None, between=None):
     return " ".join(told)
 
 
-def graph_in_words(graph):
+def graph_in_words(graph: Any) -> str:
     """What the picture of a `WaitGraph` shows."""
     lines = [" ".join(line.split()) for line in str(graph).splitlines()]
     return f"Who waits for whom: {'; '.join(lines)}."
 
 
-def comparison_in_words(names, rows):
+def comparison_in_words(names: Sequence[str], rows: OpCounts) -> str:
     """What the picture of a comparison shows; parameters as of `draw_comparison`."""
     told = [f"How often each sort of op came in {_listed(names)}."]
     common = sum(is_common for _, _, is_common in rows)
@@ -382,3 +377,14 @@ def _collectives_told(trace, ops):
     told = f"Collectives: {', '.join(f'{count:,} {kind}' for kind, count in kinds.items())}"
     most = max(one.nbytes for one in seen)
     return [f"{told}, of at most {short_bytes(most)}." if most else f"{told}."]
+
+
+def collective_text(collective: Collective) -> str:
+    """What a collective was, on one line: ``"all_reduce(SUM)  4 B"``."""
+    calls = dict.fromkeys(op.call for _, op in sorted(collective.ops.items()))
+    text = " / ".join(calls) if len(calls) <= 2 else "different collectives"
+    if collective.nbytes:
+        text += f"  {short_bytes(collective.nbytes)}"
+    if len(collective.ops) < len(collective.group):
+        text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
+    return text

@@ -6,47 +6,56 @@ notebook shows them once and no figure stays open behind the learner's back.
 
 from __future__ import annotations
 
-import textwrap
-from collections import Counter
+from functools import cache
+from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.font_manager import FontProperties
+from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ..model.words import ranks_text
-from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture, own_style
+from .figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, own_style
 from .lanes import (
     STATES,
+    Between,
+    Ranks,
+    Span,
     blocked,
-    chosen,
     in_flight,
-    in_sight,
     mostly,
     never_finished,
-    span_of,
     states_of,
-    unit_of,
 )
-from .palette import mix, rank_color, shaded, shades_of, visible
+from .palette import (
+    INK_THAT_STAYS,
+    PAPER_THAT_STAYS,
+    contrast,
+    mix,
+    on_dark,
+    rank_color,
+    shaded,
+    visible,
+)
 from .text import clip, run_in_words
-from .timeline_marks import (
-    BAND,
-    MAX_ARROWS,
-    draw_collectives,
-    draw_messages,
-    draw_pieces,
-    label_pieces,
-)
+from .timeline_view import BAND, MAX_ARROWS, View, draw_collectives, draw_messages
 
+HATCH = "////"
+MAX_LABELS = 600
+LABELS = 8  # above the arrows of messages, which may cross a narrow piece
 WIDTH_IN = 9.0
 
 
 @own_style
-def draw_timeline(run, *, width=None, ranks=None, between=None):
+def draw_timeline(
+    run: Any,
+    *,
+    width: float | None = None,
+    ranks: Ranks = None,
+    between: Between = None,
+) -> Figure:
     """Draw one lane per rank, time from left to right, messages as arrows.
 
     Parameters
@@ -99,13 +108,11 @@ def _draw_boxes(view, name, boxes):
     if not boxes:
         return
     ranks = [rank for rank, _, _ in boxes]
-    x = np.array([(start, end) for _, start, end in boxes]) * view.scale
-    low = np.array([view.row[rank] for rank in ranks])[:, None] + view.half
-    high = low - view.half * (0.62 if name == "async op in flight" else 2)
+    height = 0.62 if name == "async op in flight" else 2
     colors = _box_colors("in a call" if name == "computing" and view.shades else name, view.plain)
     fill, edge, hatch = ([color(rank) for rank in ranks] for color in colors)
     drawn = PolyCollection(
-        np.stack([x[:, [0, 1, 1, 0]], np.hstack([high, high, low, low])], axis=2),
+        _corners(view, ranks, [times for _, *times in boxes], height),
         facecolors=fill,
         edgecolors=edge,
         linewidths=0 if view.plain else 0.6,
@@ -115,6 +122,14 @@ def _draw_boxes(view, name, boxes):
         drawn.set(hatch=HATCH, hatchcolor=hatch, hatch_linewidth=0.8)
     view.axes.add_collection(drawn, autolim=False)
     view.in_legend.add(name)
+
+
+def _corners(view, ranks, times, height=2.0):
+    """Of boxes in lanes, each so many halves of a lane high: array (boxes, 4, 2)."""
+    x = np.array(times) * view.scale
+    low = np.array([view.row[rank] for rank in ranks])[:, None] + view.half
+    high = low - view.half * height
+    return np.stack([x[:, [0, 1, 1, 0]], np.hstack([high, high, low, low])], axis=2)
 
 
 def _box_colors(name, plain):
@@ -192,181 +207,7 @@ def _label_call(view, op, box):
                 return
 
 
-ARROWS_PER_GAP = 40
-MAX_BOXES = 150  # per lane: above, the lane shows what the rank did most in each pixel
-MAX_HATCHED = 600  # hatching is slow to draw
-THINNEST_PX = 4  # of a lane with outlines: in a thinner one they would hide the fill
-
-
-class View:
-    """A figure being drawn: which ranks are shown where, and where labels already are."""
-
-    def __init__(self, run, width_in, ranks, between):
-        self.run, self.trace = run, run.trace
-        self.ranks, self.begin_s, self.end_s = chosen(run, ranks, between)
-        self.row = {rank: row for row, rank in enumerate(self.ranks)}
-        begin_s, end_s = self.begin_s, self.end_s
-        self.ops = [o for o in self.trace if o.rank in self.row and in_sight(o, begin_s, end_s)]
-        self.pieces = [p for p in self.trace.pieces if p.rank in self.row and self._sees(p)]
-        self.shades = shades_of(self.trace)
-        self.unit, self.scale = unit_of(self.end_s - self.begin_s)
-        self.until = {rank: self._last_moment(rank) for rank in self.ranks}
-        self.notes, self.in_legend = [], set()
-        self._choose()
-        self._make_axes(width_in)
-
-    def _sees(self, piece):
-        return piece.start_s <= self.end_s and piece.ends_by(self.end_s) >= self.begin_s
-
-    def _last_moment(self, rank):
-        span = span_of(self.trace, rank)
-        return span[1] if span else self.end_s
-
-    def _choose(self):
-        """What is drawn, and notes on what is not."""
-        counts = Counter(op.rank for op in self.ops)
-        self.crowded = max(counts.values(), default=0) > MAX_BOXES
-        self.hatched = not self.crowded and len(self.ops) <= MAX_HATCHED
-        seen = {id(op) for op in self.ops}
-        self.messages = self._first(
-            [
-                m
-                for m in self.trace.messages
-                if m.src in self.row
-                and m.dst in self.row
-                and (id(m.send) in seen or id(m.recv) in seen)
-            ],
-            "message",
-            "arrows",
-        )
-        self.collectives = self._first(
-            [c for c in self.trace.collectives if any(id(op) in seen for op in c.ops.values())],
-            "collective",
-            "bands",
-        )
-        if self.notes:
-            self.notes.append("zoom: timeline(between=(t0, t1))")
-        if self.crowded:
-            self.notes.insert(0, "each pixel of a lane shows what its rank did most")
-        if self.trace.forgotten is not None:
-            self.notes.append(self.trace.forgotten.in_words(self.trace.ops))
-        if self.trace.dropped:
-            self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
-
-    def _first(self, things, noun, what):
-        """The first things, and a note where that is not all of them."""
-        most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MAX_ARROWS))
-        if len(things) > most:
-            self.notes.append(f"{len(things):,} {noun}s: {what} of the first {most} shown")
-        return things[:most]
-
-    def _make_axes(self, width_in):
-        lanes = max(1, len(self.ranks))
-        pitch_in = float(np.interp(lanes, [1, 4, 8, 16, 64], [0.62, 0.56, 0.42, 0.28, 0.11]))
-        pitch_in = min(pitch_in, 7.2 / lanes)
-        self.half = float(np.interp(pitch_in, [0.11, 0.42], [0.36, 0.26]))  # of a lane, in pitches
-        self.title_rows = 1 if width_in >= 8 else 2
-        self.note = textwrap.fill("; ".join(self.notes), int(width_in * 16))
-        note_in = 0.14 * len(self.note.splitlines())
-        top, bottom, left, right = 0.12 + 0.24 * self.title_rows, 0.48 + note_in, 0.72, 0.2
-        self.pitch_px = pitch_in * DPI
-        self.gap_px = self.pitch_px * (1 - 2 * self.half)
-        self.plain = self.crowded or self.pitch_px * self.half * 2 < THINNEST_PX
-        self.hatched = self.hatched and not self.plain
-        narrow = self.gap_px < 13 and any(not op.is_p2p for op in self.ops)
-        self.strip_px = 16 if narrow else 0  # room for the names of collectives, above rank 0
-        strip_in = self.strip_px / DPI
-        height_in = lanes * pitch_in + strip_in + top + bottom
-        self.figure = Picture(figsize=(width_in, height_in), dpi=DPI, facecolor=PAPER)
-        self.renderer = FigureCanvasAgg(self.figure).get_renderer()
-        self.axes = self.figure.add_axes(
-            [
-                left / width_in,
-                bottom / height_in,
-                1 - (left + right) / width_in,
-                1 - (top + bottom) / height_in,
-            ],
-            facecolor=PAPER,
-        )
-        room = 0.01 * (self.end_s - self.begin_s) * self.scale
-        self.axes.set_xlim(self.begin_s * self.scale - room, self.end_s * self.scale + room)
-        self.axes.set_ylim(lanes - 0.5, -0.5 - strip_in / pitch_in)
-        self.labels = Labels(self)
-
-    def px(self, x, y):
-        """Data coordinates to pixels of the figure, arrays allowed."""
-        points = self.axes.transData.transform(np.column_stack([np.ravel(x), np.ravel(y)]))
-        return points[:, 0], points[:, 1]
-
-    def x_of_end(self, op):
-        """Where an op ends in the picture; an open one runs to the right edge of its lane."""
-        return op.ends_by(self.until[op.rank]) * self.scale
-
-
-class Labels:
-    """Places text where it fits: inside the axes, off other labels and off what it must not hide.
-
-    Rectangles are ``(x0, y0, x1, y1)`` in pixels of the figure.
-    """
-
-    def __init__(self, view):
-        self.view = view
-        self.font = FontProperties(size=SMALL_PT)
-        box = view.axes.get_window_extent(view.renderer)
-        self.bounds = box.x0, box.y0, box.x1, box.y1
-        self.taken = np.empty((0, 4))
-        self.keep_clear = np.empty((0, 2))
-        self.sizes = {}
-
-    def size(self, text):
-        """Width and height of a label in pixels, with its margin."""
-        if text not in self.sizes:
-            width, height, _ = self.view.renderer.get_text_width_height_descent(
-                text, self.font, False
-            )
-            self.sizes[text] = width + 6, height + 3
-        return self.sizes[text]
-
-    def place(self, text, spots, upright=False):
-        """Write the text centred on the first of the spots (pixels) where it fits, or nowhere."""
-        width, height = self.size(text)[::-1] if upright else self.size(text)
-        for x, y in spots:
-            rect = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-            if self._free(rect):
-                self.taken = np.vstack([self.taken, rect])
-                return self._write(text, x, y, upright)
-        return False
-
-    def _free(self, rect):
-        x0, y0, x1, y1 = rect
-        left, low, right, high = self.bounds
-        if x0 < left or y0 < low or x1 > right or y1 > high:
-            return False
-        beside = (self.taken[:, 0] >= x1) | (self.taken[:, 2] <= x0)
-        if not np.all(beside | (self.taken[:, 1] >= y1) | (self.taken[:, 3] <= y0)):
-            return False
-        x, y = self.keep_clear.T
-        return not np.any((x > x0) & (x < x1) & (y > y0) & (y < y1))
-
-    def _write(self, text, x, y, upright):
-        axes = self.view.axes
-        axes.text(
-            *axes.transData.inverted().transform((x, y)),
-            text,
-            ha="center",
-            va="center" if upright else "center_baseline",  # a baseline is never upright
-            fontproperties=self.font,
-            rotation=90 if upright else 0,
-            zorder=9,
-            bbox={"boxstyle": "round,pad=0.15", "fc": PAPER, "ec": "none", "alpha": 0.88},
-        )
-        return True
-
-
-HATCH = "////"
-
-
-def draw_frame(view):
+def draw_frame(view: View) -> None:
     """Draw axis, names of ranks, title, legend and notes."""
     axes, lanes = view.axes, len(view.ranks)
     step = max(1, int(np.ceil(9 / view.pitch_px)))
@@ -457,3 +298,69 @@ def _legend_handles(view):
     }
     words = {"computing": "outside of pieces"} if view.shades else {}
     return {words.get(name, name): sign for name, sign in signs.items() if name in view.in_legend}
+
+
+def draw_pieces(view: View) -> None:
+    """Fill the pieces of all lanes."""
+    shown: dict[int, dict[str, list[Span]]] = {rank: {} for rank in view.ranks}
+    for piece in view.pieces:
+        span = piece.start_s, piece.ends_by(view.until[piece.rank])
+        shown[piece.rank].setdefault(piece.name, []).append(span)
+    columns = int(view.axes.get_window_extent(view.renderer).width)
+    for rank, by_name in shown.items():
+        for name, times in by_name.items():
+            if len(times) > columns // 4:
+                times = mostly(times, view.begin_s, view.end_s, columns)
+            _fill(view, rank, times, shaded(rank_color(rank), view.shades[name]))
+            view.in_legend.add(name)
+
+
+def _fill(view, rank, times, color):
+    drawn = PolyCollection(
+        _corners(view, [rank] * len(times), times),
+        facecolors=color,
+        edgecolors="#ffffff",
+        linewidths=0 if view.plain else 0.6,
+        zorder=3,
+    )
+    view.axes.add_collection(drawn, autolim=False)
+
+
+def label_pieces(view: View) -> None:
+    """Write into each piece what it is, or at least its last number, where there is room."""
+    if view.plain or len(view.pieces) > MAX_LABELS:
+        return
+    for piece in view.pieces:
+        end_s = piece.ends_by(view.until[piece.rank])
+        times = np.clip([piece.start_s, end_s], view.begin_s, view.end_s) * view.scale
+        x, y = view.px(times, [view.row[piece.rank]] * 2)
+        numbers = list(piece.numbers.values())
+        for text in (piece.label, *map(str, numbers[-1:])):
+            if view.labels.size(text)[0] - 4 <= x[1] - x[0]:
+                _write(view, piece, text, (x[0] + x[1]) / 2, y[0])
+                break
+
+
+@cache
+def ink_on(fill: str) -> str:
+    """The colour of type that is read best on a fill, also where both lie on dark paper."""
+    # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
+    inks = (INK_THAT_STAYS, PAPER_THAT_STAYS, "#000000", "#ffffff")
+    return max(
+        inks, key=lambda ink: min(contrast(ink, fill), contrast(on_dark(ink), on_dark(fill)))
+    )
+
+
+def _write(view, piece, text, x, y):
+    color, share = rank_color(piece.rank), view.shades[piece.name]
+    fill = shaded(color, share)
+    view.axes.text(
+        *view.axes.transData.inverted().transform((x, y)),
+        text,
+        fontsize=SMALL_PT,
+        color=ink_on(fill),
+        ha="center",
+        va="center_baseline",
+        zorder=LABELS,
+        bbox={"boxstyle": "square,pad=0", "fc": fill, "ec": "none"},
+    )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from .words import aligned
+
+Held = Mapping[tuple[str, Any], int]
+"""Bytes, by category and dtype."""
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 OPTIMIZER_STATE = "optimizer state"
@@ -44,12 +50,12 @@ class Ledger:
     by_dtype: dict = field(default_factory=dict)
 
     @property
-    def current_bytes(self):
+    def current_bytes(self) -> int:
         """Bytes held now."""
         return sum(self.current.values())
 
     @property
-    def peak_bytes(self):
+    def peak_bytes(self) -> int:
         """Bytes held at the peak."""
         return sum(self.peak.values())
 
@@ -59,11 +65,7 @@ class Ledger:
             rows.append((name, f"{self.peak[name]:,}", f"{self.current[name]:,}"))
             rows += self._rows_by_dtype(name)
         rows += [("total", f"{self.peak_bytes:,}", f"{self.current_bytes:,}")]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            f"{name.ljust(widths[0])}  {peak.rjust(widths[1])}  {now.rjust(widths[2])}"
-            for name, peak, now in rows
-        )
+        return "\n".join(aligned(rows, left=(0,)))
 
     def _rows_by_dtype(self, category):
         """What is held of each dtype, where there is more than one of floating point."""
@@ -76,7 +78,14 @@ class Ledger:
         return [(name, f"{peak:,}", f"{now:,}") for name, peak, now in held if peak or now]
 
 
-def make_ledger(rank, current, peak, peak_s, history, dtype=None):
+def make_ledger(
+    rank: int,
+    current: Held,
+    peak: Held,
+    peak_s: float,
+    history: Iterable[tuple[float, Held]],
+    dtype: Any = None,
+) -> Ledger:
     """A `Ledger` of what was held as ``{(category, dtype): bytes}``: of one dtype, or of all.
 
     The dtypes are torch's; all that were ever held are in ``history``.
@@ -94,7 +103,7 @@ def make_ledger(rank, current, peak, peak_s, history, dtype=None):
     )
 
 
-def by_category(held, dtype=None):
+def by_category(held: Held, dtype: Any = None) -> dict[str, int]:
     """``{category: bytes}`` of ``{(category, dtype): bytes}``: of one dtype, or of all."""
     found = dict.fromkeys(CATEGORIES, 0)
     for (category, one), nbytes in held.items():
@@ -103,6 +112,6 @@ def by_category(held, dtype=None):
     return found
 
 
-def in_words(held):
+def in_words(held: Mapping[str, int]) -> str:
     """``{category: bytes}`` as one phrase."""
     return ", ".join(f"{name} {held[name]:,} bytes" for name in CATEGORIES)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-def short_bytes(nbytes):
+
+def short_bytes(nbytes: float) -> str:
     """Bytes as a short text: ``"4 B"``, ``"1.2 kB"``, ``"10 MB"`` (1 kB = 1,000 B)."""
     unit, scale = bytes_unit(nbytes)
     return f"{number(nbytes / scale)} {unit}"
 
 
-def bytes_unit(nbytes):
+def bytes_unit(nbytes: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and how many bytes it has."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     return next(((unit, scale) for unit, scale in units if nbytes >= scale), ("B", 1))
 
 
-def number(value):
+def number(value: float) -> str:
     """Three significant digits, or all digits of a larger number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def seconds_text(time_s):
+def seconds_text(time_s: float | None) -> str:
     """Seconds as a short text: ``"1.5 s"``, ``"12 ms"``, ``"3.2 us"``."""
     if not time_s:
         return "0 s"
@@ -29,29 +32,19 @@ def seconds_text(time_s):
     return f"{number(time_s / scale)} {unit}"
 
 
-def aligned(rows):
-    """Rows of cells as lines with straight columns, numbers to the right."""
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
+    """Rows of cells as lines with straight columns, to the right but for those that are named."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = zip(range(len(row)), row, widths, strict=True)
+        lines.append("  ".join(c.ljust(w) if at in left else c.rjust(w) for at, c, w in cells))
+    return [line.rstrip() for line in lines] if left else lines
 
 
-def ranks_text(run):
+def ranks_text(run: Any) -> str:
     """How many ranks of which engine: ``"4 real ranks"``."""
     return f"{run.world_size:,} {run.engine} rank{'s' * (run.world_size != 1)}"
-
-
-def collective_text(collective):
-    """What a collective was, on one line: ``"all_reduce(SUM)  4 B"``."""
-    calls = dict.fromkeys(op.call for _, op in sorted(collective.ops.items()))
-    text = " / ".join(calls) if len(calls) <= 2 else "different collectives"
-    if collective.nbytes:
-        text += f"  {short_bytes(collective.nbytes)}"
-    if len(collective.ops) < len(collective.group):
-        text += f"  ({len(collective.ops)} of {len(collective.group)} ranks)"
-    return text
 
 
 MAX_LINES = 12
@@ -60,7 +53,7 @@ MAX_NAMES = 16
 """So many ranks are named one by one at most."""
 
 
-def shortened(lines):
+def shortened(lines: list[str]) -> list[str]:
     """The first of many lines, and how many more there are."""
     if len(lines) <= MAX_LINES:
         return lines
@@ -68,7 +61,7 @@ def shortened(lines):
     return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
 
 
-def ranks_in_words(ranks):
+def ranks_in_words(ranks: Iterable[int]) -> str:
     """``rank 2``, ``ranks 0 and 2``, ``ranks 0 to 5``, ``ranks 0, 2, 4, ... (512 ranks)``."""
     ranks = sorted(ranks)
     if len(ranks) == 1:

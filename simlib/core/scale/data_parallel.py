@@ -139,7 +139,7 @@ class Step(DisplayMixin):
 
     def table(self) -> str:
         """The step as plain text: a row for each bucket, at most 20."""
-        rows = [("bucket", "bytes", "ready", "starts", "ends")]
+        rows: list[tuple[str, ...]] = [("bucket", "bytes", "ready", "starts", "ends")]
         columns = (self.bucket_nbytes, self.ready_s, self.start_s, self.end_s)
         for i, (nbytes, *moments) in enumerate(zip(*columns, strict=True)):
             rows.append((str(i), short_bytes(int(nbytes)), *map(seconds_text, moments)))

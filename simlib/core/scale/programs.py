@@ -194,7 +194,7 @@ class ServerSteps:
 
     def table(self) -> str:
         """The steps as plain text: a row for each worker, at most 20."""
-        rows = [("worker", "computes", "step", "waits")]
+        rows: list[tuple[str, ...]] = [("worker", "computes", "step", "waits")]
         for worker in range(self.workers):
             computes_s = self.compute_s[:, worker].mean()
             step_s = self.end_s[-1, worker] / self.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import traitlets
@@ -10,7 +11,7 @@ import traitlets
 from ...model.words import ranks_text
 from ..display import alt_metadata
 from ..figures import png_of
-from ..lanes import chosen
+from ..lanes import Between, Ranks, chosen
 from ..timeline import draw_timeline
 from .scene import scene_of
 
@@ -34,8 +35,9 @@ class Player(anywidget.AnyWidget):
     _css = STYLE
     scene = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, run, ranks=None, between=None):
-        ranks, *between = chosen(run, ranks, between)
+    def __init__(self, run: Any, ranks: Ranks = None, between: Between = None) -> None:
+        ranks, begin_s, end_s = chosen(run, ranks, between)
+        between = begin_s, end_s
         self._text = f"player of {run.name} on {ranks_text(run)}"
         self._picture = lambda: png_of(draw_timeline(run, ranks=ranks, between=between))
         super().__init__(scene=scene_of(run, ranks, between))

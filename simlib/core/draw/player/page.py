@@ -6,13 +6,16 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from ...model.errors import InvalidCallError
 from ...model.words import seconds_text
 from ..dark import dark_variant
 from ..figures import png_of
+from ..lanes import Between, Ranks
 from . import FOLDER, SCRIPTS, STYLE
 from .scene import scene_of
 
@@ -23,7 +26,15 @@ MAX_OUTPUT = 20_000
 """Letters that a page holds of what all ranks have printed."""
 
 
-def save_page(path, title, runs, names=None, ranks=None, between=None, more=()):
+def save_page(
+    path: str | Path,
+    title: str,
+    runs: Sequence[Any],
+    names: Sequence[str] | None = None,
+    ranks: Ranks = None,
+    between: Between = None,
+    more: Sequence[str] = (),
+) -> Path:
     """Write runs as one HTML file, and return its path.
 
     Parameters
@@ -55,7 +66,14 @@ def save_page(path, title, runs, names=None, ranks=None, between=None, more=()):
     return path
 
 
-def page_of(title, runs, names=None, ranks=None, between=None, more=()):
+def page_of(
+    title: str,
+    runs: Sequence[Any],
+    names: Sequence[str] | None = None,
+    ranks: Ranks = None,
+    between: Between = None,
+    more: Sequence[str] = (),
+) -> dict[str, Any]:
     """What a page holds, as JSON can keep it for `html_of`; arguments as for `save_page`.
 
     Returns
@@ -68,7 +86,7 @@ def page_of(title, runs, names=None, ranks=None, between=None, more=()):
     return {"title": title, "scenes": scenes, "verdicts": verdicts, "more": list(more)}
 
 
-def parts_of(run):
+def parts_of(run: Any) -> list[str]:
     """What a page tells of a run below its player: the table, and what its ranks have printed."""
     parts = [_folded("Who sent what to whom", run.table())]
     printed = "".join(
@@ -82,7 +100,7 @@ def parts_of(run):
     return parts
 
 
-def differences_of(comparison):
+def differences_of(comparison: Any) -> list[str]:
     """What of a `Comparison` is not the same in all runs, and then what is, as HTML."""
     runs = zip(comparison.names, comparison.runs, strict=True)
     times = ", ".join(
@@ -142,7 +160,7 @@ def _verdict(run):
     return f'{words}<div class="graph">{images}</div>'
 
 
-def html_of(page):
+def html_of(page: Mapping[str, Any]) -> str:
     """The page of what `page_of` gave, as HTML."""
     title, scenes = page["title"], page["scenes"]
     style = STYLE + (FOLDER / "page.css").read_text(encoding="utf-8")

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from ...model.trace import Collective, Message, WireMessage
-from ...model.words import collective_text, ranks_text, short_bytes
+from ...model.trace import Collective, Message, Op, WireMessage
+from ...model.words import ranks_text, short_bytes
 from ..lanes import (
     STATES,
+    Between,
+    Ranks,
     blocked_parts,
     chosen,
     in_sight,
@@ -24,8 +28,10 @@ from ..lanes import (
     unit_of,
 )
 from ..palette import on_dark, rank_color, shades_of
-from ..text import carried, count, run_in_words
+from ..text import carried, collective_text, count, run_in_words
 
+Rows = Mapping[Any, int]
+"""Rank, or an op's identity -> its row, or number, in the scene."""
 MAX_EVENTS = 1000
 MAX_LANES = 64
 COLUMNS = 2000
@@ -36,7 +42,7 @@ MAX_BOXES = 4000
 """How many of those states a coarsened run has at the most, over all lanes."""
 
 
-def scene_of(run, ranks=None, between=None):
+def scene_of(run: Any, ranks: Ranks = None, between: Between = None) -> dict[str, Any]:
     """Everything the player shows of a run, as dicts, lists, numbers and strings; times in s.
 
     Parameters
@@ -79,7 +85,9 @@ def scene_of(run, ranks=None, between=None):
     return scene | happenings_as_data(run, kept, rows)
 
 
-def notes_of(run, asked, shown, events, total):
+def notes_of(
+    run: Any, asked: Sequence[int], shown: Sequence[int], events: int, total: int
+) -> list[str]:
     """What is not shown, one sentence each."""
     notes = []
     if events < total:
@@ -96,12 +104,14 @@ def notes_of(run, asked, shown, events, total):
     return notes
 
 
-def lanes_of(run, ranks, ops, times, coarse):
+def lanes_of(
+    run: Any, ranks: Sequence[int], ops: Iterable[Op], times: tuple[float, float], coarse: bool
+) -> list[dict[str, Any]]:
     """One dict per rank: its colours, when it was in its function, what it did when."""
-    by_rank = {rank: [] for rank in ranks}
+    by_rank: dict[int, list[Op]] = {rank: [] for rank in ranks}
     for op in ops:
         by_rank[op.rank].append(op)
-    lanes = []
+    lanes: list[dict[str, Any]] = []
     for rank, own in by_rank.items():
         span = span_of(run.trace, rank)
         until_s = span[1] if span else times[1]
@@ -123,7 +133,7 @@ def lanes_of(run, ranks, ops, times, coarse):
     return lanes
 
 
-def pieces_of(run, rank, times, until_s):
+def pieces_of(run: Any, rank: int, times: tuple[float, float], until_s: float) -> list[list]:
     """The pieces that the program has named of a rank's work: start, end, share of black, label."""
     shades = shades_of(run.trace)
     found = []
@@ -134,7 +144,7 @@ def pieces_of(run, rank, times, until_s):
     return found[:MAX_PIECES]
 
 
-def coarsen(lanes, times):
+def coarsen(lanes: list[dict], times: tuple[float, float]) -> None:
     """Leave at most `MAX_BOXES` boxes in these lanes' states: each column is what it is mostly."""
     names = STATES[1:]  # "computing" is the whole span
     columns, coarse = 2 * COLUMNS, None
@@ -147,7 +157,7 @@ def coarsen(lanes, times):
         lane.update(coarser)
 
 
-def happenings_as_data(run, kept, rows):
+def happenings_as_data(run: Any, kept: list[Happening], rows: Rows) -> dict[str, list]:
     """``events`` (one per op), and what joins them: ``arrows`` and ``bands``."""
     ops = sorted(
         (op for happening in kept for op in happening.ops), key=lambda op: (op.post_s, op.rank)
@@ -169,7 +179,7 @@ def happenings_as_data(run, kept, rows):
     return {"events": events, "arrows": arrows, "bands": bands}
 
 
-def event_of(op, rows, run):
+def event_of(op: Op, rows: Rows, run: Any) -> dict[str, Any]:
     """One op, with the words a learner reads about it; how long it waited, if it ended."""
     spent = {"waiting": 0.0, "transferring": 0.0}
     for state, start_s, end_s in blocked_parts(op, 0.0, run.transfers) if op.done else ():
@@ -191,21 +201,21 @@ def event_of(op, rows, run):
     }
 
 
-def arrow_of(message, rows, number):
+def arrow_of(message: Message, rows: Rows, number: Rows) -> dict[str, Any]:
     """A message of the program's own; ``end`` is None where it never arrived."""
-    arrived = message.recv is not None and message.recv.done
+    recv = message.recv
     return {
         "src": rows[message.src],
         "dst": rows[message.dst],
         "start": message.send.post_s,
-        "end": message.recv.end_s if arrived else None,
+        "end": recv.end_s if recv is not None and recv.done else None,
         "text": short_bytes(message.nbytes),
         "wire": False,
         "events": [number[id(op)] for op in (message.send, message.recv) if id(op) in number],
     }
 
 
-def wire_arrow_of(wire, rows):
+def wire_arrow_of(wire: WireMessage, rows: Rows) -> dict[str, Any]:
     """A message that a simulated collective was made of."""
     return {
         "src": rows[wire.src],
@@ -231,42 +241,45 @@ class Happening:
     """
 
     ops: list
-    thing: object = None
+    thing: Any = None
 
     @property
-    def size(self):
+    def size(self) -> int:
         """How many events it counts for."""
         return max(1, len(self.ops))
 
     @property
-    def start_s(self):
+    def start_s(self) -> float:
         """When it began."""
         return min((op.post_s for op in self.ops), default=getattr(self.thing, "start_s", 0.0))
 
     @property
-    def stuck(self):
+    def stuck(self) -> bool:
         """Whether a rank never came out of it: what a learner looks for first."""
         return any(not op.done and (op.wait_s is not None or not op.async_op) for op in self.ops)
 
     @property
-    def open(self):
+    def open(self) -> bool:
         """Whether it never came about. A message that arrived did, awaited by its sender or not."""
         if isinstance(self.thing, Message) and self.thing.recv is not None:
             return not self.thing.recv.done
         return not all(op.done for op in self.ops)
 
     @property
-    def maker(self):
+    def maker(self) -> Any:
         """Whose it is: of each maker, as many of its happenings are kept as of any other."""
         if isinstance(self.thing, Collective):
             return self.thing.group
         return self.ops[0].rank if self.thing is None else self.thing.src
 
 
-def happenings(run, ops, rows, begin_s, end_s):
+def happenings(
+    run: Any, ops: Iterable[Op], rows: Rows, begin_s: float, end_s: float
+) -> list[Happening]:
     """What happened to these ops, in order of time, with the wire's messages between the rows."""
     seen = {id(op) for op in ops}
-    found, taken = [], set()
+    found: list[Happening] = []
+    taken: set[int] = set()
     trace = run.trace
     for message in trace.messages:
         pair = [op for op in (message.send, message.recv) if op is not None and id(op) in seen]
@@ -285,7 +298,7 @@ def happenings(run, ops, rows, begin_s, end_s):
     return sorted(found, key=lambda happening: happening.start_s)
 
 
-def thinned(found, most):
+def thinned(found: list[Happening], most: int) -> list[Happening]:
     """At most so many events of these happenings, each sort of them evenly over its time.
 
     First come those that a rank never came out of, one for each rank at the most. What else never
@@ -303,7 +316,7 @@ def thinned(found, most):
     return [happening for happening in found if id(happening) in chosen]
 
 
-def evenly(found, room):
+def evenly(found: list[Happening], room: int) -> list[Happening]:
     """At most so many events of these happenings: of every maker, one of so many in a row.
 
     Which one of them is drawn by lot, always the same lot: every tenth, or every multiple of any
@@ -323,6 +336,6 @@ def evenly(found, room):
     return kept
 
 
-def size_of(found):
+def size_of(found: Iterable[Happening]) -> int:
     """How many events these happenings count for."""
     return sum(happening.size for happening in found)

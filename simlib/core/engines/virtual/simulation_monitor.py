@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from ...diagnose import failures
-from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor
+from ...diagnose.watching import Watchdog
 from ...model import errors
 from ...record import safe_pickle
 from ..request import FRAME
