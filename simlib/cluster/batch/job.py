@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.engines.restarts import tell
 from ...core.engines.session import open_display, show_and_raise
-from ...core.model.errors import InvalidCallError, JobError
+from ...core.model.errors import InvalidCallError, JobError, SimlibError
 from ...core.model.words import ranks_in_words
 from ...core.record.oplog import FORMAT
 from ...core.record.safe_pickle import loads_tree
@@ -265,7 +265,7 @@ class JobOutcome:
         is_wanted = is_wanted and not self._was_ended_by_queue()
         return "cancelled" if is_wanted else "failed"
 
-    def run_and_error(self) -> tuple[Run, Exception | None]:
+    def run_and_error(self) -> tuple[Run, SimlibError | None]:
         """The `Run` of a job that has ended, and the error to raise, or None."""
         attempts = self._folder.attempts()
         if not attempts:
@@ -277,7 +277,7 @@ class JobOutcome:
             tell(run, runs, about["began_s"])
         return run, self._ended_from_outside() or self._refused() or failure
 
-    def _of_ranks(self) -> tuple[Run, Exception | None]:
+    def _of_ranks(self) -> tuple[Run, SimlibError | None]:
         self._check_log_format()
         self._know_cells()
         monitor = JobMonitor(self._folder)
@@ -324,7 +324,7 @@ class JobOutcome:
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
-    def _failure(self, monitor: JobMonitor) -> Exception | None:
+    def _failure(self, monitor: JobMonitor) -> SimlibError | None:
         """The error to raise, or None: the network's, the judge's, the ranks', the launcher's.
 
         A look at the hosts may fail where they are well, behind a firewall that counts connections:
@@ -358,7 +358,7 @@ class JobOutcome:
         how = "" if other is None else f"\nSo it came to this: {other}"
         return JobError(f"{self._name} could not be carried out: {hosts}{how}")
 
-    def _verdict_in(self, pickled: bytes) -> Exception:
+    def _verdict_in(self, pickled: bytes) -> SimlibError:
         try:
             return logs.load_verdict(pickled)
         except Exception as error:  # its classes stand elsewhere by now

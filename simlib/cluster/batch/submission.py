@@ -433,7 +433,7 @@ def carry_attempts(path: str) -> int:
             plan = replace(plan, on_restart=partial(_reporting, plan.on_restart))
         with_restarts(attempt, about["world_size"], plan)
     except NotAnewError as error:
-        return _refuse_attempt(folder, error.__cause__)
+        return _refuse_attempt(folder, error.__cause__ or error)
     except Exception as error:
         if getattr(error, "run", None) is None:  # it is no attempt's
             return _refuse_attempt(folder, error)
@@ -448,7 +448,7 @@ def _reporting(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
         raise NotAnewError from error
 
 
-def _refuse_attempt(folder: JobFolder, error: BaseException | None) -> int:
+def _refuse_attempt(folder: JobFolder, error: BaseException) -> int:
     """Say why there is no further attempt; returns the exit code."""
     traceback.print_exception(error)
     words = f"it could not begin anew: {returned.short(error)}"
