@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class Options:
 
     eager_limit_bytes: float = -1
     policy: str = "mpich"
-    algorithms: dict = field(default_factory=dict)
+    algorithms: Mapping[str, str] = field(default_factory=dict)
     expand: bool = False
     slow: dict = field(default_factory=dict)
     kill: dict | Failures = field(default_factory=dict)

@@ -26,10 +26,14 @@ _FILE_OF = {
 
 __all__ = [*_FILE_OF]
 
+_FILE_OF_OTHERS = dict.fromkeys(("differences_of", "parts_of", "save_page"), "player.page")
+"""Further names, for simlib itself."""
+
 
 def __getattr__(name: str) -> Any:
-    if name not in _FILE_OF:
+    file = _FILE_OF.get(name) or _FILE_OF_OTHERS.get(name)
+    if file is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with uninterrupted():
-        module = import_module(f".{_FILE_OF[name]}", __name__)
+        module = import_module(f".{file}", __name__)
     return getattr(module, name)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import draw
 from ..draw.display import Displayed
+from ..draw.text import comparison_in_words
 from ..model.errors import InvalidCallError
 from ..model.words import aligned, short_bytes
 from .run import Run
@@ -96,14 +98,10 @@ class Comparison(Displayed):
 
     def picture(self) -> Figure:
         """Draw it: a row for each sort of op, a column for each run."""
-        from ..draw import draw_comparison
-
-        return draw_comparison(self.names, self._rows())
+        return draw.draw_comparison(self.names, self._rows())
 
     def in_words(self) -> str:
         """What the picture shows, in sentences: for whoever does not see it."""
-        from ..draw.text import comparison_in_words
-
         return comparison_in_words(self.names, self._rows())
 
     def _rows(self):
@@ -128,15 +126,13 @@ class Comparison(Displayed):
         """
         if not self.runs:
             raise InvalidCallError("this comparison has no runs to show: take that of compare()")
-        from ..draw.player.page import differences_of, save_page
-
         title = f"{' and '.join(self.names)}, compared"
-        return save_page(path, title, self.runs, self.names, ranks, between, differences_of(self))
+        return draw.save_page(
+            path, title, self.runs, self.names, ranks, between, draw.differences_of(self)
+        )
 
     def _repr_png_(self) -> bytes:
-        from ..draw import png_of
-
-        return png_of(self.picture())
+        return draw.png_of(self.picture())
 
 
 def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:

@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import draw
 from ..diagnose.findings import Finding
 from ..diagnose.monitor import RunMonitor
 from ..draw.display import Displayed
+from ..draw.text import run_in_words, run_table
 from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
-from .bubble import Bubble, bubble_in
-from .states import States, states_in
-from .transfers import Transfers, by_arrival, has_collectives
+from .chrome import write_chrome_trace
+from .states import (
+    Bubble,
+    States,
+    Transfers,
+    bubble_in,
+    by_arrival,
+    has_collectives,
+    states_in,
+)
 
 if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
 
-    from ..clockwork.simulation_options import Options
     from ..diagnose.verdicts import WaitGraph
     from ..draw.player import Player
 
@@ -198,9 +206,7 @@ class Run(Displayed):
         -------
         matplotlib.figure.Figure
         """
-        from ..draw import draw_timeline
-
-        return draw_timeline(self, width=width, ranks=ranks, between=between)
+        return draw.draw_timeline(self, width=width, ranks=ranks, between=between)
 
     def play(
         self,
@@ -223,9 +229,7 @@ class Run(Displayed):
             A widget. Where no widgets are shown, the timeline of the same run stands in its place.
             Of more than 1,000 events some are shown, and the player says how many.
         """
-        from ..draw import Player
-
-        return Player(self, ranks, between)
+        return draw.Player(self, ranks, between)
 
     def bubble(self) -> Bubble:
         """How much of their time ranks computed none of the pieces that the program has named.
@@ -247,9 +251,7 @@ class Run(Displayed):
 
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
-        from ..draw import draw_traffic
-
-        return draw_traffic(self)
+        return draw.draw_traffic(self)
 
     def replay(self, cluster: Cluster, placement: str | list[int] = "block", **options: Any) -> Run:
         """Time the recorded ops anew on another cluster, without running anything.
@@ -273,22 +275,21 @@ class Run(Displayed):
         Run
             With the same results and output, and ``engine="replayed"``.
         """
-        from ..clockwork.replay import replay
+        # No other run needs the simulated machine.
+        from ..clockwork.replay import replay, transfers_of
         from ..clockwork.simulation_options import replay_options
 
         chosen = replay_options(self.world_size, **options)
         trace, wire = replay(self.trace, cluster, placement, chosen)
         again = Run(self.name, trace, self.results, self.output, engine="replayed")
         again.wire = wire
-        again.took_place_on(cluster, placement, chosen)
+        again.transfers_by(partial(transfers_of, trace, cluster, placement, chosen))
         again.repeats = self.repeats
         return again
 
-    def took_place_on(self, cluster: Cluster, placement: str | list[int], options: Options) -> None:
-        """Say what was simulated: `transfers` is exact then."""
-        from ..clockwork.replay import transfers_of
-
-        self._exact = partial(transfers_of, self.trace, cluster, placement, options)
+    def transfers_by(self, exact: Callable[[], Transfers | None]) -> None:
+        """Say how to find exact `transfers`, as of what was simulated; asked where they matter."""
+        self._exact = exact
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
@@ -300,8 +301,6 @@ class Run(Displayed):
         InvalidCallError
             The name is that of a picture.
         """
-        from .chrome import write_chrome_trace
-
         path = Path(path)
         if path.suffix.lower() in PICTURES:
             raise InvalidCallError(
@@ -342,10 +341,8 @@ class Run(Displayed):
         InvalidCallError
             The path is that of no page, or its folder is not there.
         """
-        from ..draw.player.page import parts_of, save_page
-
         title = f"{self.name} on {ranks_text(self)}"
-        return save_page(path, title, [self], None, ranks, between, parts_of(self))
+        return draw.save_page(path, title, [self], None, ranks, between, draw.parts_of(self))
 
     def ended_in(self, failure: Any) -> None:
         """Say which error the run ended in, and let the error know the run."""
@@ -354,8 +351,6 @@ class Run(Displayed):
 
     def table(self) -> str:
         """The run as plain text: the same for every repeat of the same program."""
-        from ..draw.text import run_table
-
         return run_table(self)
 
     def in_words(self) -> str:
@@ -363,17 +358,13 @@ class Run(Displayed):
 
         Who waits for whom, how long and at which line, what was sent; of a run that failed, why.
         """
-        from ..draw.text import run_in_words
-
         return run_in_words(self)
 
     def __repr__(self) -> str:
         return self.table()
 
     def _repr_png_(self) -> bytes:
-        from ..draw import png_of
-
-        return png_of(self.timeline())
+        return draw.png_of(self.timeline())
 
 
 def make_run(monitor: RunMonitor) -> Run:

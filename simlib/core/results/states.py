@@ -1,22 +1,88 @@
-"""How much of its time each rank computed, waited for others, and transferred data."""
+"""What each rank's time went into: computing, waiting for others, transferring data, standing idle.
+
+A rank that is blocked in an op first waits for other ranks, and then for its own data. Of messages
+between two ranks the trace says it all: data move from the moment at which both have called. Of a
+collective it says when the last of those came whom a rank needs. A simulation knows more, each
+message of every collective: it is asked by replaying the run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import inf
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from ..draw.lanes import span_of, states_of
+from ..model.errors import InvalidCallError
+from ..model.trace import Op, Trace
 from ..model.words import aligned, seconds_text
-from .bubble import bubble_in
-
-if TYPE_CHECKING:
-    from .run import Run
 
 MAX_ROWS = 20
 ROUNDING = 1e-12
 """Share of a rank's time below which a state is nothing but rounding of the clock."""
+Transfers: TypeAlias = dict[tuple[int, int], list[tuple[float, float]]]
+"""By rank and number of an op: when its data moved, parts in order that do not overlap."""
+
+
+class Recorded(Protocol):
+    """What is read here of a `Run`."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def trace(self) -> Trace:
+        """Every op of every rank."""
+
+    @property
+    def transfers(self) -> Transfers:
+        """When the data of each op moved."""
+
+
+def by_arrival(trace: Trace) -> Transfers:
+    """The transfers of each op that somebody had to come for, as far as the trace tells.
+
+    Data move from the last arrival of those whom a rank needs until the op has ended. It needs the
+    other end of a message; of a broadcast or scatter the root; where it is the root of a gather or
+    reduce, and in all other collectives, everybody. An op for which somebody never came is not in
+    the answer.
+
+    **Cost** O(number of ops).
+    """
+    found: Transfers = {}
+    last_s = trace.end_s
+    for message in trace.messages:
+        if message.recv is not None:
+            start_s = max(message.send.post_s, message.recv.post_s)
+            for op in (message.send, message.recv):
+                found[op.rank, op.seq] = _until_the_end(start_s, op, last_s)
+    for collective in trace.collectives:
+        posts_s = {rank: op.post_s for rank, op in collective.ops.items()}
+        everybody_s = max(posts_s.values()) if len(posts_s) == len(collective.group) else inf
+        for op in collective.ops.values():
+            if op.kind in ("broadcast", "scatter"):
+                start_s = max(posts_s.get(op.peer, inf), op.post_s)
+            elif op.kind in ("gather", "reduce") and op.rank != op.peer:
+                start_s = op.post_s
+            else:
+                start_s = everybody_s
+            if start_s < inf:
+                found[op.rank, op.seq] = _until_the_end(start_s, op, last_s)
+    return found
+
+
+def has_collectives(trace: Trace) -> bool:
+    """Whether a rank was blocked in a collective: of messages the trace says it all."""
+    return any(not op.is_p2p for op in trace)
+
+
+def _until_the_end(start_s: float, op: Op, last_s: float) -> list[tuple[float, float]]:
+    end_s = last_s if op.end_s is None else op.end_s
+    return [(start_s, end_s)] if start_s < end_s else []
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,17 +125,17 @@ class States:
         return self.table()
 
 
-def _cells(seconds):
+def _cells(seconds: np.ndarray) -> tuple[str, ...]:
     return tuple(map(seconds_text, seconds))
 
 
-def states_in(run: Run) -> States:
+def states_in(run: Recorded) -> States:
     """The `States` of a run.
 
     **Cost** O(n log n) for n ops.
     """
     totals = np.zeros((3, run.world_size))
-    ops = [[] for _ in range(run.world_size)]
+    ops: list[list[Op]] = [[] for _ in range(run.world_size)]
     for op in run.trace:
         ops[op.rank].append(op)
     for rank, own in enumerate(ops):
@@ -85,3 +151,90 @@ def states_in(run: Run) -> States:
         told = np.array([rest_s, waiting_s, transferring_s])
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
     return States(*totals, bubble_in(run).idle_s if run.trace.pieces else None)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bubble:
+    """What ranks did between the start of the first piece and the end of the last, of any rank.
+
+    Attributes
+    ----------
+    time_s : float
+        How long that was.
+    busy_s : ndarray of float, shape (world_size,)
+        Seconds that each rank computed one of its pieces: was in it, and blocked in no call.
+    """
+
+    time_s: float
+    busy_s: np.ndarray
+
+    @property
+    def idle_s(self) -> np.ndarray:
+        """Seconds of that time in which each rank computed no piece: shape (world_size,)."""
+        return self.time_s - self.busy_s
+
+    @property
+    def by_rank(self) -> np.ndarray:
+        """The share of the time that each rank was idle: shape (world_size,)."""
+        return self.idle_s / self.time_s if self.time_s else np.zeros_like(self.busy_s)
+
+    @property
+    def share(self) -> float:
+        """The share of the time of all ranks that they were idle."""
+        return float(self.by_rank.mean())
+
+    def __repr__(self) -> str:
+        rows = [("rank", "busy", "idle", "share")]
+        columns = list(zip(self.busy_s, self.idle_s, self.by_rank, strict=True))
+        rows += [_shares_row(str(rank), *columns[rank]) for rank in range(len(columns))][:MAX_ROWS]
+        rows.append(_shares_row("mean", self.busy_s.mean(), self.idle_s.mean(), self.share))
+        left_out = len(columns) - MAX_ROWS
+        more = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
+        return "\n".join([*aligned(rows), *more])
+
+
+def _shares_row(name: str, busy_s: float, idle_s: float, share: float) -> tuple[str, ...]:
+    return name, seconds_text(busy_s), seconds_text(idle_s), f"{share:.1%}"
+
+
+def bubble_in(run: Recorded) -> Bubble:
+    """The `Bubble` of a run.
+
+    Raises
+    ------
+    InvalidCallError
+        The run has no pieces.
+
+    **Cost** O(n log n) for n ops and pieces.
+    """
+    trace = run.trace
+    if not trace.pieces:
+        raise InvalidCallError(
+            "run.bubble() counts pieces that the program has named, and this run has none: put "
+            '`with simlib.span("F", micro=3):` around each piece of computing'
+        )
+    pieces, ops = ([[] for _ in range(run.world_size)] for _ in range(2))
+    for piece in trace.pieces:
+        end_s = piece.ends_by(span_of(trace, piece.rank)[1])
+        pieces[piece.rank].append((piece.start_s, end_s))
+    for op in trace:
+        ops[op.rank].append(op)
+    first_s = min(start_s for own in pieces for start_s, _ in own)
+    last_s = max(end_s for own in pieces for _, end_s in own)
+    busy_s = np.zeros(run.world_size)
+    for rank, own in enumerate(pieces):
+        if own:
+            states = states_of(run, rank, ops[rank], last_s)
+            blocked = states["waiting"] + states["transferring"]
+            together = _covered(own + blocked)
+            busy_s[rank] = together - _covered(blocked)
+    return Bubble(last_s - first_s, busy_s)
+
+
+def _covered(parts: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in any of the parts, ``(start_s, end_s)``, which may overlap."""
+    covered_s, until_s = 0.0, -np.inf
+    for start_s, end_s in sorted(parts):
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s

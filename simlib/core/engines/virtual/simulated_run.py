@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ... import clusters
+from ...clockwork.replay import transfers_of
 from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
 from ...diagnose.findings import Finding
 from ...model import errors
@@ -338,7 +340,8 @@ class SimulationEngine(Engine):
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
     ) -> Failure | None:
         """Say where the run took place, and whether its times repeat."""
-        run.took_place_on(self.cluster, self.placement, self.options)
+        exact = partial(transfers_of, run.trace, self.cluster, self.placement, self.options)
+        run.transfers_by(exact)
         run.repeats = self.options.compute != "measured"
         return failure
 
