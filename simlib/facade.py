@@ -11,6 +11,7 @@ from . import classroom, cluster, course
 from .core import clusters, scale
 from .core.diagnose.findings import Finding
 from .core.draw.curves import draw_curves, live_curves
+from .core.engines.options import Diagnosis, Faults, Measurement, Network, Restarts
 from .core.engines.processes import run
 from .core.engines.virtual import simulate
 from .core.model.cluster import Cluster, Device, Link
@@ -54,21 +55,26 @@ __all__ = [
     "Comparison",
     "DeadlockError",
     "Device",
+    "Diagnosis",
+    "Faults",
     "Finding",
     "Group",
     "InvalidCallError",
     "Job",
     "JobError",
     "Link",
+    "Measurement",
     "Message",
     "MismatchError",
     "Mpiexec",
+    "Network",
     "Op",
     "OutOfMemoryError",
     "Pbs",
     "RaceError",
     "RankDiedError",
     "RankError",
+    "Restarts",
     "Run",
     "RunInterrupted",
     "SimlibError",

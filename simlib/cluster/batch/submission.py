@@ -22,12 +22,14 @@ import cloudpickle
 import torch
 
 from ...core.engines.options import (
-    ON_DEATH,
+    Diagnosis,
+    Faults,
     Restart,
     Restarts,
     check_function,
-    check_kill,
     check_timeout,
+    checked_faults,
+    either,
     name_of,
     pack,
     restarts_of,
@@ -37,8 +39,8 @@ from ...core.engines.request import ExecutionContext
 from ...core.engines.restarts import remaining_kills, with_restarts
 from ...core.engines.session import cell_numbers, context_here
 from ...core.environment import ROOT, VERSION
-from ...core.model.chance import Failures, Slow, check_slow
-from ...core.model.errors import InvalidCallError, JobError, check_choice, check_count
+from ...core.model.chance import Failures, Slow
+from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.record import returned
 from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree, loads_tree
@@ -219,7 +221,7 @@ def submit(
     slow: Slow | None = None,
     kill: Mapping[int, float] | Failures | None = None,
     on_death: str = "end",
-    restarts: int = 0,
+    restarts: int | Restarts = 0,
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], Any] | None = None,
     timeout_s: float | None = 120,
@@ -227,6 +229,8 @@ def submit(
     backend: str = "gloo",
     name: str | None = None,
     folder: str | Path = JOBS,
+    faults: Faults | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> Job:
     """Submit a rank function, or a whole script, as a job of a real cluster.
 
@@ -258,6 +262,10 @@ def submit(
         As for `run`. ``mpi4py`` is the MPI whose mpiexec starts the ranks.
     name : str, optional
         Of the job; the function's or script's by default.
+    faults : Faults, optional
+        ``slow``, ``kill`` and ``on_death`` as one object.
+    diagnosis : Diagnosis, optional
+        ``timeout_s`` and ``check`` as one object.
     folder : str
         Where the folders of jobs are made: on a filesystem that all hosts share.
 
@@ -276,26 +284,26 @@ def submit(
     check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
     _check_place(to, world_size)
-    check_timeout(timeout_s)
-    kill = check_kill(kill, world_size)
-    check_choice("on_death", on_death, ON_DEATH)
-    _check_backend(backend, to.uses_mpi, on_death)
-    slow = check_slow(slow, world_size)
+    watched = either("diagnosis", diagnosis, Diagnosis(timeout_s=timeout_s, check=check))
+    check_timeout(watched.timeout_s)
+    by_keyword = Faults(slow=slow, kill=kill, on_death=on_death)
+    wrong = checked_faults(either("faults", faults, by_keyword), world_size)
+    _check_backend(backend, to.uses_mpi, wrong.on_death)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
-    packed_plan = _packed_plan(to, plan, kill) if plan.most else None
+    packed_plan = _packed_plan(to, plan, wrong.kill) if plan.most else None
     where = context_here(program.argv)
     command = to.command(world_size, to.program())  # says what is wrong with it, before all
     cells = cell_numbers()
-    request = _request(program, where, cells, slow)
+    request = _request(program, where, cells, wrong.slow)
     about = {
         **_about_place(to, world_size, where.cwd),
         "function": program.called,
-        "kill": remaining_kills(kill, world_size, 0.0),
-        "on_death": on_death,
-        "timeout_s": timeout_s,
-        "check": check,
+        "kill": remaining_kills(wrong.kill, world_size, 0.0),
+        "on_death": wrong.on_death,
+        "timeout_s": watched.timeout_s,
+        "check": watched.check,
         "backend": backend,
         "cells": cells,
     }

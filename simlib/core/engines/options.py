@@ -229,6 +229,10 @@ def checked_faults(
     """
     if asked == Faults():
         return NO_FAULTS
+    if topology is None and asked.detection_s:
+        raise InvalidCallError(
+            f"detection_s={asked.detection_s!r} is virtual time: only simulate takes it"
+        )
     return CheckedFaults(
         kill=check_kill(asked.kill, world_size, topology),
         on_death=check_choice("on_death", asked.on_death, ON_DEATH),

@@ -1,0 +1,63 @@
+"""Options that belong together, as one object or each by its own keyword."""
+
+import pytest
+
+import simlib
+from simlib.core.engines import options
+
+BOTH = pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+
+
+def three(rank, world_size):
+    if rank == 2:
+        simlib.compute(1.0)
+    return rank
+
+
+def test_faults_as_one_object_are_those_of_the_keywords():
+    faults = simlib.Faults(kill={2: 0.5}, on_death="continue", slow={0: 2.0})
+    run = simlib.simulate(three, 3, faults=faults)
+    again = simlib.simulate(three, 3, kill={2: 0.5}, on_death="continue", slow={0: 2.0})
+    assert run.results == again.results == [0, 1, None]
+    assert run.deaths == again.deaths == {2: 0.5}
+
+
+def test_what_is_simulated_and_measured_can_be_said_by_objects():
+    network = simlib.Network(
+        cluster=simlib.clusters.ethernet_10g(nodes=2), algorithm_of={"all_reduce": "ring"}
+    )
+    run = simlib.simulate(
+        three, 2, network=network, measurement=simlib.Measurement(expand=True, memory=True)
+    )
+    assert run.wire == []
+    assert len(run.memory) == 2
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"faults": {"kill": {}}}, "must be a simlib.Faults"),
+        ({"faults": simlib.Faults(kill={0: 1}), "kill": {0: 2}}, "were both given"),
+        ({"diagnosis": simlib.Diagnosis(strict=True), "timeout_s": 3}, "were both given"),
+        ({"restarts": simlib.Restarts(1), "min_ranks": 1}, "were both given"),
+        ({"restarts": simlib.Restarts(-1)}, "restarts=-1 must be a whole number, 0 or more"),
+        ({"restarts": False}, "restarts=False must be a whole number, 0 or more"),
+        ({"diagnosis": simlib.Diagnosis(timeout_s=0)}, "timeout_s=0 must be a positive number"),
+        ({"faults": simlib.Faults(on_death="stop")}, "on_death='stop' is none of 'end'"),
+    ],
+)
+def test_what_can_never_be_right_is_refused(engine, given, words):
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        engine(three, 2, **given)
+
+
+def test_no_faults_are_not_looked_at():
+    assert options.checked_faults(simlib.Faults(), 4) is options.NO_FAULTS
+    assert options.restarts_of(0, options.Restarts(), 4) is options.NO_RESTARTS
+
+
+def test_virtual_seconds_are_refused_where_time_is_real():
+    faults = simlib.Faults(kill={2: 0.5}, on_death="continue", detection_s=1.0)
+    with pytest.raises(simlib.InvalidCallError, match="only simulate takes it"):
+        simlib.run(three, 3, faults=faults)
