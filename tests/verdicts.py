@@ -1,17 +1,19 @@
-"""What has to be said of a program of the zoo, whichever engine runs it.
+"""What has to be said of a program of `programs`, whichever engine runs it.
 
 An engine here is a function ``run(program, **options)`` that returns a `simlib.Run`.
 """
 
 import programs
 import pytest
+from quick import one_of
 
 import simlib
 
 
-def each(table):
-    """The programs of a table, as parameters of a test; of each kind one is drawn at least."""
-    return [pytest.param(program, id=name) for name, program in table.items()]
+def each(table, quick=1):
+    """The programs of a table, as parameters of a test; one of so many of each kind is quick."""
+    by_kind = sorted(table, key=lambda name: table[name].kind or "")
+    return one_of(quick, {name: table[name] for name in by_kind})
 
 
 def on_processes(program, **options):

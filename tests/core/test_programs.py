@@ -1,4 +1,7 @@
-"""The zoo: every wrong program gets its kind and its lines, no right one a false alarm."""
+"""Programs on processes: wrong ones get their kind and lines, right ones no false alarm.
+
+A third of them is quick; `test_simulate_programs` runs all on simulated ranks.
+"""
 
 import multiprocessing
 import os
@@ -10,12 +13,12 @@ from verdicts import check_wrong, each, on_processes
 LONG_REPEATS = 50
 
 
-@pytest.mark.parametrize("program", each(programs.WRONG))
+@pytest.mark.parametrize("program", each(programs.WRONG, quick=3))
 def test_wrong_program_is_diagnosed(program):
     check_wrong(program, on_processes)
 
 
-@pytest.mark.parametrize("program", each(programs.RIGHT))
+@pytest.mark.parametrize("program", each(programs.RIGHT, quick=3))
 def test_right_program_is_left_alone(program):
     assert on_processes(program, strict=True).findings == []
 

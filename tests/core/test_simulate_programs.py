@@ -1,4 +1,4 @@
-"""The zoo on simulated ranks: the kinds, lines and values of real ranks, the same every time."""
+"""The programs on simulated ranks: the kinds, lines and values of real ranks, each time."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ def test_a_ranks_own_thread_cannot_communicate():
         simulated(programs.RIGHT["receiver_in_a_thread"])
 
 
-@pytest.mark.parametrize("program", each(without(programs.RIGHT, OTHER_VALUES)))
+@pytest.mark.parametrize("program", each(without(programs.RIGHT, OTHER_VALUES), quick=3))
 def test_right_program_has_the_values_of_real_ranks(program):
     options = {"world_size": program.ranks, "args": (program.function,)}
     real = simlib.run(values_at_the_end, **options).results
