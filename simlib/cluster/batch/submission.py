@@ -288,7 +288,8 @@ def submit(
     check_timeout(watched.timeout_s)
     by_keyword = Faults(slow=slow, kill=kill, on_death=on_death)
     wrong = checked_faults(either("faults", faults, by_keyword), world_size)
-    _check_backend(backend, to.uses_mpi, wrong.on_death)
+    if backend != "gloo":  # which ranks have wherever they are, and however they are started
+        _check_backend(backend, to.uses_mpi, wrong.on_death)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
     program = program_of(function, args, kwargs, argv, world_size)
@@ -300,7 +301,7 @@ def submit(
     about = {
         **_about_place(to, world_size, where.cwd),
         "function": program.called,
-        "kill": remaining_kills(wrong.kill, world_size, 0.0),
+        "kill": remaining_kills(wrong.kill, world_size, 0.0) if wrong.kill else {},
         "on_death": wrong.on_death,
         "timeout_s": watched.timeout_s,
         "check": watched.check,
