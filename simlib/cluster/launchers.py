@@ -100,7 +100,7 @@ class Launcher:
     library : str
         What the library calls itself.
     failures : tuple of (str, str)
-        Patterns of its own words on failing, and what they mean; see `causes`.
+        Patterns of its own words on failing, and what they mean, as `NO_MPI` says it.
     hopeless : tuple of str
         Patterns of words after which one rank at least will never start.
     gone : tuple of str

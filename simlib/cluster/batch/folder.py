@@ -5,7 +5,7 @@
 ``state.json``          queued, active, ended (`launcher_process` says how)
 ``request.pkl``         the function, its arguments, the cells of the notebook
 ``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
-``rank.sh``             what runs that, where a shell has to do something before; see `needs`
+``rank.sh``             what runs that, where a shell has to do something before; see `Resources`
 ``launch.json``         what `launcher_process` runs, and for how long at most
 ``launch.err``          what that one said: nothing, as long as it does not fail
 ``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
@@ -14,7 +14,7 @@
 ``rank-0.json``         where rank 0 is: host, process, clock
 ``rank-0.log``          its op log
 ``rank-0.out, .err``    what it printed; what native code wrote to stderr
-``rank-0.answer``       what its function returned or raised (`answers`)
+``rank-0.answer``       what its function returned or raised (see `logs`)
 ``rank-0.exit``         how its process ended, and when, where it died
 ``rank-0.ended``        its process was ended, as all are when the job ends; it had not failed
 ``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
@@ -51,7 +51,7 @@ JOBS = "simlib-jobs"
 class JobFolder:
     """Reads and writes the files of one job; a file is there whole or not at all.
 
-    Nothing is read that another account can have written (`own_folder`), unless the job is a
+    Nothing is read that another account can have written (see `_check`), unless the job is a
     *recorded* one. Of that everything is read as plain data, so it may be anybody's.
 
     Parameters

@@ -341,26 +341,6 @@ class Ssh:
         for path in self.sync:
             self._place_of(path)
 
-    def command(self, world_size: int, program: list[str]) -> list[str]:
-        """Nothing: which launcher there is, the far side knows."""
-        return []
-
-    def before_launcher(self) -> list[str]:
-        """Nothing, for the same reason."""
-        return []
-
-    def program(self) -> list[str]:
-        """Nothing, for the same reason."""
-        return []
-
-    def write_start(self, folder: JobFolder) -> Path:
-        """Nothing is written: the far side does."""
-        return folder.file("start.py")
-
-    def environ(self) -> dict[str, str]:
-        """Nothing, for the same reason."""
-        return {}
-
     def start(self, folder: JobFolder) -> None:
         """Hand the job over.
 

@@ -34,7 +34,7 @@ LEAVE_S = 10.0
 """How long ranks may take to end before their copy is removed."""
 TAKEN = ("job.json", "request.pkl", "start.py", "rank.sh")
 WORK = "work"
-"""A folder of what the learner has sent along, see `remote.ssh`."""
+"""A folder of what the learner has sent along, see `ssh`."""
 MARK = ".staged"
 TO_ALL = ("end", "cancel", "meeting.json")
 FIRST_COUNTS = ("refused", "died_early", "gone.json")

@@ -170,10 +170,12 @@ def prepare(
         For its ``job.json``.
     request : bytes
         For its ``request.pkl``.
-    to : Mpiexec, Slurm or Pbs
+    to : Mpiexec, Queued or Ssh
     words : list of str
         The launcher's command, up to what `Resources.write_start` writes.
     """
+    if isinstance(to, Ssh):
+        return _write_plan(folder, about, request, to, [], {}, NO_WORDS, {}, [])
     command = [*words, str(to.write_start(folder))]
     look = [*to.before_launcher(), sys.executable, "-I", LAUNCH, "--look"]
     times = STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
@@ -295,7 +297,7 @@ def submit(
     program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, wrong.kill) if plan.most else None
     where = context_here(program.argv)
-    command = to.command(world_size, to.program())  # says what is wrong with it, before all
+    command = _command(to, world_size)  # says what is wrong with it, before all
     cells = cell_numbers()
     request = _request(program, where, cells, wrong.slow)
     about = {
@@ -326,6 +328,11 @@ def _check_place(to: object, world_size: int) -> None:
             f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
         )
     to.check(world_size)
+
+
+def _command(to: Mpiexec | Queued | Ssh, world_size: int) -> list[str]:
+    """What starts the ranks; of `Ssh` nothing, as the far side knows which launcher it has."""
+    return [] if isinstance(to, Ssh) else to.command(world_size, to.program())
 
 
 def _request(

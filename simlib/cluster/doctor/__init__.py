@@ -1,8 +1,7 @@
 """`doctor`: whether hosts are a cluster on which jobs run, and if not, what to mend.
 
-`probe` is sent to every host by one ssh (`dialog`); `facts` asks all hosts at once and runs `hello`
-under mpiexec (`together`); `checks` and `together_checks` judge what was found; `examine` goes
-through them; `report` shows it.
+`probe` is sent to every host by one ssh; `facts` asks all hosts at once, and runs `hello` under
+mpiexec; `checks` judge what was found; `examine` goes through them, and a `Report` shows it.
 """
 
 from __future__ import annotations
