@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from simlib.checks import check_of
 
 import simlib
+from simlib.checks import check_of
 
 EXTRAS = ("jupyterlab", "nbval", "jupytext", "pytest", "mpi4py", "sklearn", "tqdm", "lightning")
 

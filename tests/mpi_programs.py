@@ -4,10 +4,10 @@ import sys
 import weakref
 
 import numpy as np
-import simlib.mpi
 import torch
 import torch.distributed as dist
 
+import simlib.mpi
 from simlib.cluster import launchers
 
 DTYPES = (

@@ -11,6 +11,7 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
+
 from simlib.checks import (
     check,
     collective_nbytes,

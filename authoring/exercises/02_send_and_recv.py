@@ -12,6 +12,7 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
+
 from simlib.checks import check, measure, messages, nbytes, only, somebody_sends
 
 # %% [markdown]

@@ -14,6 +14,7 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
+
 from simlib.checks import (
     OneOf,
     Rule,

@@ -13,6 +13,7 @@ import math
 
 import torch
 import torch.distributed as dist
+
 from simlib.checks import (
     Timed,
     check,

@@ -18,9 +18,9 @@ import math
 
 import torch
 import torch.distributed as dist
-from simlib.checks import Rule, Timed, check, measure, nbytes_of_a_rank, only, rounds, sends_to
 
 import simlib
+from simlib.checks import Rule, Timed, check, measure, nbytes_of_a_rank, only, rounds, sends_to
 
 
 def swap(outgoing, incoming, partner):

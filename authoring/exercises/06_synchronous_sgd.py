@@ -15,6 +15,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
+
 from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
 
 

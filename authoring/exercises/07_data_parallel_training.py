@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import simlib
+from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
 
 DISK = tempfile.TemporaryDirectory()  # here lie the checkpoints of task 4
 

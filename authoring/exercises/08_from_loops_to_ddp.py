@@ -16,11 +16,11 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, measure, only
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
+from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, measure, only
 
 
 def tower(widths):

@@ -19,9 +19,9 @@ import math
 
 import torch
 import torch.distributed as dist
-from simlib.checks import Rule, Timed, check, collective_nbytes, collectives, measure, only
 
 import simlib
+from simlib.checks import Rule, Timed, check, collective_nbytes, collectives, measure, only
 
 EIGHT = simlib.clusters.ethernet_1g(nodes=8)
 

@@ -14,10 +14,10 @@ import itertools
 
 import torch
 import torch.distributed as dist
-from simlib.checks import Fits, OneOf, Rule, check, collectives, measure, messages, nbytes, only
 from torch import nn
 
 import simlib
+from simlib.checks import Fits, OneOf, Rule, check, collectives, measure, messages, nbytes, only
 
 
 def in_one_process(ws, x, reduction=torch.mean):

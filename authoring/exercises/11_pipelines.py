@@ -14,6 +14,8 @@ import itertools
 
 import torch
 import torch.distributed as dist
+
+import simlib
 from simlib.checks import (
     Fits,
     OneOf,
@@ -27,8 +29,6 @@ from simlib.checks import (
     nbytes,
     only,
 )
-
-import simlib
 
 # %% [markdown]
 # The two exchanges of the lesson. Each message is `(tensor, peer)` or None; `together` makes both at the

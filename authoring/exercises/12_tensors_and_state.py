@@ -14,9 +14,9 @@ import itertools
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from simlib.checks import Fits, OneOf, brought, check, collectives, measure, messages, only
 
 import simlib
+from simlib.checks import Fits, OneOf, brought, check, collectives, measure, messages, only
 
 
 def small_numbers(seed, *shape):

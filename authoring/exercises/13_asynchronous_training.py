@@ -13,6 +13,8 @@ import itertools
 
 import torch
 import torch.distributed as dist
+
+import simlib
 from simlib.checks import (
     OneOf,
     Rule,
@@ -24,8 +26,6 @@ from simlib.checks import (
     nbytes,
     only,
 )
-
-import simlib
 
 
 def cost_gradient(theta, rows, targets):

@@ -11,6 +11,8 @@ import math
 
 import torch
 import torch.distributed as dist
+
+import simlib
 from simlib.checks import (
     Rule,
     Timed,
@@ -21,8 +23,6 @@ from simlib.checks import (
     messages,
     only,
 )
-
-import simlib
 
 
 def int_first(run, given):

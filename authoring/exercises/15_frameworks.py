@@ -14,6 +14,8 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
+
 from simlib.checks import (
     OneOf,
     brought,
@@ -24,7 +26,6 @@ from simlib.checks import (
     messages,
     only,
 )
-from torch import nn
 
 RATE, BATCH = 0.5, 60
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from simlib.checks import OneOf, Rule, Timed, check, collectives, measure, messages, nbytes, only
 
 import simlib
+from simlib.checks import OneOf, Rule, Timed, check, collectives, measure, messages, nbytes, only
 
 # %% [markdown]
 # ## 1. The place of a rank (★, 15 minutes, 2 points)

@@ -10,6 +10,7 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
+
 from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
 
 

@@ -14,6 +14,7 @@ import math
 
 import torch
 import torch.distributed as dist
+
 from simlib.checks import (
     OneOf,
     Rule,

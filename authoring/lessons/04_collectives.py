@@ -28,9 +28,9 @@ import time
 import torch
 import torch.distributed as dist
 from IPython.display import display
-from simlib.draw import draw_states
 
 import simlib
+from simlib.draw import draw_states
 
 guess = None  # the first of rank 2's two numbers afterwards?
 

@@ -36,10 +36,10 @@ import functools
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from simlib.draw import draw_memory, draw_parts
 from torch import nn
 
 import simlib
+from simlib.draw import draw_memory, draw_parts
 
 WIDTHS = [784, 512, 512, 512, 512, 512, 10]  # layer k maps WIDTHS[k - 1] numbers to WIDTHS[k]
 

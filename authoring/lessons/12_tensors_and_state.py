@@ -26,7 +26,6 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from simlib.draw import draw_memory
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
@@ -35,6 +34,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import simlib
 from simlib import labs
+from simlib.draw import draw_memory
 
 RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring"}
 NODES = simlib.Cluster(4, 4, inter=simlib.Link(30e-6, 1.25e9), intra=simlib.Link(5e-6, 12.5e9))

@@ -29,10 +29,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from IPython import get_ipython
-from simlib.practice import daemon
 from torch.utils.data import TensorDataset
 
 import simlib
+from simlib.practice import daemon
 
 Path("simlib-jobs").mkdir(exist_ok=True)
 for old in Path("simlib-jobs").glob("lesson_16_*"):

@@ -25,13 +25,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from simlib.draw import draw_predictions, save_report
-from simlib.labs.plan_model import plan_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import simlib
 from simlib import Cluster, Device, Link, labs, scale
+from simlib.draw import draw_predictions, save_report
+from simlib.labs.plan_model import plan_of
 
 # %% [markdown]
 # ## Three jobs

@@ -139,8 +139,9 @@ def _run_method(name, world, folder):
 
 
 if __name__ == "__main__":
-    import simlib.mpi  # noqa: F401
     import torch.distributed as dist
+
+    import simlib.mpi  # noqa: F401
 
     ours = dist.init_process_group
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from simlib.scale import Jitter, jitter_factors
 
 import simlib
 from simlib import Cluster, Device, Link
 from simlib.core.model import chance
+from simlib.scale import Jitter, jitter_factors
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

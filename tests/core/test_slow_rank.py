@@ -15,11 +15,11 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from simlib.scale import Jitter
 
 import simlib
 from simlib.core.engines.rank_process import slow_rank
 from simlib.core.model.chance import Pace
+from simlib.scale import Jitter
 
 SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

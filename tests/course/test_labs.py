@@ -13,7 +13,6 @@ from IPython.core.formatters import DisplayFormatter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from simlib.scale import time_of
 
 import simlib
 from simlib import labs
@@ -24,6 +23,7 @@ from simlib.course.labs import break_even, message_sizes, rounds, sliders
 from simlib.course.labs.rounds import steps_of
 from simlib.course.labs.sliders import Layers
 from simlib.course.labs.world_sizes import _together
+from simlib.scale import time_of
 
 LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9
 SIZES = [4 * 4**k for k in range(11)]
