@@ -14,7 +14,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from simlib.classroom.grading.release_version import CASES, write_checks  # noqa: E402
+from simlib.classroom.grading.exercise import CASES, write_checks  # noqa: E402
 
 
 class BuildWithCases(build_py):

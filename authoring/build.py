@@ -35,7 +35,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from translations import languages_of, original_of, translated, translations
 
-from simlib.classroom.grading.release_version import CASES, shown_form
+from simlib.classroom.grading.exercise import CASES, shown_form
 from simlib.classroom.grading.source import (
     REVIEW,
     SourceError,

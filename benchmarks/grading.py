@@ -77,8 +77,8 @@ def grading(rounds):
     """Print the seconds of an honest notebook, by exercise, and with two jobs."""
     from simlib.classroom.grading.exercise import read_exercise
     from simlib.classroom.grading.grade import grade
-    from simlib.classroom.grading.known_answers import record
     from simlib.classroom.grading.sandbox import Limits, why_not
+    from simlib.classroom.grading.whole_class import record
 
     heading(f"An honest notebook graded; load {os.getloadavg()[0]:.1f} at the beginning")
     if why_not():

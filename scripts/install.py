@@ -167,9 +167,9 @@ def write_checks():
     """Bring `exercises/checks` up to date, also where pip is not called: git has none of it."""
     if (ROOT / "authoring" / "exercises").is_dir():
         sys.path.insert(0, str(ROOT))
-        from simlib.classroom.grading import release_version
+        from simlib.classroom.grading import exercise
 
-        release_version.write_checks(ROOT)
+        exercise.write_checks(ROOT)
 
 
 def install():

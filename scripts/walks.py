@@ -9,8 +9,10 @@ In a check the engine counts as one file: the first trip follows what `simlib.ru
 """
 
 import argparse
+import contextlib
 import inspect
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -113,9 +115,8 @@ def simulated_all_reduce(folder):
 
 def check(folder):
     """A check of a right answer; the engine counts as one file."""
-    from simlib.checks import check, only
-
     import simlib
+    from simlib.checks import check, only
 
     def inputs(rank, world_size):
         return ()
@@ -135,25 +136,86 @@ def check(folder):
 
 
 def graded_notebook(folder):
-    """The solution of the first exercise, graded in the sandbox; a sentence where there is none."""
+    """The solution of the first exercise, graded: all its processes, one after the other.
+
+    They are the grader's own, the reading process, pytest with the plugin for nbval, the kernel
+    that examines, the shell of the cells, the server of ranks and the ranks. They run without
+    bubblewrap, which is no Python: so each can say where it has been.
+    """
+    from simlib.classroom.grading import grade as grading
     from simlib.classroom.grading import sandbox
     from simlib.classroom.grading.exercise import read_exercise
-    from simlib.classroom.grading.grade import grade
 
     try:
+        from simlib.classroom.grading.whole_class import record
+    except ImportError:  # a simlib of before its rooms were folded
         from simlib.classroom.grading.known_answers import record
-    except ModuleNotFoundError:  # a simlib of before its rooms
-        from simlib.classroom.grading.expected import record
-    if sandbox.why_not():
-        return sandbox.why_not()
     source = min((folder.parent / "authoring" / "exercises").glob("[0-9]*.py"))
     content = (folder.parent / "solutions" / f"{source.stem}.ipynb").read_bytes()
     exercise, limits = read_exercise(source), sandbox.Limits(notebook_s=600, cell_s=300)
-    expected = record(exercise, 1, limits)
-    with Trip(folder) as trip:
-        result = grade(content, exercise, expected, 1, limits)
+    sandbox.check_can_isolate = lambda no_sandbox: None  # it is our own solution that runs
+    expected = record(exercise, 1, limits, isolate=False)
+    with tempfile.TemporaryDirectory() as shared, following(Path(shared), folder):
+        with Trip(folder) as trip:
+            result = grading.grade(content, exercise, expected, 1, limits, isolate=False)
+        for line in (Path(shared) / "files").read_text().splitlines():
+            trip.files[line] = trip.files.get(line, 0) + 1
     assert all(one.status == "right" for one in result.questions), result
     return trip
+
+
+HOOK = """\
+import os, sys, threading
+def follow(prefix={prefix!r}, seen=set()):
+    def is_import(frame):
+        while frame is not None:
+            name, file = frame.f_code.co_name, frame.f_code.co_filename
+            if name == "<module>" and file.startswith(prefix):
+                return frame.f_globals["__name__"] != "__main__"
+            frame = frame.f_back
+        return False
+    def called(frame, event, arg):
+        file = frame.f_code.co_filename
+        if file.startswith(prefix) and file not in seen and not is_import(frame):
+            seen.add(file)
+            with open({files!r}, "a") as log:
+                log.write(file.removeprefix(prefix) + "\\n")
+    os.register_at_fork(after_in_child=seen.clear)
+    threading.setprofile(called)
+    sys.setprofile(called)
+follow()
+"""
+"""A module that Python imports when it starts: it notes the files in which functions are called."""
+
+
+@contextlib.contextmanager
+def following(shared, folder):
+    """Let every Python that is started meanwhile note its files of a package in ``shared/files``.
+
+    What is called while a module is imported does not count, although all processes are new.
+    """
+    (shared / "files").touch(mode=0o666)
+    (shared / "files").chmod(0o666)
+    shared.chmod(0o755)
+    hook = HOOK.format(prefix=f"{folder}{os.sep}", files=str(shared / "files"))
+    (shared / "sitecustomize.py").write_text(hook)
+    popen = subprocess.Popen
+
+    def with_hook(words, *args, env=None, **options):
+        env = dict(os.environ if env is None else env)
+        env["PYTHONPATH"] = f"{shared}{os.pathsep}{env.get('PYTHONPATH', '')}"
+        if "GRADING_KERNEL" in env:
+            env["GRADING_KERNEL"] = env["GRADING_KERNEL"].replace(
+                "PYTHONPATH=", f"PYTHONPATH={shared}{os.pathsep}"
+            )
+        words = [word for word in words if word not in ("-S", "-E")]
+        return popen(words, *args, env=env, **options)
+
+    subprocess.Popen = with_hook
+    try:
+        yield
+    finally:
+        subprocess.Popen = popen
 
 
 def job(folder):

@@ -37,7 +37,7 @@ from .core.results.load import load
 from .core.results.run import Run
 
 if TYPE_CHECKING:
-    from .classroom.checks.guesses import guess
+    from .classroom.checks.verdict import guess
     from .cluster.batch.job import Job, jobs
     from .cluster.batch.mpiexec import Mpiexec
     from .cluster.batch.pbs import Pbs

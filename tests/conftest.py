@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
-from simlib.classroom.grading.release_version import write_checks
+from simlib.classroom.grading.exercise import write_checks
 
 # A busy machine, or a seed that draws much that does not apply, is no failure.
 hypothesis.settings.register_profile(

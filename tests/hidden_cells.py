@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from simlib.classroom.checks.compare import EXACT
-from simlib.classroom.checks.run_answer import WORLDS
+from simlib.classroom.checks.complaints import WORLDS
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-PUBLIC = {"guess": "checks.guesses"}
+PUBLIC = {"guess": "checks.verdict"}
 """What this package adds to the names of `simlib`, and the modules that have it."""
 
 

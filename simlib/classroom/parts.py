@@ -1,5 +1,10 @@
 """What checks and grading both speak of: the parts of a question's points. Pure Python."""
 
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
 NO_RESULT = "gave no result"
 """Of a rank that did not answer: a run that was cut short, or a death that nobody planned."""
 
@@ -7,12 +12,12 @@ VALUE, TRAFFIC, TIME, MEMORY = PARTS = ("value", "traffic", "time", "memory")
 """Without the value no other part is earned."""
 
 
-def parts_of(points):
+def parts_of(points: Any) -> dict[str, int]:
     """``{part: points}`` of what a question says it is worth: a number is all for the value."""
     return dict(points) if isinstance(points, dict) else {VALUE: points}
 
 
-def complaint_about(points):
+def complaint_about(points: object) -> str | None:
     """A sentence where points are neither a whole number nor parts with one each, else None."""
     if is_whole(points):
         return None
@@ -22,12 +27,12 @@ def complaint_about(points):
     return f"points={points!r}: {wrong[0]} needs a whole number above 0" if wrong else None
 
 
-def is_whole(number):
+def is_whole(number: object) -> bool:
     """Whether a value is a whole number above 0."""
     return type(number) is int and number > 0
 
 
-def in_words(parts, lost):
+def in_words(parts: Mapping[str, int], lost: Collection[str]) -> str:
     """Which parts are earned, as a line: ``"By part: value 2 of 2, traffic 0 of 1."``."""
     each = [f"{part} {0 if part in lost else of} of {of}" for part, of in parts.items()]
     return f"By part: {', '.join(each)}."

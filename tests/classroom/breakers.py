@@ -7,7 +7,7 @@ Those of `CELLS` and `RANKS` end processes of the student's own and share a note
 from ground import HONEST, Case, right
 
 LIMITS = "broke the limits"
-OWN = "import simlib.classroom.grading.sandboxed.shell as own\n"
+OWN = "import simlib.classroom.grading.shell as own\n"
 DEAF = "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 

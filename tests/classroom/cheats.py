@@ -218,7 +218,7 @@ COMMUNICATION = {
     "patched_in_the_rank": Case(
         "def NAME(rank, world_size, x):\n"
         "    import simlib.checks.compare\n"
-        "    import simlib.classroom.grading.sandboxed.graded_checks as graded\n"
+        "    import simlib.classroom.grading.graded_checks as graded\n"
         "    simlib.checks.compare.difference = lambda got, want: None\n"
         "    graded.too_little = lambda *args: None\n"
         "    dist.all_reduce(torch.zeros(1))\n    return x",
@@ -229,7 +229,7 @@ COMMUNICATION = {
 
 PATCHED = """
 import builtins, simlib, simlib.checks, simlib.checks.check, simlib.checks.compare
-import simlib.classroom.grading.sandboxed.graded_checks as graded
+import simlib.classroom.grading.graded_checks as graded
 import numpy
 builtins.print_ = builtins.print
 builtins.print = lambda *args, **options: print_('NAME: right')

@@ -12,7 +12,7 @@ from ground import LIMITS, SEED, Ground
 from intruders import SECRET
 
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import record
+from simlib.classroom.grading.whole_class import record
 
 SLEEP_S = "98765.4321"
 """How long processes sleep which answers leave behind; each host has a number of its own."""

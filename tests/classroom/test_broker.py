@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 
-from simlib.classroom.confinement.broker import Broker, framed
-from simlib.classroom.confinement.exchange import Exchange, WrongWords, difference
+from simlib.classroom.confinement.relay import Broker, Exchange, WrongWords, difference, framed
 from simlib.core.environment import VARIABLE
 from simlib.core.model.trace import Group, Op, Site
 from simlib.core.record import safe_pickle

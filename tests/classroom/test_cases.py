@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 from notebooks_made import ROOT, content, exercise, notebook
-from simlib.checks import check_of
 
 from simlib import InvalidCallError
-from simlib.classroom.checks import cases as module
-from simlib.classroom.checks.cases import Cases, NotSolved
-from simlib.classroom.grading import handout, self_check
-from simlib.classroom.grading.sandboxed import shell
+from simlib.checks import check_of
+from simlib.classroom.checks import verdict as module
+from simlib.classroom.checks.verdict import Cases, NotSolved
+from simlib.classroom.grading import commands, self_check, shell
 
 CASES = """\
 from simlib.checks.verdict import Verdict as Made
@@ -143,7 +142,7 @@ WRONG = "def mean_of_all(rank, world_size, x):\n    return 1.0"
 def handed_out(tmp_path_factory):
     """A folder as students get it."""
     folder = tmp_path_factory.mktemp("handout") / "course"
-    listing = handout.handout(ROOT, folder)
+    listing = commands.handout(ROOT, folder)
     assert {"exercises/checks/04_collectives.py", ".pristine/checks/04_collectives.py"} <= {
         *listing
     }

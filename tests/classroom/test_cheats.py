@@ -11,7 +11,7 @@ from ground import HONEST, LIMITS, SEED, right
 from notebooks_made import content, exercise, notebook
 
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import record
+from simlib.classroom.grading.whole_class import record
 
 GROUPS = {
     "values and cells": cheats.VALUES | cheats.IN_THE_CELL | {"innocent": right(HONEST)},

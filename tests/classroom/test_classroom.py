@@ -25,24 +25,24 @@ from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, noteboo
 import simlib
 from simlib.classroom.grading import (
     commands,
-    handout,
+    graded_checks,
     reports,
     sandbox,
     self_check,
     session,
+    shell,
     texts,
     whole_class,
 )
-from simlib.classroom.grading.cache import SEEDS, Cache
 from simlib.classroom.grading.collect import CannotCollect, collect
 from simlib.classroom.grading.grade import NotebookResult
+from simlib.classroom.grading.graded_checks import GradedChecks
 from simlib.classroom.grading.merge_answers import WrongNotebook, merge_answers
 from simlib.classroom.grading.notebook_file import Unreadable, parse
 from simlib.classroom.grading.roster import BadRoster, Person, read_roster
-from simlib.classroom.grading.sandboxed import graded_checks, shell
-from simlib.classroom.grading.sandboxed.graded_checks import GradedChecks
 from simlib.classroom.grading.score import QuestionResult, is_cut_short
 from simlib.classroom.grading.session import CellResult
+from simlib.classroom.grading.texts import SEEDS, Cache
 from simlib.cli import main
 from simlib.core.environment import ROOT
 from simlib.core.model.trace import Trace
@@ -715,7 +715,7 @@ def test_as_root_it_refuses_to_keep_roots_rights(monkeypatch, submissions, tmp_p
 
 
 def test_a_handout_has_neither_solutions_nor_hidden_cells(tmp_path):
-    files = handout.handout(ROOT, tmp_path / "out.zip")
+    files = commands.handout(ROOT, tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as archive:
         packed = {name: archive.read(name) for name in archive.namelist()}
     assert "exercises/04_collectives.ipynb" in files and "environment.yml" in files
@@ -789,7 +789,7 @@ except Exception:
     pass
 """
 IMPATIENT = """\
-import simlib.classroom.grading.sandboxed.check_notebook as public
+import simlib.classroom.grading.self_check as public
 
 def run_for_a_time(shell, source, limit_s, whole=public.run_for_a_time):
     return whole(shell, source, 1 if "while True" in source else 600)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from notebooks_made import content, exercise, hand_in, notebook, solved, table
 
-from simlib.classroom.grading.overrides import BadOverrides, check, read_overrides
-from simlib.classroom.grading.reports import file_name
+from simlib.classroom.grading.reports import BadOverrides, check, file_name, read_overrides
 from simlib.classroom.grading.whole_class import progress
 from simlib.cli import main
 

@@ -9,7 +9,7 @@ import pytest
 from notebooks_made import content, exercise, hand_in, notebook, solved
 
 from simlib.classroom.grading import collect as collecting
-from simlib.classroom.grading import folders, notebook_file, reports
+from simlib.classroom.grading import notebook_file, reports
 from simlib.classroom.grading.collect import CannotCollect, collect
 from simlib.cli import main
 
@@ -80,7 +80,7 @@ def test_all_is_read_before_anything_is_parsed(tmp_path, monkeypatch):
             module, name, lambda *given, **named: (done.append(name), whole(*given, **named))[1]
         )
 
-    note(folders, "read_bytes")
+    note(collecting, "read_bytes")
     note(collecting.Reader, "about")
     collect(tmp_path, EXERCISES)
     assert done[:3] == ["read_bytes", "read_bytes", "about"] and "read_bytes" not in done[3:]
@@ -107,7 +107,7 @@ def test_what_vanishes_or_has_no_name_or_time_ends_nothing(stand_in, tmp_path, a
 
 def test_a_time_that_is_none_is_unknown():
     entry = SimpleNamespace(stat=lambda follow_symlinks: SimpleNamespace(st_mtime=1e12))
-    assert folders.changed(entry) is None
+    assert collecting.changed(entry) is None
 
 
 def test_the_folder_of_the_report_is_left_out_whatever_is_in_it(tmp_path):
@@ -149,7 +149,7 @@ def test_so_many_notebooks_of_one_student_are_read(tmp_path, monkeypatch, kind):
 
 
 def test_folders_that_are_too_large_or_too_deep_cost_their_owner_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "MAX_ENTRIES", 50)
+    monkeypatch.setattr(collecting, "MAX_ENTRIES", 50)
     hand_in(tmp_path, *(f"alice/{n}.txt" for n in range(60)), data=b"")
     hand_in(tmp_path, "/".join(["carl", *"a" * 200, NAME]), f"dora/{NAME}", data=SOLVED)
     found = {one.student: one for one in collect(tmp_path, EXERCISES)}

@@ -26,8 +26,8 @@ from notebooks_made import content, exercise, solved
 
 from simlib.classroom.grading import container, sandbox, session
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import record
 from simlib.classroom.grading.session import code_cell, run_notebook
+from simlib.classroom.grading.whole_class import record
 from simlib.cli import main
 
 SMALL = replace(LIMITS, answer_s=8, memory_bytes=1500 << 20, processes=200)

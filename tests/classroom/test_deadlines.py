@@ -2,7 +2,7 @@
 
 import pytest
 
-from simlib.classroom.grading.sandboxed import shell
+from simlib.classroom.grading import shell
 from simlib.core.engines import request
 
 

@@ -8,11 +8,11 @@ from ground import LIMITS, SEED
 from known_wrong import FOLDER, earned, mixed, wrong_sources
 from notebooks_made import SOURCES, content, notebook, solved
 
-from simlib.classroom.grading import known_answers as known
+from simlib.classroom.grading import whole_class as known
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import Expected, record
 from simlib.classroom.grading.source import number_of
+from simlib.classroom.grading.whole_class import Expected, record
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("*.py"))}
 RACES = {

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
 
-from simlib.classroom.grading import known_answers, sandbox, self_check
+from simlib.classroom.grading import sandbox, self_check, whole_class
 from simlib.classroom.grading.grade import BEGIN, grade, seed_of, seeded
-from simlib.classroom.grading.known_answers import record
-from simlib.classroom.grading.sandboxed.graded_checks import too_little
+from simlib.classroom.grading.graded_checks import too_little
 from simlib.classroom.grading.score import json_in, sentence
 from simlib.classroom.grading.session import code_cell, run_notebook
+from simlib.classroom.grading.whole_class import record
 
 SEED = 5
 LIMITS = sandbox.Limits(notebook_s=600, cell_s=300, answer_s=60)
@@ -197,21 +197,21 @@ WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
 
 
 def test_a_known_wrong_answer_is_told_by_its_name(expected):
-    sources = known_answers.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    sources = whole_class.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
     own_mean = "each rank's own mean"
     some = dict(
         pair for pair in sources.items() if pair[0].startswith((own_mean, "the sum of all"))
     )
     assert len(some) == 2
     (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
-    assert known_answers.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
-    signatures = known_answers.outputs_of(
+    assert whole_class.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
+    signatures = whole_class.outputs_of(
         some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
     made = notebook(COLLECTIVES, {"mean_of_all": own})
     result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
-    found = known_answers.signature(result.questions[0].outputs)
+    found = whole_class.signature(result.questions[0].outputs)
     assert [words for words in signatures if signatures[words] == found] == [own_mean]
 
 
@@ -244,7 +244,7 @@ THE_SAME = {
 
 def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
     sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
-    found = known_answers.outputs_of(
+    found = whole_class.outputs_of(
         sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     assert "own mean" in found and "NoneType" not in str(found["own mean"])
@@ -253,7 +253,7 @@ def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
 
 def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
     sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
-    found = known_answers.outputs_of(
+    found = whole_class.outputs_of(
         sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
     )
     assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []

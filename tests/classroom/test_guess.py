@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import simlib
-from simlib.classroom.checks import guesses
+from simlib.classroom.checks import verdict
 
 
 def said(capsys, *args, **options):
@@ -16,7 +16,7 @@ def said(capsys, *args, **options):
 
 
 def test_the_examples_in_its_documentation():
-    found = doctest.testmod(guesses)
+    found = doctest.testmod(verdict)
     assert (found.failed, found.attempted) == (0, 5)
 
 

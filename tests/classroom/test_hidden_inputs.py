@@ -13,14 +13,13 @@ from notebooks_made import SOURCES
 
 import simlib
 from simlib.classroom.checks.compare import difference
-from simlib.classroom.checks.complaints import broken_rules
-from simlib.classroom.checks.run_answer import changed_in_place, run_answer
-from simlib.classroom.grading import known_answers, whole_class
-from simlib.classroom.grading.cache import Cache
+from simlib.classroom.checks.complaints import broken_rules, changed_in_place, run_answer
+from simlib.classroom.grading import whole_class
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import CELL_BITS, seed_of, seeded
 from simlib.classroom.grading.sandbox import Limits
 from simlib.classroom.grading.session import CellResult, Session
+from simlib.classroom.grading.texts import Cache
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("*.py"))}
 COLLECTIVES = EXERCISES["04_collectives"]
@@ -218,7 +217,7 @@ GOOD = "1: 2.5\n1: sent as allowed\n2: 2.5; (1, 'a')\n2: sent as allowed"
     ],
 )
 def test_a_complaint_about_the_solution_is_found(text, complaint):
-    assert known_answers.complaint_in(text) == complaint
+    assert whole_class.complaint_in(text) == complaint
 
 
 @pytest.fixture
@@ -238,7 +237,7 @@ def recording(monkeypatch):
             found = {key: CellResult("same", outputs=outputs) for key, outputs in printed.items()}
             return Session(found, "", 1.0, "")
 
-        monkeypatch.setattr(known_answers, "run_notebook", run_notebook)
+        monkeypatch.setattr(whole_class, "run_notebook", run_notebook)
 
     return give
 
@@ -250,7 +249,7 @@ def test_what_the_solution_gets_wrong_is_never_kept_as_expected(line, recording,
     graders = whole_class.ClassGrader({COLLECTIVES.name: COLLECTIVES}, Cache(tmp_path), 42, LIMITS)
     recording(f"1: 2\n1: sent as allowed\n{line}")
     for _ in range(2):
-        with pytest.raises(known_answers.SolutionFails) as caught:
+        with pytest.raises(whole_class.SolutionFails) as caught:
             graders.expected(COLLECTIVES)
         said = str(caught.value)
         assert said.startswith("04_collectives, seed 42: cell mean_of_all-hidden is no measure")
@@ -285,4 +284,4 @@ def test_simulated_solutions_give_what_is_expected_and_keep_the_rules(name, seed
 @pytest.mark.parametrize("seed", [14, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("name", EXERCISES)
 def test_solutions_are_recorded_under_other_seeds(name, seed, isolated):
-    assert known_answers.record(EXERCISES[name], seed, LIMITS).recorded
+    assert whole_class.record(EXERCISES[name], seed, LIMITS).recorded

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from notebooks_made import content, exercise, hand_in, solved
 
-from simlib.classroom.grading import masked_paths, sandbox, whole_class
-from simlib.classroom.grading.course import SOURCES
-from simlib.classroom.grading.masked_paths import hiding
+from simlib.classroom.grading import sandbox, whole_class
+from simlib.classroom.grading.sandbox import hiding
+from simlib.classroom.grading.source import SOURCES
 from simlib.cli import main
 from simlib.core.environment import ROOT
 
@@ -67,7 +67,7 @@ def course_below(folder, monkeypatch):
     shown = sandbox.python_folders()
     python = str(course / "python")
     monkeypatch.setattr(sandbox, "python_folders", lambda: [*shown, python])
-    monkeypatch.setattr(masked_paths, "ROOT", course)
+    monkeypatch.setattr(sandbox, "ROOT", course)
     return hiding(folder / "link", folder / "report", folder / "roster.csv", folder / "none", None)
 
 
@@ -103,14 +103,14 @@ def test_below_usr_checkout_and_class_are_covered_but_not_its_python(tmp_path, m
 def test_a_class_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeypatch):
     place = Path(sandbox.SIMLIB) / "classroom" / "grading"
     with hiding(place):
-        words, _ = masked_paths.covers(sandbox.shown())
-    assert f"{sandbox.COURSE}/simlib/grading" in words
+        words, _ = sandbox.covers(sandbox.shown())
+    assert f"{sandbox.COURSE}/simlib/classroom/grading" in words
 
 
 def test_what_checks_expect_is_covered_where_simlib_is_of_a_wheel(monkeypatch):
-    monkeypatch.setattr(masked_paths, "GIVEN", Path(sandbox.SIMLIB) / "classroom" / "grading")
-    words, _ = masked_paths.covers(sandbox.shown())
-    assert f"{sandbox.COURSE}/simlib/grading" in words
+    monkeypatch.setattr(sandbox, "GIVEN", Path(sandbox.SIMLIB) / "classroom" / "grading")
+    words, _ = sandbox.covers(sandbox.shown())
+    assert f"{sandbox.COURSE}/simlib/classroom/grading" in words
 
 
 @pytest.mark.parametrize("place", ["/usr", sys.prefix])
@@ -126,14 +126,14 @@ def test_what_a_call_names_is_hidden_while_each_notebook_is_graded(stand_in, tmp
     whole, found = whole_class.grade, []
 
     def grade(*given):
-        found.append(masked_paths.hidden_places())
+        found.append(sandbox.hidden_places())
         return whole(*given)
 
     monkeypatch.setattr(whole_class, "grade", grade)
     hand_in(tmp_path, "class/alice/04_collectives.ipynb", data=content(solved(exercise("04"))))
     assert main(["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]) == 0
     assert {ROOT, ROOT / SOURCES, tmp_path / "class", tmp_path / "out"} == set(found[0])
-    assert masked_paths.hidden_places() == [ROOT]
+    assert sandbox.hidden_places() == [ROOT]
 
 
 def test_a_folder_in_python_of_a_hidden_checkout_is_hidden(tmp_path, monkeypatch):

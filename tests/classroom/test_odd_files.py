@@ -9,8 +9,8 @@ from ground import HONEST, LIMITS, SEED
 
 import simlib.classroom.grading.grade as grading
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import Expected
 from simlib.classroom.grading.notebook_file import LARGEST_BYTES, Unreadable, read_bytes
+from simlib.classroom.grading.whole_class import Expected
 
 ANSWERS = [HONEST, "def NAME(rank, world_size, x):\n    return x", HONEST]
 EARNED = [1, 0, 1]

@@ -8,7 +8,7 @@ import pytest
 
 from simlib.classroom.confinement import process_sandbox
 from simlib.classroom.confinement.process_sandbox import OWN_SANDBOX
-from simlib.classroom.grading.sandboxed.examiner import is_of_shell
+from simlib.classroom.grading.examiner import is_of_shell
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

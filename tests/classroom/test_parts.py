@@ -7,12 +7,12 @@ from notebooks_made import content, exercise, notebook
 from simlib.classroom.checks.verdict import Verdict
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import Expected, record
-from simlib.classroom.grading.reference import Cell
-from simlib.classroom.grading.sandboxed.graded_checks import GradedVerdict
+from simlib.classroom.grading.graded_checks import GradedVerdict
+from simlib.classroom.grading.notebook_file import Cell
 from simlib.classroom.grading.score import lost_in
 from simlib.classroom.grading.session import CellResult
 from simlib.classroom.grading.source import SourceError
+from simlib.classroom.grading.whole_class import Expected, record
 
 FOUR = exercise("04")
 CHAIN = """\

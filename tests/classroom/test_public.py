@@ -11,8 +11,8 @@ import pytest
 from notebooks_made import cell_of, content, exercise, hand_in, notebook
 
 from simlib.classroom.grading import self_check
+from simlib.classroom.grading import self_check as inside
 from simlib.classroom.grading.sandbox import Limits
-from simlib.classroom.grading.sandboxed import check_notebook as inside
 from simlib.cli import main
 
 COLLECTIVES = exercise("04")
@@ -104,7 +104,7 @@ def test_check_leaves_no_folders_behind(tmp_path, monkeypatch):
 
 def test_a_check_has_as_long_as_in_grading(tmp_path, monkeypatch):
     report_limits = (
-        "import simlib.classroom.grading.sandboxed.check_notebook as public\n"
+        "import simlib.classroom.grading.self_check as public\n"
         "public.run_for_a_time = lambda shell, source, limit_s: {'error': f'{limit_s} s'}\n"
         "public.main()\n"
     )

@@ -6,10 +6,10 @@ import resource
 import pytest
 from notebooks_made import content, exercise, notebook, solved
 
-from simlib.classroom.grading import reading
+from simlib.classroom.grading import grade
+from simlib.classroom.grading.grade import Reader
 from simlib.classroom.grading.merge_answers import WrongNotebook, merge_answers
 from simlib.classroom.grading.notebook_file import MAX_CHARS, Unreadable, parse
-from simlib.classroom.grading.reading import Reader
 
 FOUR = exercise("04")
 SOLVED = content(solved(FOUR))
@@ -109,12 +109,12 @@ sys.stdin.buffer.read(2)
 def test_a_file_that_ends_or_stops_its_reader_is_unreadable(tmp_path, monkeypatch, does, words):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(does))
-    whole = reading.PROGRAM
-    monkeypatch.setattr(reading, "PROGRAM", program)
+    whole = grade.PROGRAM
+    monkeypatch.setattr(grade, "PROGRAM", program)
     with Reader({FOUR.name: FOUR}, patience_s=1) as reader:
         with pytest.raises(Unreadable, match=words):
             reader.merge(b"{}", FOUR.name)
-        monkeypatch.setattr(reading, "PROGRAM", whole)
+        monkeypatch.setattr(grade, "PROGRAM", whole)
         reader._patience_s = 60
         assert reader.merge(SOLVED, FOUR.name).found
 

@@ -10,12 +10,16 @@ import pytest
 from class_made import ESCAPES, EXERCISES, FOUR, KNOWN, SCRIPT, SECRET, graded, made_class
 from notebooks_made import exercise
 
-from simlib.classroom.grading import overrides, reports
-from simlib.classroom.grading.lms_export import tables_for_platforms
-from simlib.classroom.grading.overrides import BadOverrides, Override, read_overrides
-from simlib.classroom.grading.overview import KINDS, overview
-from simlib.classroom.grading.pages import reason_and_box, write_pages
-from simlib.classroom.grading.reports import as_report, write_reports
+from simlib.classroom.grading import reports
+from simlib.classroom.grading.pages import KINDS, overview, reason_and_box, write_pages
+from simlib.classroom.grading.reports import (
+    BadOverrides,
+    Override,
+    as_report,
+    read_overrides,
+    tables_for_platforms,
+    write_reports,
+)
 from simlib.classroom.grading.roster import Person
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(reports.SCHEMA.read_text()))
@@ -235,7 +239,7 @@ def test_the_report_is_what_its_schema_says(report):
     VALIDATOR.check_schema(VALIDATOR.schema)
     VALIDATOR.validate(report)
     by_hand = copy.deepcopy(report)
-    overrides.apply(by_hand, [Override("", "student_01", FOUR.name, "mean_of_all", 0.5, "see me")])
+    reports.apply(by_hand, [Override("", "student_01", FOUR.name, "mean_of_all", 0.5, "see me")])
     VALIDATOR.validate(by_hand)
     by_hand["students"][0]["notebooks"][0]["more"] = 1
     assert not VALIDATOR.is_valid(by_hand)
@@ -316,9 +320,9 @@ def test_points_by_hand_are_merged_and_shown(report, tmp_path):
     names = {one["student"]: one["name"] for one in report["students"]}
     nine = exercise("09")
     every = EXERCISES | {nine.name: nine}
-    found, aside = overrides.check(read_overrides(path), names, EXERCISES, every)
+    found, aside = reports.check(read_overrides(path), names, EXERCISES, every)
     assert aside == [f"{path}, line 5 was not applied: {nine.name} is not in this report"]
-    overrides.apply(by_hand, found)
+    reports.apply(by_hand, found)
     students = {one["student"]: one for one in by_hand["students"]}
     assert students["student_29"]["points"] == 1.5
     before = next(one for one in report["students"] if one["student"] == "student_01")
@@ -341,7 +345,7 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         Override("", "student_01", "04_collectives", "own_broadcast", None, "words only"),
         Override("", "student_02", "05_building_all_reduce", "", None, "of the whole notebook"),
     ]
-    overrides.apply(by_hand, lines)
+    reports.apply(by_hand, lines)
     write_pages(tmp_path, by_hand)
     for student, status in (("student_29", "missing"), ("student_27", "unreadable")):
         page = (tmp_path / "feedback" / f"{student}.html").read_text(encoding="utf-8")
@@ -376,6 +380,6 @@ def test_a_wrong_line_is_told(report, tmp_path, lines, words):
     path.write_text(head + lines)
     names = {one["student"]: one["name"] for one in report["students"]}
     with pytest.raises(BadOverrides, match=words):
-        overrides.check(read_overrides(path), names, EXERCISES, EXERCISES)
+        reports.check(read_overrides(path), names, EXERCISES, EXERCISES)
     with pytest.raises(BadOverrides, match="cannot be read"):
         read_overrides(tmp_path / "none.csv")

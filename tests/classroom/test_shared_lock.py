@@ -10,19 +10,18 @@ import psutil
 import pytest
 
 from simlib.classroom.grading import whole_class
-from simlib.classroom.grading.cache import Cache
-from simlib.classroom.grading.cgroup import (
+from simlib.classroom.grading.container import (
     MOUNTED,
     NAME,
     Group,
-    clear_after_the_dead,
+    clear_groups_of_the_dead,
     pids_in,
     settings_of,
 )
 from simlib.classroom.grading.grade import GraderFails, NotebookResult
-from simlib.classroom.grading.masked_paths import HIDDEN, hiding
-from simlib.classroom.grading.sandbox import Limits
-from simlib.classroom.grading.shared_lock import SharedExclusiveLock
+from simlib.classroom.grading.sandbox import HIDDEN, Limits, hiding
+from simlib.classroom.grading.texts import Cache
+from simlib.classroom.grading.whole_class import SharedExclusiveLock
 
 
 def test_who_is_alone_begins_when_all_others_have_ended_and_nobody_begins_meanwhile():
@@ -174,7 +173,7 @@ def test_a_group_of_a_dead_grader_is_removed_with_who_is_in_it():
     folder.mkdir()
     sleeper = subprocess.Popen(["sleep", "98765"])
     (folder / "cgroup.procs").write_text(str(sleeper.pid))
-    clear_after_the_dead()
+    clear_groups_of_the_dead()
     assert sleeper.wait() == -9 and not folder.exists()
 
 

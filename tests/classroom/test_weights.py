@@ -8,7 +8,6 @@ from ground import HEAD, LIMITS, QUESTION, SEED
 
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.known_answers import record
 from simlib.classroom.grading.source import (
     SourceError,
     course_of,
@@ -16,6 +15,7 @@ from simlib.classroom.grading.source import (
     with_stubs,
     without_hidden,
 )
+from simlib.classroom.grading.whole_class import record
 
 SIGN = "torch.randn"
 ANSWERS = {

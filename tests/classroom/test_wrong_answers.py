@@ -13,7 +13,7 @@ import pytest
 
 from simlib.classroom.checks.check import fingerprint
 from simlib.classroom.checks.compare import difference
-from simlib.classroom.grading import known_answers
+from simlib.classroom.grading import whole_class
 from simlib.classroom.grading.source import number_of, solution_source, stub_source
 
 TESTS = Path(__file__).parents[1]
@@ -141,7 +141,7 @@ def test_what_a_wrong_answer_is_goes_on_after_this_is():
         for answer, said in zip(names["WRONG"], words, strict=True):
             assert re.fullmatch(r"[a-z].{,73}[^.\s]", said), f"{path}, {answer.__name__}: {said!r}"
         assert len(set(words)) == len(words), path
-        known = known_answers.sources_of(path.parent, path, names["QUESTION"])
+        known = whole_class.sources_of(path.parent, path, names["QUESTION"])
         assert list(known) == words, path
 
 

@@ -43,7 +43,7 @@ def test_a_notebook_is_checked_without_the_extra_for_teachers():
     lines = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['jupytext', 'nbformat', 'nbval', 'pytest', 'tqdm']))\n"
-        "import simlib.classroom.grading.student_commands, simlib.core.engines.workers.preload\n"
+        "import simlib.classroom.grading.progress, simlib.core.engines.workers.preload\n"
     )
     done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from simlib.classroom.grading.release_version import CASES, write_checks
+from simlib.classroom.grading.exercise import CASES, write_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 CONDA_NAMES = {"torch": "pytorch"}
@@ -64,7 +64,7 @@ def installed(*extras):
 
 WRITES = """
 from pathlib import Path
-from simlib.classroom.grading.release_version import write_checks
+from simlib.classroom.grading.exercise import write_checks
 write_checks(Path())
 """
 

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 import release
 
-from simlib.classroom.grading.handout import handout
+from simlib.classroom.grading.commands import handout
 
 
 @pytest.fixture

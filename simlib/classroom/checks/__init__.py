@@ -11,12 +11,12 @@ A check of an exercise is written as one call, in the exercise's source::
 The notebook shows none of it: its check cell is ``verdict = check_of("02.2", shift_right)``.
 """
 
-from .bounds import Fits, Timed
-from .cases import check_of
 from .check import check, measure
 from .compare import OneOf
 from .rules import (
+    Fits,
     Rule,
+    Timed,
     brought,
     collective_nbytes,
     collectives,
@@ -28,7 +28,7 @@ from .rules import (
     sends_to,
     somebody_sends,
 )
-from .verdict import Verdict
+from .verdict import Verdict, check_of
 
 __all__ = [
     "Fits",

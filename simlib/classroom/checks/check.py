@@ -9,19 +9,28 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...core.engines.processes.real_run import run as run_on_processes
 from ...core.model.errors import SimlibError
 from ..parts import VALUE, parts_of
 from .compare import EXACT, describe
-from .complaints import complaints, failure, parts_lost, worst_of
+from .complaints import (
+    WORLDS,
+    World,
+    changed_in_place,
+    complaints,
+    failure,
+    parts_lost,
+    run_answer,
+    worst_of,
+)
 from .rules import Rule
-from .run_answer import WORLDS, World, changed_in_place, run_answer
 from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict
 
 if TYPE_CHECKING:
-    from .bounds import Fits, Timed
+    from ...core.results.run import Run
+    from .rules import Fits, Timed
 
 TIMEOUT_S = 5
 """How long a world may make no progress, by default."""
@@ -103,10 +112,19 @@ def check(
     return verdict
 
 
-def verdict_on(question, answer, worlds, expected, points, in_place, mistakes, within=EXACT):
+def verdict_on(
+    question: str,
+    answer: Callable,
+    worlds: Sequence[World],
+    expected: Callable,
+    points: int | Mapping[str, int],
+    in_place: bool,
+    mistakes: Mapping[str, Any],
+    within: float = EXACT,
+) -> Verdict:
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
     parts, partly = parts_of(points), None
-    reasons = {}  # by part that is lost, where it is for the first time
+    reasons: dict[str, str] = {}  # by part that is lost, where it is for the first time
     lines_of = {}  # those of the last world of each engine
     for world in worlds:
         world_size = world.world_size
@@ -168,7 +186,7 @@ def measure(
     return "\n".join(lines)
 
 
-def tally_lines(run, given, rules):
+def tally_lines(run: Run, given: Sequence, rules: Sequence[Rule]) -> list[str]:
     """What the rules counted in a run, a line for each; in a simulation, what only it can tell."""
     if run.engine == "simulated":
         return [f"at world size {run.world_size}: {rules[-1].tally(run, given)}"]
@@ -176,7 +194,7 @@ def tally_lines(run, given, rules):
     return [f"at world size {run.world_size}: {text}" for text in tallies if text]
 
 
-def fingerprint(function):
+def fingerprint(function: Any) -> str:
     """Eight letters that stay the same while the text of a function does; spaces do not count."""
     try:
         text = inspect.getsource(function)
@@ -185,14 +203,14 @@ def fingerprint(function):
     return f"{zlib.crc32(''.join(text.split()).encode()):08x}"
 
 
-def mistake_of_an_error(reason, mistakes):
+def mistake_of_an_error(reason: str, mistakes: Mapping[str, Any]) -> str:
     """What to add to what is said of an error: the sentence of a mistake known by words in it."""
     words = {text: seen for text, seen in mistakes.items() if isinstance(seen, str)}
     known = next((text for text, seen in words.items() if seen in reason), None)
     return f"{'.' * (not reason.endswith('.'))} {known}" if known else ""
 
 
-def call_complaint(answer, inputs):
+def call_complaint(answer: Callable, inputs: Sequence) -> str | None:
     """A sentence where the answer cannot be called with these inputs, else None."""
     try:
         inspect.signature(answer).bind(0, 1, *inputs)

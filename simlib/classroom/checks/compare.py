@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ _NOTHING = object()
 EXACT = 1e-5  # share by which floats that are equal may differ
 
 
-def describe(value):
+def describe(value: object) -> str:
     """A value as short text in Python's notation: at most a few elements of a tensor.
 
     Containers are written out to `DEEPEST` levels and `LONGEST` values in all.
@@ -24,7 +26,7 @@ def describe(value):
     return text_of(value, itertools.count(1), 0)
 
 
-def text_of(value, counted, depth):
+def text_of(value: object, counted: Iterator[int], depth: int) -> str:
     """`describe`, with what has been written out so far and how deep we are."""
     if next(counted) > LONGEST or depth > DEEPEST:
         return "..."
@@ -52,7 +54,7 @@ def text_of(value, counted, depth):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def describe_tensor(tensor):
+def describe_tensor(tensor: torch.Tensor) -> str:
     """A tensor as torch prints it, flat; its shape and dtype where they are not the usual ones."""
     flat = first_of(tensor.detach(), SHOWN).tolist()
     numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat]
@@ -66,7 +68,7 @@ def describe_tensor(tensor):
     return f"tensor([{text}])" + f" of shape {tuple(tensor.shape)}" * (tensor.dim() > 1)
 
 
-def first_of(tensor, number):
+def first_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
     """The first elements of a tensor, flat; a copy of these only, however many there are."""
     for dim in range(tensor.dim()):
         below = math.prod(tensor.shape[dim + 1 :])
@@ -74,7 +76,7 @@ def first_of(tensor, number):
     return tensor.flatten()[:number]
 
 
-def first_unseen(got, want):
+def first_unseen(got: Any, want: Any) -> str:
     """Where two tensors that `describe` shows alike first differ, as a clause; else empty."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     if not both or got.shape != want.shape or describe(got) != describe(want):
@@ -87,18 +89,18 @@ def first_unseen(got, want):
     return f"; first different at {place}: {got[index].item():g}, not {want[index].item():g}"
 
 
-def dtype_differs(got, want):
+def dtype_differs(got: Any, want: Any) -> bool:
     """Whether both are tensors of one shape, but not of one dtype."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     return both and got.shape == want.shape and got.dtype != want.dtype
 
 
-def dtype_name(tensor):
+def dtype_name(tensor: torch.Tensor) -> str:
     """``"float32"`` for a float32 tensor."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def difference(got, want, within=EXACT):
+def difference(got: Any, want: Any, within: float = EXACT) -> str | None:
     """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
 
     Tensors must agree in shape and dtype; floats to a relative 1e-5, ints exactly; nan equals nan.
@@ -124,7 +126,7 @@ def difference(got, want, within=EXACT):
     return None if same_number(got, want, within) else "has the wrong value"
 
 
-def no_number(got):
+def no_number(got: object) -> str:
     """What is said of `got` where a number of Python's own is expected, and how to make one."""
     item = ": its .item() is one"
     if isinstance(got, np.generic):
@@ -133,7 +135,7 @@ def no_number(got):
     return f"has a {type(got).__name__} where a number is expected{item if of_one else ''}"
 
 
-def same_number(got, want, within=EXACT):
+def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
     """Whether two numbers are equal: whole ones exactly, others to that share; nan is nan."""
     if isinstance(got, Integral) and isinstance(want, Integral):
         return got == want
@@ -145,7 +147,7 @@ def same_number(got, want, within=EXACT):
         return False
 
 
-def tensor_difference(got, want):
+def tensor_difference(got: object, want: torch.Tensor) -> str | None:
     """`difference` for an expected tensor."""
     if not isinstance(got, torch.Tensor):
         return f"has a {type(got).__name__} where a tensor is expected"
@@ -162,7 +164,7 @@ def tensor_difference(got, want):
     return None if same else "has the wrong value"
 
 
-def list_difference(got, want, within=EXACT):
+def list_difference(got: Any, want: Sequence, within: float = EXACT) -> str | None:
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
         return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
@@ -174,7 +176,7 @@ def list_difference(got, want, within=EXACT):
     return wrong and _at(index, wrong)
 
 
-def first_wrong(got, want, within=EXACT):
+def first_wrong(got: Any, want: Any, within: float = EXACT):
     """Where two lists first differ: ``(index, got, want, what is wrong)``; None if nowhere."""
     both = itertools.zip_longest(got, want, fillvalue=_NOTHING)
     for index, (one, other) in enumerate(both):
@@ -193,7 +195,7 @@ def _at(index, wrong):
     return f"at index [{index}]{inner if inner.startswith('[') else f'[{inner}]'} {rest}"
 
 
-def first_different(got, want, within=EXACT):
+def first_different(got: Any, want: Any, within: float = EXACT):
     """Where two lists first differ and what stands there: ``(index, got, want)``, as text."""
     index, *values, wrong = first_wrong(got, want, within) or (None,) * 4
     told = ("nothing" if value is _NOTHING else describe(value) for value in values)
@@ -207,7 +209,9 @@ class OneOf:
     candidates: list
 
 
-def known_mistake(got, given, mistakes):
+def known_mistake(
+    got: Sequence, given: Sequence, mistakes: Mapping[str, Callable | str]
+) -> str | None:
     """The sentence of the known mistake that gives these values, else None.
 
     Parameters
@@ -229,7 +233,9 @@ def known_mistake(got, given, mistakes):
     return None
 
 
-def likely_cause(got, want, given, is_passed=True):
+def likely_cause(
+    got: Sequence, want: Sequence, given: Sequence, is_passed: bool = True
+) -> str | None:
     """One likely cause of wrong values, as a sentence; None where nothing fits.
 
     Parameters
@@ -261,13 +267,13 @@ def likely_cause(got, want, given, is_passed=True):
     return None
 
 
-def same_numbers(got, want):
+def same_numbers(got: object, want: Any) -> bool:
     """Whether two tensors of one shape hold the same numbers, in whatever order."""
     if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype:
         return False
     return difference(got.flatten().sort().values, want.flatten().sort().values) is None
 
 
-def all_equal(got, want):
+def all_equal(got: Sequence, want: Sequence) -> bool:
     """Whether each rank's value equals its expected one."""
     return all(not difference(one, other) for one, other in zip(got, want, strict=True))

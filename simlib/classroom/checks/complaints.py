@@ -1,13 +1,20 @@
-"""What is wrong with an answer in one run: a sentence, and which part of the question it costs."""
+"""Run an answer in one world, and say what is wrong with what it did."""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ...core.diagnose.findings import KINDS, UNFINISHED
-from ...core.model.errors import DeadlockError, MismatchError, RankError, StuckError
+from ...core.engines.options import ByRank
+from ...core.model.errors import DeadlockError, MismatchError, RankError, SimlibError, StuckError
 from ...core.record.safe_pickle import Exchanged
-from ..parts import VALUE
+from ..parts import NO_RESULT, VALUE
 from .compare import (
     EXACT,
     describe,
@@ -19,8 +26,83 @@ from .compare import (
     known_mistake,
     likely_cause,
 )
-from .run_answer import NO_RESULT, changed_in_place
 from .verdict import NOT_WRITTEN, WRONG, values_are_right
+
+if TYPE_CHECKING:
+    from ...core.model.trace import Op
+    from ...core.results.run import Run
+    from .rules import Rule
+
+WORLDS = (1, 2, 3, 4, 5)
+"""World sizes in which an answer is tried, by default."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One world in which an answer is tried: who runs it, on what, under which rules."""
+
+    world_size: int
+    inputs: Callable
+    start: Callable
+    rules: tuple
+
+
+def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> tuple[Run, list]:
+    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
+
+    ``start(function, world_size, args)`` runs it. A rank knows its own inputs only.
+
+    Raises
+    ------
+    SimlibError
+        The run failed, or a rank that is alive gave no result.
+    """
+
+    @functools.wraps(answer)
+    def call_answer(rank, world_size, *mine):
+        at_first = [list(one) if isinstance(one, list) else one for one in mine]
+        returned = answer(rank, world_size, *mine)
+        return returned, tuple(map(with_those_at_first, mine, at_first))
+
+    try:
+        run = start(call_answer, len(by_rank), ByRank(by_rank))
+    except SimlibError as error:
+        if error.run is not None:
+            keep_returned(error.run)
+        raise
+    silent = [rank for rank, result in enumerate(run.results) if result is None]
+    inputs = keep_returned(run)
+    for rank in silent:
+        if rank not in run.deaths:
+            raise SimlibError(f"rank {rank} {NO_RESULT}: the run ended before it returned", run=run)
+    return run, inputs
+
+
+def with_those_at_first(now: Any, at_first: Any) -> Any:
+    """An input after the call; with a list whose tensors were exchanged, those of before it."""
+    if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
+        return now
+    same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))
+    return now if same else Exchanged(now, at_first)
+
+
+def changed_in_place(inputs: Sequence) -> Any:
+    """What is looked at where an answer changes its first input: of a list, the tensors it held.
+
+    They are what others hold, too, as a model holds its gradients.
+    """
+    return inputs and getattr(inputs[0], "at_first", inputs[0])
+
+
+def keep_returned(run: Run) -> list:
+    """Leave in a run what the answer itself returned; give back the inputs, by rank.
+
+    Both are None for a rank that gave no result.
+    """
+    pairs = [result or (None, None) for result in run.results]
+    run.results = [returned for returned, _ in pairs]
+    return [inputs for _, inputs in pairs]
+
 
 LONG = 240
 """Letters of a rank's lists beyond which a verdict shows only where they first differ."""
@@ -45,7 +127,16 @@ class Complaint:
     part: str = VALUE
 
 
-def complaints(run, after, given, want, rules, in_place, mistakes, within=EXACT):
+def complaints(
+    run: Run,
+    after: list,
+    given: Sequence,
+    want: Sequence,
+    rules: Sequence[Rule],
+    in_place: bool,
+    mistakes: Mapping[str, Any],
+    within: float = EXACT,
+) -> list[Complaint]:
     """The `Complaint` objects about a run that ended; beside one about its values there is none."""
     first = broken_rules(run, given, [rule for rule in rules if rule.before_values])
     if first:
@@ -60,17 +151,26 @@ def complaints(run, after, given, want, rules, in_place, mistakes, within=EXACT)
     return broken_rules(run, given, [rule for rule in rules if not rule.before_values])
 
 
-def parts_lost(found, parts):
+def parts_lost(found: Sequence[Complaint], parts: Mapping[str, int]) -> set[str]:
     """The parts that complaints cost; what a question has no part for costs its value."""
     return {one.part if one.part in parts else VALUE for one in found}
 
 
-def worst_of(found, parts):
+def worst_of(found: Sequence[Complaint], parts: Mapping[str, int]) -> Complaint:
     """The complaint to tell: the first that costs the value, else the first."""
     return next((one for one in found if VALUE in parts_lost([one], parts)), found[0])
 
 
-def value_complaint(run, after, given, want, rules, in_place, mistakes, within=EXACT):
+def value_complaint(
+    run: Run,
+    after: list,
+    given: Sequence,
+    want: Sequence,
+    rules: Sequence[Rule],
+    in_place: bool,
+    mistakes: Mapping[str, Any],
+    within: float = EXACT,
+) -> tuple[str | None, list[str]]:
     """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
     got = [changed_in_place(mine) for mine in after] if in_place else run.results
     wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
@@ -100,7 +200,7 @@ def value_complaint(run, after, given, want, rules, in_place, mistakes, within=E
     return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
 
 
-def cause(run, got, want, given, rules):
+def cause(run: Run, got: Sequence, want: Sequence, given: Sequence, rules: Sequence[Rule]) -> str:
     """The likeliest cause of wrong values, as a sentence; what to do next where none fits."""
     has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
     if has_to_communicate and not run.trace.ops:
@@ -122,7 +222,7 @@ def cause(run, got, want, given, rules):
     )
 
 
-def rank_line(rank, got, want, is_wrong, within=EXACT):
+def rank_line(rank: int, got: Any, want: Any, is_wrong: bool, within: float = EXACT) -> str:
     """One rank's value in a wrong verdict."""
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
@@ -137,7 +237,7 @@ def rank_line(rank, got, want, is_wrong, within=EXACT):
     return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
 
 
-def input_complaint(run, given, after):
+def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
     """A sentence where a rank changed its inputs, else None."""
     inputs = list(zip(*given, strict=True))
     for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
@@ -156,13 +256,13 @@ def input_complaint(run, given, after):
     return None
 
 
-def has_come(now, before, others):
+def has_come(now: Sequence, before: Sequence, others: Sequence[Sequence]) -> bool:
     """Whether an input that a rank changed now holds what another rank was given in its place."""
     changed = [index for index in range(len(now)) if difference(now[index], before[index])]
     return any(not difference(now[index], other[index]) for index in changed for other in others)
 
 
-def receives_while_sending(ops):
+def receives_while_sending(ops: Sequence[Op]) -> bool:
     """Whether a rank posts a receive before it waits for a send, or the other way round."""
     return any(
         one.async_op and one.seq < other.seq and (one.wait_s is None or one.wait_s > other.post_s)
@@ -172,13 +272,13 @@ def receives_while_sending(ops):
     )
 
 
-def broken_rules(run, given, rules):
+def broken_rules(run: Run, given: Sequence, rules: Iterable[Rule]) -> list[Complaint]:
     """A `Complaint` for each broken rule, in the rules' order."""
     said = [(rule.broken(run, given), rule.part) for rule in rules]
     return [Complaint(sentence, part=part) for sentence, part in said if sentence]
 
 
-def found_by_the_engine(run):
+def found_by_the_engine(run: Run) -> str | None:
     """A sentence about a race, a lost message or an op that nobody waited for, else None."""
     for kind in reversed(KINDS):
         lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
@@ -188,22 +288,22 @@ def found_by_the_engine(run):
     return None
 
 
-def lost_message(run):
+def lost_message(run: Run) -> str | None:
     """A sentence about a message that nobody received, else None."""
-    lost = [message for message in run.trace.messages if message.recv is None]
-    if not lost:
+    unreceived = [message for message in run.trace.messages if message.recv is None]
+    if not unreceived:
         return None
-    lost = min(lost, key=lambda message: (message.src, message.send.seq))
+    lost = min(unreceived, key=lambda message: (message.src, message.send.seq))
     return f"Rank {lost.src} sends a message to rank {lost.dst} that nobody receives."
 
 
-def finding(run, kind):
+def finding(run: Run, kind: str) -> str | None:
     """The sentence of the first finding of a kind, else None."""
     found = next((one for one in run.findings if one.kind == kind), None)
-    return found and f"A finding, {found.kind}: {found.message}."
+    return f"A finding, {found.kind}: {found.message}." if found else None
 
 
-def failure(error):
+def failure(error: SimlibError) -> tuple[str, str, list[str]]:
     """``(status, sentence, lines)`` about a run that raised."""
     if isinstance(error, RankError):
         stubs = [rank for rank, text in sorted(error.tracebacks.items()) if is_stub(text)]
@@ -226,6 +326,6 @@ def failure(error):
     return WRONG, said[:1].upper() + said[1:], lines
 
 
-def is_stub(traceback_text):
+def is_stub(traceback_text: str) -> bool:
     """Whether a traceback ends in the NotImplementedError of a stub."""
     return traceback_text.strip().rpartition("\n")[2].startswith("NotImplementedError")

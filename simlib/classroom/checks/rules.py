@@ -1,20 +1,31 @@
-"""Rules on what an answer may send: each looks at the trace of a run and names who broke it.
+"""Rules on what an answer may send, and bounds on the time and memory it may take.
 
-A bound is a function of what the ranks were given: each of its arguments is the tuple, by rank, of
-one argument of the answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and
-``len(xs)`` is the world size.
+Each rule looks at the trace of a run and names the rank that broke it. A bound is a function of
+what the ranks were given: each of its arguments is the tuple, by rank, of one argument of the
+answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and ``len(xs)`` is the
+world size. `Timed` and `Fits` are bounds on the virtual time and the memory of a simulation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...core.draw.text import count
-from ..parts import TIME, TRAFFIC, VALUE
+from ...core.engines.virtual.simulated_run import simulate
+from ...core.model.cluster import Cluster
+from ...core.model.words import seconds_text
+from ..parts import MEMORY, TIME, TRAFFIC, VALUE
 from .verdict import values_are_right
+
+if TYPE_CHECKING:
+    from ...core.model.ledger import Ledger
+    from ...core.model.trace import Message, Op, Trace
+    from ...core.results.run import Run
 
 
 @dataclass(frozen=True)
@@ -53,20 +64,20 @@ def only(*kinds: str) -> Rule:
     return Rule(broken, before_values=True)
 
 
-def remark(op):
+def remark(op: Op) -> str:
     """What somebody who called one object collective has to know about it; else empty."""
     of_objects = not op.is_p2p and "_object" in op.site.line_text
     return "; ..._object is made of two collectives" if of_objects else ""
 
 
-def are_enough(most):
+def are_enough(most: int) -> str:
     """A bound as the end of a clause: "1 is enough", "1,200 are enough"."""
     return f"{most:,} {'is' if most == 1 else 'are'} enough"
 
 
-def by_rank(trace):
+def by_rank(trace: Trace) -> list[Op]:
     """The ops of rank 0, then of rank 1, ...: who comes first in time differs from run to run."""
-    return sorted(trace, key=lambda op: (op.rank, op.seq))
+    return sorted(trace.ops, key=lambda op: (op.rank, op.seq))
 
 
 def somebody_sends() -> Rule:
@@ -105,38 +116,69 @@ def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
         word, each = ("sends", sent) if max(sent) >= max(received) else ("receives", received)
         return max(each), each.index(max(each)), word
 
-    def broken(run, given):
-        (number, rank, word), most = busiest(run), bound(*given)
-        if number <= most:
-            return None
-        return (
-            f"{values_are_right(run)}, but rank {rank} {word} {count(number, 'byte')} where "
-            f"{are_enough(most)} for any rank. {hint}"
-        ).rstrip()
+    def said(run, most):
+        number, rank, word = busiest(run)
+        return f"rank {rank} {word} {count(number, 'byte')} where {are_enough(most)} for any rank"
 
-    def tally(run, given):
+    def counted(run):
         number, _, word = busiest(run)
-        return f"the busiest rank {word} {count(number, 'byte')} (at most {bound(*given):,})"
+        return f"the busiest rank {word} {count(number, 'byte')}"
 
-    return Rule(broken, tally, part=TRAFFIC)
+    return at_most(bound, lambda run: busiest(run)[0], said, counted, hint)
 
 
-def total(numbers, bound, noun, hint):
+def total(
+    numbers: Callable[..., list[int]], bound: Callable[..., int], noun: str, hint: str
+) -> Rule:
     """A rule on a number that is summed over the ranks."""
 
+    def said(run, most):
+        by_rank = ", ".join(map(str, numbers(run)))
+        sent = count(sum(numbers(run)), noun)
+        return f"the ranks send {sent} where {are_enough(most)} (by rank: {by_rank})"
+
+    def counted(run):
+        return f"{count(sum(numbers(run)), noun)} sent"
+
+    return at_most(bound, lambda run: sum(numbers(run)), said, counted, hint)
+
+
+def at_most(
+    bound: Callable[..., int],
+    number_of: Callable,
+    said: Callable,
+    counted: Callable,
+    hint: str | Callable,
+    part: str = TRAFFIC,
+) -> Rule:
+    """A rule that a number of a run is at most a bound.
+
+    Parameters
+    ----------
+    bound : callable
+        Of what the ranks were given.
+    number_of : callable
+        ``number_of(run)``.
+    said : callable
+        ``said(run, most)`` is a clause on a run that breaks the rule.
+    counted : callable
+        ``counted(run)`` says the number.
+    hint : str or callable
+        What is said then: a sentence, or ``hint(run, given, most)``.
+    part : str
+    """
+
     def broken(run, given):
-        sent, most = numbers(run), bound(*given)
-        if sum(sent) <= most:
+        most = bound(*given)
+        if number_of(run) <= most:
             return None
-        return (
-            f"{values_are_right(run)}, but the ranks send {count(sum(sent), noun)} where "
-            f"{are_enough(most)} (by rank: {', '.join(map(str, sent))}). {hint}"
-        ).rstrip()
+        then = hint(run, given, most) if callable(hint) else hint
+        return f"{values_are_right(run)}, but {said(run, most)}. {then}".rstrip()
 
     def tally(run, given):
-        return f"{count(sum(numbers(run)), noun)} sent (at most {bound(*given):,})"
+        return f"{counted(run)} (at most {bound(*given):,})"
 
-    return Rule(broken, tally, part=TRAFFIC)
+    return Rule(broken, tally, part=part)
 
 
 def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
@@ -146,28 +188,24 @@ def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
     sender has finished the messages it sent before, and has received what it received before.
     """
 
-    def broken(run, given):
-        number, most = rounds_of(run.trace), bound(*given)
-        if number <= most:
-            return None
-        busiest = max(run.messages)
+    def said(run, most):
         return (
-            f"{values_are_right(run)}, but the messages take {count(number, 'round')} where "
-            f"{are_enough(most)}; the busiest rank sends {count(busiest, 'message')}. {hint}"
-        ).rstrip()
+            f"the messages take {count(rounds_of(run.trace), 'round')} where {are_enough(most)}; "
+            f"the busiest rank sends {count(max(run.messages), 'message')}"
+        )
 
-    def tally(run, given):
-        return f"{count(rounds_of(run.trace), 'round')} of messages (at most {bound(*given)})"
+    def counted(run):
+        return f"{count(rounds_of(run.trace), 'round')} of messages"
 
-    return Rule(broken, tally, part=TIME)
+    return at_most(bound, lambda run: rounds_of(run.trace), said, counted, hint, TIME)
 
 
-def rounds_of(trace):
+def rounds_of(trace: Trace) -> int:
     """Number of rounds the messages of a trace take; see `rounds`.
 
     **Cost** O(m^2) for m messages.
     """
-    done = []  # (message, the round it ends in), in order of posting
+    done: list[tuple[Message, int]] = []  # (message, the round it ends in), in order of posting
     for message in trace.messages:
         rank, start = message.src, message.send.post_s
         before = [
@@ -179,9 +217,10 @@ def rounds_of(trace):
     return max((number for _, number in done), default=0)
 
 
-def received_by(message, time_s):
+def received_by(message: Message, time_s: float) -> bool:
     """Whether a message's receive had ended at a time."""
-    return message.recv is not None and message.recv.done and message.recv.end_s <= time_s
+    received = message.recv
+    return received is not None and received.end_s is not None and received.end_s <= time_s
 
 
 def sends_to(
@@ -204,7 +243,7 @@ def sends_to(
     return Rule(broken, part=TRAFFIC)
 
 
-def is_send_of(rank, op):
+def is_send_of(rank: int, op: Op) -> bool:
     """Whether an op is a send of this rank."""
     return op.rank == rank and op.kind == "send"
 
@@ -212,21 +251,18 @@ def is_send_of(rank, op):
 def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
     """At most `bound` collectives take place."""
 
-    def broken(run, given):
-        number, most = len(run.trace.collectives), bound(*given)
-        if number <= most:
-            return None
-        take = "takes" if number == 1 else "take"
+    def number_of(run):
+        return len(run.trace.collectives)
+
+    def said(run, most):
+        take = "takes" if number_of(run) == 1 else "take"
         why = next(filter(None, map(remark, run.trace)), "")
-        return (
-            f"{values_are_right(run)}, but {count(number, 'collective')} {take} place where "
-            f"{most} will do{why}. {hint}"
-        ).rstrip()
+        return f"{counted(run)} {take} place where {most} will do{why}"
 
-    def tally(run, given):
-        return f"{count(len(run.trace.collectives), 'collective')} (at most {bound(*given)})"
+    def counted(run):
+        return count(number_of(run), "collective")
 
-    return Rule(broken, tally, part=TRAFFIC)
+    return at_most(bound, number_of, said, counted, hint)
 
 
 def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
@@ -235,24 +271,22 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
     def largest(run):
         return max((c.nbytes for c in run.trace.collectives), default=0)
 
-    def broken(run, given):
-        found, most = largest(run), bound(*given)
-        if found <= most:
-            return None
+    def said(run, most):
+        brings = count(largest(run), "byte")
+        return f"a rank brings {brings} into a collective where {are_enough(most)}"
+
+    def counted(run):
+        return f"{count(largest(run), 'byte')} brought into a collective by a rank"
+
+    def hint_on(run, given, most):
+        found = largest(run)
         is_wide = any(op.nbytes == found and op.dtype == "float64" for op in run.trace)
         passed = {one.dtype for values in given for one in values if isinstance(one, torch.Tensor)}
-        is_wide = is_wide and torch.float32 in passed  # nobody asked for float64
-        why = "A float64 has 8 bytes, a float32 has 4: make it float32." if is_wide else hint
-        return (
-            f"{values_are_right(run)}, but a rank brings {count(found, 'byte')} into a "
-            f"collective where {are_enough(most)}. {why if found <= 2 * most else hint}"
-        ).rstrip()
+        if is_wide and torch.float32 in passed and found <= 2 * most:  # nobody asked for float64
+            return "A float64 has 8 bytes, a float32 has 4: make it float32."
+        return hint
 
-    def tally(run, given):
-        brought = count(largest(run), "byte")
-        return f"{brought} brought into a collective by a rank (at most {bound(*given)})"
-
-    return Rule(broken, tally, part=TRAFFIC)
+    return at_most(bound, largest, said, counted, hint_on)
 
 
 def brought(
@@ -293,6 +327,161 @@ def brought(
     return Rule(broken, tally, part=TRAFFIC)
 
 
-def in_a_row(numbers):
+def in_a_row(numbers: Sequence[int]) -> str:
     """Numbers as words: ``"40, then 20, then 32"``."""
     return ", then ".join(f"{number:,}" for number in numbers) or "no"
+
+
+ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One simulation that an answer has to pass, once it is right on real ranks.
+
+    Attributes
+    ----------
+    cluster : Cluster
+        There are as many ranks as it has places.
+    inputs : Callable
+        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
+    at_least_flops : Callable, optional
+        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, or a list
+        of them by rank, from what the ranks were given. Fewer are refused: what numpy computes, or
+        C by itself, no clock and no ledger sees. They are counted where the cluster has a
+        ``device``. Leave room for honest savings: half of the solution's are a good choice.
+    """
+
+    cluster: Cluster
+    inputs: Callable
+    at_least_flops: Callable | None = field(default=None, kw_only=True)
+
+    counts_memory = False
+
+    @property
+    def rule(self) -> Rule:
+        """The bound, as a `Rule` on the simulated run."""
+        raise NotImplementedError
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.cluster.max_ranks
+
+    def uncounted(self, run: Run, given: Sequence) -> str | None:
+        """A sentence where a rank computes past the clock and the ledger, else None."""
+        for rank, number in enumerate(run.processes or ()):
+            if number:
+                return (
+                    f"{values_are_right(run)}, but rank {rank} starts another process, whose time "
+                    "and memory nobody counts here: compute in the rank itself."
+                )
+        least = self.at_least_flops(*given) if self.at_least_flops else 0
+        by_rank = least if isinstance(least, list) else [least] * run.world_size
+        for rank, (flops, needed) in enumerate(zip(run.flops or by_rank, by_rank, strict=True)):
+            if flops < needed:
+                return (
+                    f"{values_are_right(run)}, but rank {rank} computes {flops:,} floating-point "
+                    f"operations with torch, and nobody can do with less than {needed:,}: what "
+                    "numpy or others compute is not counted, so compute with torch."
+                )
+        return None
+
+    def start(self, timeout_s: float) -> Callable:
+        """What runs a rank function here: called as ``simlib.run`` is."""
+        options: dict[str, Any] = {"memory": True} if self.counts_memory else {}
+        return functools.partial(simulate, cluster=self.cluster, timeout_s=timeout_s, **options)
+
+
+@dataclass(frozen=True)
+class Timed(Simulated):
+    """One simulation that an answer has to pass in time, once it is right on real ranks.
+
+    Attributes
+    ----------
+    cluster, inputs
+        As for `Simulated`.
+    bound_s : Callable
+        ``bound_s(xs, ys, ...)``: seconds of virtual time that are enough, from what the ranks were
+        given.
+    hint : str
+        What is said where an answer takes longer.
+    """
+
+    bound_s: Callable
+    hint: str = ""
+
+    @property
+    def rule(self) -> Rule:
+        """The bound, as a `Rule` on the simulated run."""
+
+        def broken(run, given):
+            most_s, uncounted = self.bound_s(*given), self.uncounted(run, given)
+            if uncounted:
+                return uncounted
+            if run.time_s <= most_s * (1 + ROUNDING):
+                return None
+            return (
+                f"{values_are_right(run)}, but on the modelled network the last rank is done after "
+                f"{seconds_text(run.time_s)} where {seconds_text(most_s)} are enough. {self.hint}"
+            ).rstrip()
+
+        def tally(run, given):
+            took, most = seconds_text(run.time_s), seconds_text(self.bound_s(*given))
+            return f"{took} on the modelled network (at most {most})"
+
+        return Rule(broken, tally, part=TIME)
+
+
+@dataclass(frozen=True)
+class Fits(Simulated):
+    """One simulation in which no rank may hold too much, once an answer is right on real ranks.
+
+    Of what a rank was given, parameters count from the moment at which it does something with them;
+    other tensors, its inputs, do not.
+
+    Attributes
+    ----------
+    cluster, inputs
+        As for `Simulated`.
+    bound_bytes : Callable
+        ``bound_bytes(xs, ys, ...)``: bytes that are enough for any rank at its peak, from what the
+        ranks were given.
+    hint : str or callable
+        What is said where a rank holds more; ``hint(ledger)`` gives it from that rank's `Ledger`.
+    """
+
+    bound_bytes: Callable
+    hint: str | Callable = ""
+
+    counts_memory = True
+
+    @property
+    def rule(self) -> Rule:
+        """The bound, as a `Rule` on the simulated run."""
+
+        def broken(run, given):
+            largest, most = largest_of(run), self.bound_bytes(*given)
+            uncounted = self.uncounted(run, given)
+            if uncounted:
+                return uncounted
+            if largest.peak_bytes <= most:
+                return None
+            held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]
+            hint = self.hint(largest) if callable(self.hint) else self.hint
+            return (
+                f"{values_are_right(run)}, but rank {largest.rank} holds {largest.peak_bytes:,} "
+                f"bytes at its peak ({', '.join(held)}) where {are_enough(most)} for any rank. "
+                f"{hint}"
+            ).rstrip()
+
+        def tally(run, given):
+            held = largest_of(run).peak_bytes
+            return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
+
+        return Rule(broken, tally, part=MEMORY)
+
+
+def largest_of(run: Run) -> Ledger:
+    """The `Ledger` of the rank that held most."""
+    return max(run.memory or (), key=lambda ledger: ledger.peak_bytes)

@@ -1,8 +1,16 @@
-"""Shuts the ranks of a graded answer in, and connects them by a broker of the grader's.
+"""How the ranks of a graded answer are shut in, and how they reach each other: the third engine.
 
-`OfStudents` is what `core.engines.confinement` asks for. `process_sandbox` and `hardening` shut a
-process in, `system_calls` filters what it asks of Linux; `broker`, `exchange` and
-`brokered_transport` carry what its ranks send, and count it.
+`simlib.run` connects its ranks by Gloo, and `simlib.simulate` by a simulated network. A graded rank
+has neither. Its only connection is one socket to the *relay*, a thread of the process that grades.
+The relay carries tensors from rank to rank by the rules of the simulation, and counts them itself.
+So the grader can compare what a rank recorded with what was really carried.
+
+- `relay` is the side of the grader: who meets whom, and what was carried.
+- `relay_transport` is the side of a rank: the transport of its groups.
+- `process_sandbox` shuts a process in, and keeps other processes of the same user out.
+- `system_calls` makes the filters of system calls that a process loads.
+
+`OfStudents` joins them: it is the `Confinement` that `core.engines` asks at each step.
 """
 
 from __future__ import annotations
@@ -10,17 +18,17 @@ from __future__ import annotations
 import socket
 
 from ...core.engines.confinement import Confinement
-from . import hardening, process_sandbox
+from . import process_sandbox
 
 
 class OfStudents(Confinement):
     """How the processes of a student's ranks are shut in and connected; see `Confinement`."""
 
     def server_begins(self):
-        from . import brokered_transport  # noqa: F401 (every rank is forked with it in place)
+        from . import relay_transport  # noqa: F401 (every rank is forked with it in place)
 
-        hardening.close_to_others()
-        hardening.give_up_output()
+        process_sandbox.close_to_others()
+        process_sandbox.give_up_output()
         if process_sandbox.is_asked_for():
             process_sandbox.fork_apart()
 
@@ -31,17 +39,17 @@ class OfStudents(Confinement):
         process_sandbox.close(process_sandbox.OF_RANKS if of_one_rank else 1)
 
     def at_home(self):
-        hardening.go_home()
+        process_sandbox.go_home()
 
     def ties(self, world_size, plain):
-        from .broker import Broker
+        from .relay import Broker
 
         return Broker(world_size)
 
     def join(self, recorder, rank, world_size, ties, plain):
-        """The broker compares ops himself: there is no table of fingerprints."""
+        """Make this rank a member; the relay compares ops itself, without fingerprints."""
         from ...core.record import backend as recorded
-        from .brokered_transport import Connection, brokered_member, join_world
+        from .relay_transport import Connection, brokered_member, join_world
 
         (wire,) = ties
         connection = Connection(socket.socket(fileno=wire.detach()))

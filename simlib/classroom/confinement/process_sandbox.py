@@ -1,8 +1,9 @@
 """A sandbox for each process of a student's, within that of a grading run (Linux).
 
 The kernel that grades and its server have a user namespace of their own, with the rights to make
-further ones. What the server forks is the first process of process ids of its own; it takes leave
-of all other processes (`enter`), and gives its rights away (`close`) before it is told anything.
+further ones. `close_to_others` keeps processes of the same user from looking into this one. What
+the server forks has process ids of its own; it leaves all other processes (`enter`), and gives up
+its rights (`close`), before it is given any code.
 """
 
 from __future__ import annotations
@@ -10,14 +11,85 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import resource
+import secrets
 import socket
 import stat
 import struct
 import sys
+import tempfile
+from multiprocessing import forkserver
 
+from ...core.environment import are_ranks_trusted
 from . import system_calls
+
+PR_SET_DUMPABLE = 4
+
+
+def close_to_others():
+    """Let no process of the same user look into this one's memory, or change it (Linux).
+
+    Nor can it open this one's descriptors. What is forked from this process begins closed, too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
+
+
+def give_up_output():
+    """Let what is written to stdout and stderr from here on go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+def do_without_tracker():
+    """Start no process that removes what others leave behind; what it is told goes nowhere.
+
+    It would be open to all processes of the user, and hold this one's stderr.
+    """
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    if tracker._fd is None:
+        tracker._fd = os.open(os.devnull, os.O_WRONLY)
+
+
+def keep_one_server(start):
+    """Start the server of processes that nobody can take the place of, by ``start()`` (Linux).
+
+    Nobody else can bind its address while it lives. Where it ends, this process ends, too, when it
+    next asks for the server: one begun later would be begun beside whoever ended the first.
+    """
+    if sys.platform != "linux":
+        start()
+        return
+    multiprocessing.connection.arbitrary_address = lambda family: f"\0{secrets.token_hex(16)}"
+    start()
+    server = forkserver._forkserver
+    server.ensure_running = forkserver.ensure_running = end_without_server
+
+
+def end_without_server():
+    """End this process if its server of processes has ended."""
+    try:
+        ended, _ = os.waitpid(forkserver._forkserver._forkserver_pid, os.WNOHANG)
+    except ChildProcessError:
+        ended = True
+    if ended:
+        os._exit(1)
+
+
+def go_home():
+    """In a grading run be where the notebook is, and import from there, as in JupyterLab.
+
+    The kernel of such a run and its server of processes are elsewhere, and do not.
+    """
+    if not are_ranks_trusted():
+        os.chdir(os.environ["HOME"])
+        sys.path.insert(0, "")
+
 
 OWN_SANDBOX = "SIMLIB_OWN_SANDBOX"
 """Set where each process of a student's makes a sandbox of its own, within that of the run."""
@@ -184,3 +256,14 @@ def _call(name, *args):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def begin():
+    """Be closed to others, and start the one server that a student's processes are forked from."""
+    from ...core.engines.workers.server import start_server
+
+    close_to_others()
+    if os.path.isdir(SCRATCH):
+        tempfile.tempdir = SCRATCH
+    do_without_tracker()
+    keep_one_server(start_server)

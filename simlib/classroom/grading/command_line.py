@@ -6,8 +6,8 @@ import os
 import sys
 
 from ...core.environment import need
-from .course import EXERCISES
 from .notebook_file import Unreadable, read_bytes
+from .source import EXERCISES
 
 
 def add_commands(commands):
@@ -119,12 +119,12 @@ def check(options):
 
 
 def own(name):
-    """What `own_commands` has by a name; it is imported when the command is called."""
+    """What `progress` has by a name; it is imported when the command is called."""
 
     def call(options):
-        from . import student_commands
+        from . import progress
 
-        return getattr(student_commands, name)(options)
+        return getattr(progress, name)(options)
 
     return call
 

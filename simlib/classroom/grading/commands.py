@@ -1,6 +1,7 @@
-"""What ``simlib grade`` and ``handout`` do.
+"""What ``simlib grade`` and ``simlib handout`` do.
 
-Apart from their parsers, as the imports of this module take a second.
+They stand apart from their parsers, as the imports of this module take a second. A handout is what
+students get, as a folder or a zip: it has no solutions, and nothing hidden.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ import datetime
 import math
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from ...core.environment import ROOT
-from . import collect, handout, overrides, pages, reports, sandbox, session, whole_class
-from .cache import SEEDS, Cache
-from .course import WRONG_ANSWERS
-from .exercise import is_exercise, read_exercises
-from .masked_paths import hiding
+from . import collect, pages, reports, sandbox, session, whole_class
+from .exercise import is_exercise, read_exercises, write_checks
+from .progress import refuse
+from .reports import NOT_IN_ROSTER
 from .roster import BadRoster, names_of, read_roster, students_to_regrade
-from .source import SourceError
-from .student_commands import refuse
-from .summary import summary
+from .sandbox import hiding
+from .self_check import PRISTINE
+from .source import WRONG_ANSWERS, SourceError, exercise_files, number_of
+from .texts import SEEDS, Cache, one_line
 
 LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
 """What an empty notebook needs already, on a machine that has other things to do."""
@@ -31,8 +34,8 @@ LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
 def hand_out(options):
     """Write what students get; returns the exit code."""
     try:
-        files = handout.handout(ROOT, options.out)
-    except handout.CannotHandOut as error:
+        files = handout(ROOT, options.out)
+    except CannotHandOut as error:
         return refuse(str(error))
     except OSError as error:
         return refuse(cannot_write(Path(options.out), error, "a folder or a .zip"))
@@ -46,7 +49,7 @@ REFUSALS = (
     sandbox.CannotIsolate,
     collect.CannotCollect,
     BadRoster,
-    overrides.BadOverrides,
+    reports.BadOverrides,
     ValueError,
 )
 
@@ -73,7 +76,7 @@ def _grade(options):
     all_exercises = read_exercises(options.exercises)
     exercises = chosen_exercises(all_exercises, options.exercise)
     roster = read_roster(options.roster) if options.roster else []
-    by_hand = overrides.read_overrides(options.overrides) if options.overrides else []
+    by_hand = reports.read_overrides(options.overrides) if options.overrides else []
     notes = []
     files = submitted_files(options, all_exercises, exercises, roster, notes)
     exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
@@ -81,7 +84,7 @@ def _grade(options):
     if options.only or by_hand:
         names = names_of(files, roster)
         regrade = students_to_regrade(options.only or (), names, files)
-        by_hand, not_applied = overrides.check(by_hand, names, exercises, all_exercises)
+        by_hand, not_applied = reports.check(by_hand, names, exercises, all_exercises)
     cache = cache_in(folder)
     warn(options.no_sandbox)
     with cache.locked():
@@ -90,7 +93,7 @@ def _grade(options):
         graded = grade_files(options, exercises, files, cache, seed, regrade)
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
         report["notes"] = notes
-        overrides.apply(report, by_hand)
+        reports.apply(report, by_hand)
         not_written = reports.write_reports(folder, report, roster)
         pages.write_pages(folder, report)
     print(summary(report, folder, bool(options.exercise), deadline, not_written, not_applied))
@@ -236,3 +239,183 @@ def cannot_write(place, error, wanted="a folder"):
     if file is not None:
         return f"--out {place}: {file} is a file; name {wanted}"
     return f"--out {place}: nothing can be written there ({error.strerror or error})"
+
+
+FILES = ("LICENSE", "constraints.txt", "pyproject.toml")
+FOLDERS = ("exercises", "notebooks", "simlib")
+LEFT_OUT = shutil.ignore_patterns(
+    "__pycache__", ".ipynb_checkpoints", ".*", "*.egg-info", "*.orig", "*.rej", "simlib-jobs"
+)
+README = """\
+# Rank by Rank: exercises
+
+Distributed training from a notebook cell. `notebooks/` has the lessons, `exercises/` what you hand
+in. You need Python 3.11 or newer on Linux or macOS; on Windows, work inside WSL2. No GPU is needed.
+
+## Install
+
+In this folder, once:
+
+    python3 -m venv .venv
+    .venv/bin/python -m pip install -c constraints.txt ".[course,cluster]"
+
+or, with conda: `conda env create -f environment.yml`, then `conda activate rank-by-rank`.
+
+## Work
+
+    .venv/bin/jupyter lab
+
+Open an exercise, write each function where it says `# YOUR CODE HERE`, run its cell, then the check
+below it. A check says "not written yet", "wrong" with the smallest world that fails, or "right";
+"partly right" where a task has points by part, and the values are right.
+
+To check a whole notebook as it is on disk:
+
+    .venv/bin/simlib check exercises/01_ranks_and_clusters.ipynb
+
+or all of them: `.venv/bin/simlib check exercises`. Save first: it reads the file, not the window.
+It runs everything from top to bottom, which is also what counts in the end.
+
+- Your own cells may stand anywhere, and take 20 seconds each. What you import from a file of your
+  own is not handed in: write it into a cell. Leave the cells of the exercise where they are.
+- The checks that count are the original ones, whatever became of those in your notebook.
+- There are hidden tests, too: the same functions with other inputs, under the same rules.
+- Outputs do not count, so it does not matter which ones are saved.
+
+## Hand in
+
+The notebooks of `exercises/`, saved, under the names they have.
+"""
+
+
+class CannotHandOut(Exception):
+    """There is nothing to hand out, or something in the way; the message is the reason."""
+
+
+def handout(root, target):
+    """Write a release for students.
+
+    Parameters
+    ----------
+    root : Path
+        The checkout.
+    target : str or Path
+        A folder that does not exist yet or is empty, or a file that ends in ``.zip``.
+
+    Returns
+    -------
+    list of str
+        What is in it, sorted.
+
+    Raises
+    ------
+    CannotHandOut
+        The checkout has no built exercises, or the folder is not empty.
+    """
+    root, target = Path(root), Path(target)
+    if not exercise_files(root / "exercises", ".ipynb"):
+        raise CannotHandOut(f"{root} has no exercises to hand out: a handout is made in a checkout")
+    if target.suffix == ".zip":
+        with tempfile.TemporaryDirectory() as above:
+            folder = Path(above) / target.stem
+            fill(root, folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.make_archive(str(target.with_suffix("")), "zip", above, target.stem)
+            return listing(folder)
+    if target.exists() and any(target.iterdir()):
+        raise CannotHandOut(f"{target} is not empty: name a folder that is, or remove it")
+    fill(root, target)
+    return listing(target)
+
+
+def fill(root, folder):
+    """Put everything into a folder."""
+    write_checks(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        shutil.copy(root / name, folder / name)
+    for name in FOLDERS:
+        shutil.copytree(root / name, folder / name, ignore=LEFT_OUT)
+    shutil.copytree(folder / "exercises", folder / PRISTINE)
+    recipe = (root / "environment.yml").read_text(encoding="utf-8").replace("- -e .", "- .")
+    (folder / "environment.yml").write_text(recipe, encoding="utf-8")
+    (folder / "README.md").write_text(README, encoding="utf-8")
+
+
+def listing(folder):
+    """The files of a folder, by their paths within it."""
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+
+
+WIDEST = 40
+"""Columns for a student's key and name."""
+
+
+def summary(report, folder, is_chosen, deadline, not_written, not_applied):
+    """The text, without its last line end.
+
+    Parameters
+    ----------
+    report : dict
+    folder : Path
+    is_chosen : bool
+        Whether the exercises were named in the call.
+    deadline : str
+        In ISO 8601; empty without one.
+    not_written : dict of str to str
+        Tables that were not written, and what each needs.
+    not_applied : list of str
+        A sentence for each override that was not applied.
+    """
+    students = report["students"]
+    width = min(WIDEST, max((len(label(one)) for one in students), default=0))
+    lines = [line(one, width) for one in students]
+    lines += [] if is_chosen else rarely_submitted(report)
+    strangers = [label(one) for one in students if NOT_IN_ROSTER in one["notes"]]
+    if strangers:
+        lines.append(f"{NOT_IN_ROSTER}: {', '.join(strangers)}")
+    lines += report.get("notes", [])
+    others = [(one, note) for one in students for note in one["notes"] if note != NOT_IN_ROSTER]
+    lines += [f"{label(one)}: {note}" for one, note in others]
+    lines += not_applied
+    if not_written:
+        needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())
+        lines.append(f"not written: {needs}")
+    if deadline:
+        when = deadline.replace("T", " ")
+        lines.append(f"deadline {when} (it is kept; --deadline none takes it away)")
+    lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
+    return "\n".join(map(one_line, lines))
+
+
+def label(student):
+    """What identifies a student, and the name where it is another, in one line."""
+    key, name = one_line(student["student"]), one_line(student["name"])
+    return key if key == name else f"{key}  {name}"
+
+
+def line(student, width):
+    """A student's points, and what was odd."""
+    odd = [b for b in student["notebooks"] if b["status"] not in ("graded", "missing")]
+    oddities = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
+    oddities += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
+    return f"{label(student):<{width}}  {student['points']:>3} of {student['of']}{oddities}"
+
+
+def rarely_submitted(report):
+    """A sentence on each exercise that few handed in: it lowers everybody's share of all points."""
+    count = len(report["students"])
+    submitted = {one["exercise"]: 0 for one in report["exercises"]}
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            submitted[book["exercise"]] += book["status"] != "missing"
+    usual = [name for name, number in submitted.items() if 2 * number >= count]
+    choice = " ".join(f"--exercise {number_of(name)}" for name in usual)
+    return [
+        f"{name}: {number} of {count} handed it in; if it was not asked for, leave it out by "
+        + (choice or "--exercise and the number of each other one")
+        for name, number in submitted.items()
+        if 2 * number < count and len(submitted) > 1
+    ]

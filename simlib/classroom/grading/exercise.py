@@ -1,17 +1,29 @@
-"""Read the pristine material of an exercise, from its source or from a notebook."""
+"""Read the pristine material of an exercise, and make what learners see of it.
+
+`shown_form` replaces each check by a call of `simlib.checks.check_of`, and moves the checks, and
+what a setup defines for checks alone, into a text of their own. `write_checks` writes these texts
+to `exercises/checks`. Every install calls it, before any package is there: it needs the standard
+library alone.
+"""
 
 from __future__ import annotations
 
+import ast
+import copy
 import hashlib
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from ..parts import parts_of
-from .reference import Cell, Exercise, Question
-from .release_version import shown_form
+from .notebook_file import Cell, Exercise, Question
 from .source import (
+    CELL_HEADER,
     SourceError,
     course_of,
     exercise_files,
+    number_of,
     read_source,
     solution_source,
     stub_source,
@@ -127,3 +139,199 @@ def is_exercise(text, name):
     """Whether a text names an exercise, by name or number; spreadsheets write 4 for 04."""
     number = text.zfill(2) if text.isdecimal() else text
     return name == text or name.startswith(f"{number}_")
+
+
+SOURCES, CASES = "authoring/exercises", "exercises/checks"
+"""Folders of a checkout: the sources of exercises, and what their checks expect."""
+HEADER_WORD = re.compile(r'\b(role|question)="([^"]*)"')
+
+CHECKS_FROM = "simlib.checks"
+"""The module whose import in a setup is for checks alone."""
+CHECK_OF = f"from {CHECKS_FROM} import check_of"
+CODE_IN_PROSE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+HEAD = '''\
+"""What the checks of this exercise expect: it gives the answers away.
+
+Built from authoring/exercises/{name}.py, which is what grading reads; nobody edits this file.
+"""
+'''
+
+
+def shown_form(notebook, name):
+    """``(notebook, cases)`` of an exercise: what learners see of it, and its checks as a text.
+
+    Parameters
+    ----------
+    notebook : NotebookNode
+        From `read_source`; it is left as it is.
+    name : str
+        ``NN_name`` of the exercise, or `REVIEW`.
+
+    Raises
+    ------
+    SourceError
+        A check cell does not end with its verdict; a setup cell has nothing for learners.
+    """
+    shown, cells = copy.deepcopy(notebook), []
+    imported, defined = split_setups(shown.cells, name)
+    for cell in shown.cells:
+        if course_of(cell, "role") != "check":
+            continue
+        question = course_of(cell, "question")
+        if cell.source.rstrip().rpartition("\n")[2] != "verdict":
+            raise SourceError(f"{name}: the check of {question} does not end with a line 'verdict'")
+        task = f"{number_of(name)}.{len(cells) + 1}"
+        cells.append(f"# %% {task} {question}\n{cell.source.rstrip()}\n")
+        call = f'verdict = check_of("{task}", {question})\nverdict'
+        cell.source = call if imported else f"{CHECK_OF}\n\n{call}"
+    head = HEAD.format(name=name) + "".join(f"\n{one}\n" for one in imported)
+    return shown, "\n\n".join([head, *(f"{one}\n" for one in defined), *cells])
+
+
+def write_checks(root: Path) -> list[str]:
+    """Bring `exercises/checks` of a checkout up to date.
+
+    Returns
+    -------
+    list of str
+        The names of the files that have changed; none where the folder has no sources, as a
+        handout has none.
+    """
+    sources, folder = exercise_files(root / SOURCES, ".py"), root / CASES
+    texts = {}
+    for path in sources:
+        cells = plain_cells(path.read_text(encoding="utf-8"))
+        texts[path.name] = shown_form(SimpleNamespace(cells=cells), path.stem)[1]
+    if texts:
+        folder.mkdir(parents=True, exist_ok=True)
+    before = {path.name: path for path in exercise_files(folder, ".py")} if texts else {}
+    for name in before.keys() - texts.keys():
+        before[name].unlink()
+    changed = [
+        name
+        for name, text in texts.items()
+        if name not in before or before[name].read_text(encoding="utf-8") != text
+    ]
+    for name in changed:
+        (folder / name).write_text(texts[name], encoding="utf-8")
+    return changed
+
+
+def plain_cells(text: str) -> list[SimpleNamespace]:
+    """The cells of a source, as `read_source` has them, with their role and question alone."""
+    cells, lines = [], []
+    for line in text.splitlines():
+        if line.startswith(CELL_HEADER):
+            is_prose, lines = "[markdown]" in line, []
+            course = dict(HEADER_WORD.findall(line))
+            kind = "markdown" if is_prose else "code"
+            cells.append((SimpleNamespace(cell_type=kind, metadata={"course": course}), lines))
+        else:
+            lines.append(line.removeprefix("#").removeprefix(" ") if is_prose else line)
+    for cell, its_lines in cells:
+        cell.source = "\n".join(its_lines).strip("\n")
+    return [cell for cell, _ in cells]
+
+
+def split_setups(cells, name):
+    """``(imports, definitions)``: what only checks need, taken out of the setup cells, in place."""
+    setups = [cell for cell in cells if course_of(cell, "role") == "setup"]
+    nodes = [one.node for cell in setups for one in statements_of(cell.source)]
+    kept = names_kept(names_in_code(cells) | names_in_prose(cells), nodes)
+    needed = names_in_code(cells).union(*(uses_of(one) for one in nodes if stays(one, kept)))
+    imported, defined = [], []
+    for cell in setups:
+        shown = ""
+        for node, gap, text in statements_of(cell.source):
+            if is_for_checks(node):
+                imported.append(text)
+                also = sorted({"check_of"} | ({alias.name for alias in node.names} & needed))
+                shown += f"{gap}from {CHECKS_FROM} import {', '.join(also)}"
+            elif stays(node, kept):
+                shown += gap + text
+            else:
+                defined.append(text)
+        cell.source = shown.strip("\n")
+        if not cell.source:
+            raise SourceError(f"{name}: a setup cell is for checks alone: put it to another one")
+    return imported, defined
+
+
+class Statement(NamedTuple):
+    """A statement of a cell: its tree, the empty lines above it, and its text with comments."""
+
+    node: ast.stmt
+    gap: str
+    text: str
+
+
+def statements_of(source):
+    """The statements of a cell; a string below a name is of the statement that makes the name."""
+    lines, found, end = source.split("\n"), [], 0
+    for node in ast.parse(source).body:
+        text = "\n".join(lines[end : node.end_lineno])
+        gap = "\n" * (1 + len(text) - len(text.lstrip("\n")))
+        end = node.end_lineno
+        if found and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found[-1] = found[-1]._replace(text=f"{found[-1].text}\n{text}")
+        else:
+            found.append(Statement(node, gap, text.strip("\n")))
+    return found
+
+
+def is_for_checks(node):
+    """Whether a statement imports what checks are made of."""
+    return isinstance(node, ast.ImportFrom) and node.module == CHECKS_FROM
+
+
+def names_made_by(node):
+    """The names that a definition or an assignment makes; none where a statement does more."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return set().union(*(uses_of(target) for target in node.targets))
+    return set()
+
+
+def uses_of(tree):
+    """All names in a syntax tree."""
+    return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
+
+
+def stays(node, kept):
+    """Whether a statement of a setup stays, as all do but those that make other names only."""
+    made = names_made_by(node)
+    return not made or not made.isdisjoint(kept)
+
+
+def names_in_code(cells):
+    """The names in the code that learners read, apart from setups."""
+    roles = ("setup", "check", "hidden")
+    code = [c.source for c in cells if c.cell_type == "code" and course_of(c, "role") not in roles]
+    texts = {one for source in code for one in (solution_source(source), stub_source(source))}
+    return set().union(*(uses_of(tree_of(text)) for text in texts))
+
+
+def names_in_prose(cells):
+    """The words that prose sets as code."""
+    prose = [
+        piece for c in cells if c.cell_type != "code" for piece in CODE_IN_PROSE.findall(c.source)
+    ]
+    return set(re.findall(r"\w+", " ".join(prose)))
+
+
+def names_kept(used, nodes):
+    """These names, and those that statements use which stay for them, and so on."""
+    kept, size = set(used), -1
+    while size < len(kept):
+        size = len(kept)
+        kept.update(*(uses_of(node) for node in nodes if stays(node, kept)))
+    return kept
+
+
+def tree_of(text):
+    """The syntax tree of a cell; empty where it is no plain Python."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module([], [])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
 
 from ...core.draw.text import count
-from .cache import write
-from .overview import overview
-from .texts import clean, sentence
+from ...core.draw.text import count as counted
+from .source import number_of
+from .texts import clean, sentence, write
 
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
 """Characters of a text, and of one without a line end, such as a name or a reason."""
@@ -117,3 +119,170 @@ def by_hand(book):
     if any(mark["graded"] != points for mark, points in marks):
         return "set by hand"
     return "comment" if book["comment"] or any(mark["comment"] for mark, _ in marks) else ""
+
+
+KINDS = {
+    "right": "right",
+    "partly": "partly right",
+    "hidden": "passes the public check only",
+    "wrong": "wrong",
+    "limits": "broke the limits",
+    "none": "not attempted",
+    "missing": "nothing to grade",
+}
+"""What can come of a question, in the order of the bars."""
+BINS = 10
+
+
+def overview(report):
+    """All that the class's page shows besides the report itself, as a dict."""
+    questions = by_question(report)
+    books = [book for student in report["students"] for book in student["notebooks"]]
+    count = sum((row["count"] for row in questions), Counter())
+    return {
+        "kinds": {kind: words for kind, words in KINDS.items() if count[kind]},
+        "tiles": tiles(report, books),
+        "questions": questions,
+        "stumbles": sorted(
+            (row for row in questions if row["lost"]), key=lambda row: -row["lost"] / row["had"]
+        ),
+        "known": known_wrong(report),
+        "histogram": histogram(report["students"]),
+        "students": sorted(report["students"], key=by_name),
+        "has_roster": any(student["in_roster"] for student in report["students"]),
+        "oddities": oddities(report),
+    }
+
+
+def by_name(student):
+    """The order of students in tables."""
+    return student["name"].casefold(), student["student"]
+
+
+def kind_of(question, book):
+    """Which of `KINDS` one student's answer is."""
+    if book["status"] != "graded" or question["status"] == "not found":
+        return "missing"
+    if question["status"] == "wrong":
+        return "hidden" if question["hidden"] == "wrong" and not question["got"] else "wrong"
+    return {"right": "right", "partly right": "partly", "not attempted": "none"}.get(
+        question["status"], "limits"
+    )
+
+
+def answers(report):
+    """``(student, book, question)`` of everything that could be answered."""
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            for question in book["questions"]:
+                yield student, book, question
+
+
+def by_question(report):
+    """A row for each question, in order: counts by kind, parts of its bar, points lost."""
+    rows = {}
+    for exercise in report["exercises"]:
+        for question in exercise["questions"]:
+            rows[exercise["exercise"], question["question"]] = question | {
+                "exercise": exercise["exercise"],
+                "count": Counter(),
+                "lost": 0,
+                "had": 0,
+            }
+    for _, book, question in answers(report):
+        row = rows[book["exercise"], question["question"]]
+        row["count"][kind_of(question, book)] += 1
+        if book["status"] == "graded":
+            row["lost"] += question["of"] - question["points"]
+            row["had"] += question["of"]
+    for row in rows.values():
+        row["students"] = row["count"].total()
+        row["parts"] = parts(row["count"])
+        row["lost_share"] = round(100 * row["lost"] / row["had"]) if row["had"] else 0
+        counts = [f"{row['count'][kind]} {words}" for kind, words in KINDS.items()]
+        row["words"] = ", ".join(one for one in counts if not one.startswith("0 "))
+    return list(rows.values())
+
+
+def parts(count):
+    """The parts of a bar 100 wide: kind, start and width."""
+    found, x = [], 0.0
+    for kind in KINDS:
+        width = 100 * count[kind] / max(1, count.total())
+        if width:
+            found.append({"kind": kind, "x": round(x, 2), "width": round(width, 2)})
+        x += width
+    return found
+
+
+def known_wrong(report):
+    """Which known wrong answers came, the most frequent first, with the students."""
+    found = {}
+    for student, book, question in answers(report):
+        if question["known"]:
+            key = book["exercise"], question["question"], question["known"]
+            row = {"exercise": key[0], "question": key[1], "title": question["title"]}
+            found.setdefault(key, row | {"known": key[2], "students": []})["students"].append(
+                student
+            )
+    return sorted(found.values(), key=lambda row: -len(row["students"]))
+
+
+def histogram(students):
+    """How many students have 0-10 %, 10-20 %, ... of all points."""
+    count = Counter(
+        min(BINS - 1, int(BINS * one["points"] / one["of"])) for one in students if one["of"]
+    )
+    width = 100 // BINS
+    return [
+        {"count": count[n], "words": f"{n * width} to {(n + 1) * width} %"} for n in range(BINS)
+    ]
+
+
+def tiles(report, books):
+    """``(name, value)`` of the numbers at the top."""
+    points = [student["points"] for student in report["students"]]
+    of = sum(exercise["points"] for exercise in report["exercises"])
+    graded = sum(book["status"] == "graded" for book in books)
+    missing = sum(book["status"] == "missing" for book in books)
+    others = sum(len(student["other_files"]) for student in report["students"])
+    mean = sum(points) / len(points) if points else 0
+    return [
+        named(len(points), "student"),
+        named(graded, "notebook", " graded"),
+        (f"mean of {of} points", f"{mean:.1f}"),
+        ("median", f"{median(points or [0]):g}"),
+        named(sum(book["late"] for book in books), "notebook", " late"),
+        named(missing, "notebook", " not handed in"),
+        named(len(books) - graded - missing + others, "file", " not gradable"),
+    ]
+
+
+def named(number, noun, more=""):
+    """``(name, value)`` of so many things."""
+    value, name = counted(number, noun).split(" ")
+    return name + more, value
+
+
+def oddities(report):
+    """``{student, file, what}`` of whatever a teacher may want to look at, by student."""
+    rows = []
+    for student in sorted(report["students"], key=by_name):
+        rows += [{"student": student, "file": "", "what": what} for what in student["notes"]]
+        late = [late_text(book) for book in student["notebooks"] if book["late"]]
+        if late:
+            rows.append({"student": student, "file": "", "what": f"late: {', '.join(late)}"})
+        for book in student["notebooks"]:
+            notes = list(book["notes"])
+            if book["status"] not in ("graded", "missing"):
+                notes.insert(0, f"{book['status']}: {book['reason']}")
+            rows += [{"student": student, "file": book["file"], "what": what} for what in notes]
+        for other in student["other_files"]:
+            rows.append({"student": student, "file": other["file"], "what": other["reason"]})
+    return rows
+
+
+def late_text(book):
+    """Which notebook is late, and when it was changed last, where that is known."""
+    number, when = number_of(book["exercise"]), book["when"].replace("T", " ")[:16]
+    return f"{number} (last changed {when})" if when else number

@@ -1,4 +1,4 @@
-"""`simlib progress`: what is right, wrong, not written yet in all exercises, for the learner alone.
+"""`simlib check` and `simlib progress`, for the learner alone: neither needs an extra.
 
 Nothing is sent anywhere. What a notebook's checks said is kept beside it, in ``.progress``, as long
 as neither the notebook nor simlib changes; wrong answers are tried again each time.
@@ -7,11 +7,11 @@ as neither the notebook nor simlib changes; wrong answers are tried again each t
 from __future__ import annotations
 
 import datetime
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...core.model.words import aligned
-from .cache import Cache, digest, digest_of_simlib, write
 from .merge_answers import GIVEN, WrongNotebook, merge_answers
 from .notebook_file import Unreadable, parse, read_bytes
 from .self_check import (
@@ -19,11 +19,12 @@ from .self_check import (
     RIGHT,
     CheckResult,
     check_notebook,
+    exercises_in,
     own_cells,
     pristine_of,
     result_of,
 )
-from .texts import one_line
+from .texts import Cache, digest, digest_of_simlib, one_line, write
 
 KEPT = ".progress"
 """The folder in which results are kept, beside the notebooks."""
@@ -170,3 +171,65 @@ def write_certificate(path, notebooks, name=""):
         day=datetime.date.today().isoformat(),
     )
     write(Path(path), text)
+
+
+def check(options):
+    """Check a student's own notebooks; returns the exit code."""
+    code = 0
+    paths = [path for named in options.notebooks for path in exercises_in(named)]
+    for path in paths:
+        try:
+            code = max(code, check_one(path, len(paths) > 1))
+        except (Unreadable, WrongNotebook) as error:
+            print(f"simlib: {path}: {error}", file=sys.stderr)
+            code = 2
+        except KeyboardInterrupt:
+            return 130
+    return code
+
+
+def check_one(path, is_one_of_many):
+    """Print the result of each question, as it comes; returns 0 if all are right, else 1."""
+    results, notes = check_notebook(path)
+    if is_one_of_many:
+        print(f"== {path}\n")
+    statuses = []
+    for one in results:
+        print(f"{one.text}\n", flush=True)
+        statuses.append(one.status)
+    for note in notes:
+        print(f"note: {note}")
+    right = statuses.count(RIGHT)
+    print(f"{right} of {len(statuses)} right" + "\n" * is_one_of_many)
+    return int(right < len(statuses))
+
+
+def progress(options):
+    """Print a learner's table of all exercises, and write the page; returns the exit code."""
+    paths = exercises_in(options.folder)
+    if not paths or not all(path.suffix == ".ipynb" for path in paths):
+        return refuse(f"{options.folder}: there are no exercises (NN_name.ipynb) in this folder")
+
+    def tell(path):
+        print(f"checking {path.name} ...", file=sys.stderr, flush=True)
+
+    try:
+        notebooks = progress_of(paths, tell)
+        print(table(notebooks))
+        if options.certificate:
+            write_certificate(options.certificate, notebooks, options.name)
+    except OSError as error:
+        return refuse(f"{options.certificate}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        return 130
+    if any(one.problem for one in notebooks):
+        return 2
+    right, asked, *_ = totals(notebooks)
+    return int(right < asked)
+
+
+def refuse(text):
+    """Say why there is nothing, each line by itself; returns the exit code."""
+    for line in text.splitlines():
+        print(f"simlib: {one_line(line)}", file=sys.stderr)
+    return 2

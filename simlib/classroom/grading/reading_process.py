@@ -11,8 +11,7 @@ import resource
 import sys
 
 from merge_answers import WrongNotebook, has_answers, looked_at, merge_answers
-from notebook_file import Unreadable, parse
-from reference import Exercise
+from notebook_file import Exercise, Unreadable, parse
 
 
 def main():

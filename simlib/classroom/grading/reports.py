@@ -1,20 +1,25 @@
-"""A class's results as data: the roster joined in, report.json, and tables."""
+"""A class's results as data: the report, its tables, points by hand, files for platforms.
+
+What Canvas takes is known from its importer (instructure/canvas-lms, lib/gradebook_importer.rb),
+what Moodle takes from grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 import re
 import unicodedata
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...core.environment import VERSION as SIMLIB_VERSION
-from .cache import write
+from .exercise import is_exercise
 from .grade import without_points
-from .lms_export import WITHOUT, tables_for_platforms, texts_for_platforms
-from .roster import names_of
-from .texts import is_disguised, one_line
+from .roster import NAME_COLUMNS, BadTable, listed, names_of, read_table, student_of
+from .texts import is_disguised, one_line, write
 
 VERSION = 1
 SCHEMA = Path(__file__).parent / "report.schema.json"
@@ -191,3 +196,308 @@ def file_name(student, taken):
 def is_safe(char):
     """Whether a character can stand in a file's name everywhere."""
     return char in "-_." or (unicodedata.category(char)[0] in "LNM" and not is_disguised(char))
+
+
+COLUMNS = ("student", "exercise", "question", "points", "comment")
+
+
+class BadOverrides(Exception):
+    """Overrides that cannot be merged in; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """One line of the file.
+
+    Attributes
+    ----------
+    where : str
+        File and line, for messages.
+    student, exercise, question : str
+        Without a question it is a comment on the whole notebook.
+    points : float or None
+        None leaves them as they are; NaN where the file has no number.
+    comment : str
+    """
+
+    where: str
+    student: str
+    exercise: str
+    question: str
+    points: float | None
+    comment: str
+
+
+def read_overrides(path):
+    """``[Override]`` of a CSV file with the columns student, exercise, question, points, comment.
+
+    Raises
+    ------
+    BadOverrides
+        It cannot be read, or has other columns.
+    """
+    try:
+        head, rows = read_table(path)
+    except BadTable as error:
+        raise BadOverrides(f"the overrides {path} cannot be read: {error}") from None
+    absent = [name for name in COLUMNS[:4] if name not in head]
+    if absent:
+        raise BadOverrides(
+            f"the overrides {path} have no column {', '.join(absent)}: "
+            f"they need {', '.join(COLUMNS)}"
+        )
+    found = []
+    for line, row in rows:
+        student, exercise, question, points, comment = (row.get(name, "") for name in COLUMNS)
+        where = f"{path}, line {line}"
+        found.append(Override(where, student, exercise, question, number_of(points), comment))
+    return found
+
+
+def number_of(text):
+    """Points as a number, None where there are none, NaN where it is no number."""
+    if not text:
+        return None
+    try:
+        value = float(text.replace(",", "."))
+    except ValueError:
+        return math.nan
+    return int(value) if value.is_integer() else value
+
+
+def check(overrides, names, exercises, all_exercises):
+    """Refuse overrides that cannot be put into a report, before anything is graded.
+
+    A line for an exercise that the report does not have is left aside: one file serves a course.
+
+    Parameters
+    ----------
+    overrides : list of Override
+    names : dict of str to str
+        The name of each student that the report will have.
+    exercises, all_exercises : dict of str to Exercise
+        Those of the report, and all that there are.
+
+    Returns
+    -------
+    list of Override
+        What is to be applied; students and exercises are named as in the report.
+    list of str
+        A sentence for each line that is left aside.
+
+    Raises
+    ------
+    BadOverrides
+        A line names a student, an exercise or a question that is not there, points that are not
+        to be had, or what a line before it named. The message has a line for each mistake.
+    """
+    found, not_applied, mistakes, seen = [], [], [], set()
+    for one in overrides:
+        try:
+            exercise = exercise_of(one, all_exercises)
+            check_points(one, exercise)
+            if exercise.name not in exercises:
+                not_applied.append(
+                    f"{one.where} was not applied: {exercise.name} is not in this report"
+                )
+                continue
+            one = replace(one, student=known_student(one, names), exercise=exercise.name)
+            key = one.student, one.exercise, one.question
+            if key in seen:
+                raise BadOverrides(f"{one.where}: this question was overridden in a line before")
+            seen.add(key)
+            found.append(one)
+        except BadOverrides as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise BadOverrides("\n".join(mistakes))
+    return found, not_applied
+
+
+def exercise_of(one, all_exercises):
+    """The exercise that an override names, by name or number."""
+    found = next((e for e in all_exercises.values() if is_exercise(one.exercise, e.name)), None)
+    if found is None:
+        names = ", ".join(all_exercises)
+        raise BadOverrides(f"{one.where}: there is no exercise {one.exercise!r}; there are {names}")
+    return found
+
+
+def known_student(one, names):
+    """The student whom an override names, as the report does."""
+    found = student_of(one.student, names)
+    if found is not None:
+        return found
+    students = sorted(student for student, name in names.items() if name == one.student)
+    if students:
+        raise BadOverrides(
+            f"{one.where}: {len(students)} students are named {one.student!r}: "
+            f"write {listed(students)}"
+        )
+    raise BadOverrides(f"{one.where}: there is no student {one.student!r} in this report")
+
+
+def check_points(one, exercise):
+    """Refuse an override of a question that an exercise does not have, or of too many points."""
+    if one.points is not None and not (math.isfinite(one.points) and one.points >= 0):
+        raise BadOverrides(f"{one.where}: points are a number of 0 or more")
+    if not one.question:
+        if one.points is not None:
+            raise BadOverrides(f"{one.where}: points need the name of a question")
+        return
+    question = exercise.questions.get(one.question)
+    if question is None:
+        names = ", ".join(exercise.questions)
+        raise BadOverrides(
+            f"{one.where}: {exercise.name} has no question {one.question!r}; it has {names}"
+        )
+    if one.points is not None and one.points > question.points:
+        raise BadOverrides(
+            f"{one.where}: {one.points:g} points, but {one.question} is worth {question.points}"
+        )
+
+
+def apply(report, overrides):
+    """Put overrides that `check` has passed into a report, and add its points up anew."""
+    students = {one["student"]: one for one in report["students"]}
+    for one in overrides:
+        for book in students[one.student]["notebooks"]:
+            if book["exercise"] == one.exercise:
+                put(book, one)
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            book["points"] = total(book["questions"])
+        student["points"] = total(student["notebooks"])
+
+
+def total(parts):
+    """The points of questions or notebooks, without the tail of a sum of fractions."""
+    return round(sum(one["points"] for one in parts), 2)
+
+
+def put(book, one):
+    """Put an override into a notebook."""
+    if not one.question:
+        book["comment"] = one.comment
+        return
+    (question,) = (q for q in book["questions"] if q["question"] == one.question)
+    question["override"] = {"graded": question["points"], "comment": one.comment}
+    if one.points is not None:
+        question["points"] = one.points
+
+
+CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
+POINTS_POSSIBLE = "    Points Possible"
+MOODLE = ("ID number", "Username", "Email address", "Full name")
+WORKSHEET = ("Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)")
+
+
+WITHOUT = {
+    "canvas.csv": "a roster with a column name, canvas id, sis user id or sis login id",
+    "moodle.csv": "a roster with a column email, username or id number",
+}
+"""What each platform needs to tell whose points they are."""
+
+
+def tables_for_platforms(report, people):
+    """``{file name: rows}`` of all that can be imported somewhere.
+
+    Parameters
+    ----------
+    report : dict
+    people : list of Person
+        The roster; its columns are where addresses and numbers come from.
+    """
+    people = {one.student: one for one in people}
+    found = {}
+    if any(names_for_canvas(one, column_of(people, one)) for one in report["students"]):
+        found["canvas.csv"] = canvas_rows(report, people)
+    if any(any(names_for_moodle(one, column_of(people, one))) for one in report["students"]):
+        found["moodle.csv"] = moodle_rows(report, people)
+    for exercise in report["exercises"]:
+        rows = worksheet_rows(report, exercise["exercise"])
+        if len(rows) > 1:
+            found[f"moodle_worksheet_{exercise['exercise']}.csv"] = rows
+    return found
+
+
+def column_of(people, student):
+    """A function that gives the first of some columns that the roster has of a student."""
+    known = people.get(student["student"])
+    return known.column if known else lambda *names: ""
+
+
+def handed_by(student, platform):
+    """Whether a platform's own number names this student: it stood in the name of a file."""
+    return any(book["platform"] == platform for book in student["notebooks"])
+
+
+def ids_for_canvas(student, column):
+    """Canvas's own number, SIS id and login of a student, as far as they are known.
+
+    Canvas takes an ID for its own number of a user, whatever the text begins with. So only such a
+    number is written; without it Canvas looks for the SIS ids, the login, and then the name.
+    """
+    identity = column("canvas id", "id")
+    if handed_by(student, "canvas"):
+        identity = student["student"]
+    identity = identity if identity.isdecimal() else ""
+    return [identity, column("sis user id"), column("sis login id", "login")]
+
+
+def names_for_canvas(student, column):
+    """Whether Canvas can find a student: by a number, or by a name that is no folder's."""
+    name = column(*NAME_COLUMNS) or student["name"] != student["student"]
+    return bool(name) or any(ids_for_canvas(student, column))
+
+
+def texts_for_platforms(student, name, person):
+    """All texts that tables for platforms hold of a student, of whatever platform."""
+    one = {"student": student, "name": name, "notebooks": []}
+    column = column_of({student: person} if person else {}, one)
+    return [*ids_for_canvas(one, column), column("section"), *names_for_moodle(one, column)]
+
+
+def canvas_rows(report, people):
+    """The columns that Canvas's gradebook imports."""
+    rows = [[*CANVAS, *(one["exercise"] for one in report["exercises"])]]
+    rows.append([POINTS_POSSIBLE, "", "", "", "", *(one["points"] for one in report["exercises"])])
+    for one in report["students"]:
+        column = column_of(people, one)
+        rows.append(
+            [one["name"], *ids_for_canvas(one, column), column("section")]
+            + [book["points"] for book in one["notebooks"]]
+        )
+    return rows
+
+
+def names_for_moodle(student, column):
+    """ID number, user name and address of a student, as far as they are known.
+
+    A column ``id`` is Canvas's. The number in the name of a Moodle download is of one assignment
+    and no ID number: see `worksheet_rows`.
+    """
+    address = column("email address", "email")
+    if not address and "@" in student["student"]:
+        address = student["student"]
+    return [column("id number", "idnumber"), column("username", "login"), address]
+
+
+def moodle_rows(report, people):
+    """What Moodle's grade import maps by the columns one chooses there."""
+    rows = [[*MOODLE, *(one["exercise"] for one in report["exercises"])]]
+    for one in report["students"]:
+        names = names_for_moodle(one, column_of(people, one))
+        rows.append([*names, one["name"], *(book["points"] for book in one["notebooks"])])
+    return rows
+
+
+def worksheet_rows(report, exercise):
+    """The grading worksheet of one Moodle assignment: those whose files Moodle had named."""
+    rows = [list(WORKSHEET)]
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            if book["exercise"] == exercise and book["platform"] == "moodle":
+                participant = f"Participant {student['student']}"
+                rows.append([participant, student["name"], book["points"], book["of"], ""])
+    return rows

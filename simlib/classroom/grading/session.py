@@ -19,9 +19,8 @@ import nbformat
 import psutil
 
 from ...core.environment import ROOT
-from . import cgroup, sandbox
-from .cgroup import Group
-from .container import Container, names_of_containers, remove
+from . import sandbox
+from .container import Container, Group, clear_groups_of_the_dead, names_of_containers, remove
 from .sandbox import FOLDERS
 
 POLL_S = 0.25
@@ -283,7 +282,7 @@ def end_group(process):
 
 def clear_after_the_dead():
     """Remove what graders that were killed have left: containers, folders, groups of processes."""
-    cgroup.clear_after_the_dead()
+    clear_groups_of_the_dead()
     engine = sandbox.engine()
     if engine:
         names = names_of_containers(engine, FOLDERS)

@@ -1,15 +1,25 @@
 """Read a lesson or exercise source: py:percent text in, notebooks without outputs out.
 
 An exercise source holds solution, stub and checks in one file. From it come three notebooks with
-the same cells and ids: solved with hidden checks, solution, exercise. Where a task is to mend a
-program, the lines that are wrong stand beside the solution, between markers of their own.
+the same cells and ids: solved with hidden checks, solution, exercise. Where the task is to fix a
+program, the wrong lines stand beside the solution, between markers of their own.
 """
+
+from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 
-from ...core.environment import need
+from ...core.environment import ROOT, need
 from ..parts import complaint_about
+
+SOURCES = Path("authoring") / "exercises"
+"""Within the repository: the sources of exercises, with solutions and hidden cells."""
+EXERCISES = ROOT / SOURCES
+WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
+"""Known wrong answers, a module for each question."""
+
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 BEGIN_BROKEN, END_BROKEN = "### BEGIN BROKEN", "### END BROKEN"

@@ -177,8 +177,11 @@ GLOO = Capabilities(
     reduces=frozenset(FLOATS | WHOLES | COMPLEX),
     not_complex=frozenset({"gather", "allgather"}),
 )
-GLOO_ON_CUDA = replace(
-    GLOO,
+GLOO_ON_CUDA = Capabilities(
+    "Gloo",
+    carries=GLOO.carries,
+    reduces=GLOO.reduces,
+    not_complex=GLOO.not_complex,
     lacks={
         "send": ON_CPU,
         "recv": ON_CPU,

@@ -1,4 +1,4 @@
-"""A rank's side of the broker: the groups of a graded rank."""
+"""The side of a rank: its connection to the relay, and the transport of its groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...core.record.safe_pickle import loads_tree
 from ...core.record.torch_inside import make_default_group, use_meeting
 from ...core.record.transports.backends import like_gloo
 from ...core.record.transports.plain_group import REDUCING, PlainGroup, put, stand_in_backend
-from .broker import LENGTH, framed
+from .relay import LENGTH, framed
 
 NOBODY_SETS_S = timedelta(seconds=1)
 """How long a rank may ask its own store for what is not there."""

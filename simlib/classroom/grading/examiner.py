@@ -21,15 +21,13 @@ import warnings
 
 from IPython.core.compilerop import code_name
 
-from ....core.engines.processes.worlds import pool
-from ....core.engines.virtual.process import simulators
-from ....core.engines.workers.server import RANK_NAME, server_context, travelling
-from ....core.environment import uninterrupted
-from ...checks.verdict import WRONG, Verdict
-from ...confinement.hardening import end_without_server
-from ...confinement.process_sandbox import HOME
-from .shell import receive, send, shell_main
-from .submitted import Submitted
+from ...core.engines.processes.worlds import pool
+from ...core.engines.virtual.process import simulators
+from ...core.engines.workers.server import RANK_NAME, server_context, travelling
+from ...core.environment import uninterrupted
+from ..checks.verdict import WRONG, Verdict
+from ..confinement.process_sandbox import HOME, end_without_server
+from .shell import Submitted, receive, send, shell_main
 
 KEPT_OUTPUT = 4000
 MAX_OUTPUT = 4 << 20

@@ -1,9 +1,15 @@
-"""The process in which a student's cells run: an IPython shell that answers in plain JSON."""
+"""The process in which a student's cells run: an IPython shell that answers in plain JSON.
+
+A function of a student's leaves it as bytes. `Submitted` is that function as the examiner holds it:
+it is never unpickled there, and only ranks can call it.
+"""
 
 from __future__ import annotations
 
 import base64
+import inspect
 import os
+import pickle
 import re
 import signal
 import socket
@@ -11,14 +17,63 @@ import struct
 import sys
 from json import dumps, loads  # a student may put others into json
 
-from ....core.engines.options import pack
-from ....core.engines.rank_process.setup import die_with_the_kernel, show_errors_of_commands
-from ....core.engines.request import exactly
-from ...checks import cases
-from ...checks.verdict import RIGHT, Verdict
-from ...confinement import process_sandbox
-from ...confinement.hardening import go_home
-from .submitted import parameters_of
+from ...core.engines.options import pack
+from ...core.engines.rank_process.setup import die_with_the_kernel, show_errors_of_commands
+from ...core.engines.request import exactly
+from ..checks import verdict
+from ..checks.verdict import RIGHT, Verdict
+from ..confinement import process_sandbox
+from ..confinement.process_sandbox import go_home
+
+KINDS = {kind.name: kind for kind in inspect._ParameterKind}
+
+
+class Submitted:
+    """A function that only ranks can call.
+
+    The kernel that examines holds its bytes and hands them to the ranks, where it is a function
+    again: nothing that a student wrote runs in the kernel.
+
+    Parameters
+    ----------
+    question : str
+        The question it answers.
+    payload : bytes
+        The function, by cloudpickle.
+    parameters : list of (str, str, bool)
+        Name, kind and whether there is a default, for each parameter; None where nobody knows.
+    """
+
+    __slots__ = ("__name__", "__signature__", "_payload", "question")
+
+    def __init__(self, question, payload, parameters):
+        self.__name__ = self.question = question
+        self._payload = payload
+        if parameters is not None:
+            self.__signature__ = inspect.Signature(
+                [
+                    inspect.Parameter(
+                        name, KINDS[kind], default=None if has_default else inspect.Parameter.empty
+                    )
+                    for name, kind, has_default in parameters
+                ]
+            )
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"{self.question} can be called by ranks only")
+
+    def __reduce__(self):
+        return pickle.loads, (self._payload,)
+
+
+def parameters_of(function):
+    """The parameters of a function as plain data, for `Submitted`; None where nobody knows."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [(one.name, one.kind.name, one.default is not one.empty) for one in found]
+
 
 LENGTH = struct.Struct("<I")
 CELL = re.compile(r"<ipython-input-[^>]*>, ")
@@ -62,7 +117,7 @@ def shell_main(control, lifeline, output):
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     show_errors_of_commands()
-    cases.instead = check_nothing
+    verdict.instead = check_nothing
     sock = socket.socket(fileno=control.detach())
     shell = new_shell()
     # Cells may start ranks, which need sockets.

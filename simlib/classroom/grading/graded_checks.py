@@ -9,24 +9,27 @@ import math
 import os
 import pickle
 
-from ....core.engines.processes.real_run import run as run_on_processes
-from ....core.model.errors import SimlibError
-from ...checks.check import TIMEOUT_S
-from ...checks.check import check as check_answer
-from ...checks.compare import EXACT, describe, difference
-from ...checks.complaints import (
+from ...core.engines.processes.real_run import run as run_on_processes
+from ...core.model.errors import SimlibError
+from ..checks.check import TIMEOUT_S
+from ..checks.check import check as check_answer
+from ..checks.compare import EXACT, describe, difference
+from ..checks.complaints import (
+    NO_RESULT,
+    WORLDS,
     Complaint,
     broken_rules,
+    changed_in_place,
     found_by_the_engine,
     input_complaint,
     parts_lost,
+    run_answer,
     worst_of,
 )
-from ...checks.run_answer import NO_RESULT, WORLDS, changed_in_place, run_answer
-from ...checks.verdict import RIGHT
-from ...parts import VALUE, parts_of
-from ..score import ALLOWED, LOST, MARK
-from ..texts import clean
+from ..checks.verdict import RIGHT
+from ..parts import VALUE, parts_of
+from .score import ALLOWED, LOST, MARK
+from .texts import clean
 
 FLOOR = 1 / 8
 """Of the bytes that the solution sends: uint8 in the place of int64 is honest."""

@@ -1,1 +1,0 @@
-"""What runs in the sandbox: the examiner, which is ours, and the shell for the student's cells."""
