@@ -1,19 +1,16 @@
-"""`make lab`: what it refuses; its server shows the start page and runs every cell of lesson 00."""
+"""`make lab`: what it refuses, and what its server shows. tests/browser runs lessons in it."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
-import uuid
 from fnmatch import fnmatch
 from pathlib import Path
 
 import lab
 import pytest
 import requests
-import websocket
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
@@ -59,51 +56,7 @@ def listed(address, headers, folder=""):
     return {entry["name"] for entry in found.json()["content"]}
 
 
-class Session:
-    """A kernel of the server, spoken to as JupyterLab does."""
-
-    def __init__(self, address, token, folder):
-        self._headers = {"Authorization": f"token {token}"}
-        self._kernels = f"{address}/api/kernels"
-        started = requests.post(
-            self._kernels, headers=self._headers, json={"path": folder}, timeout=60
-        )
-        started.raise_for_status()
-        self._id = started.json()["id"]
-        channel = f"{self._kernels}/{self._id}/channels".replace("http", "ws", 1)
-        self._socket = websocket.create_connection(channel, header=self._headers, timeout=120)
-
-    def run(self, code):
-        """Run a cell; returns the error's name, or None."""
-        header = {
-            "msg_id": uuid.uuid4().hex,
-            "msg_type": "execute_request",
-            "username": "",
-            "session": "test",
-            "version": "5.3",
-        }
-        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
-        self._socket.send(json.dumps({**message, "channel": "shell"}))
-        error = None
-        while True:
-            frame = self._socket.recv()
-            if isinstance(frame, memoryview | bytes):
-                continue  # a widget's picture
-            answer = json.loads(frame)
-            if answer["parent_header"].get("msg_id") != header["msg_id"]:
-                continue
-            if answer["msg_type"] == "error":
-                error = answer["content"]["ename"]
-            if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
-                return error
-
-    def close(self):
-        self._socket.close()
-        requests.delete(f"{self._kernels}/{self._id}", headers=self._headers, timeout=60)
-
-
-def test_make_lab_serves_lesson_00_and_every_cell_of_it_runs(server):
+def test_make_lab_serves_the_course(server):
     address, token = server
     headers = {"Authorization": f"token {token}"}
     patient = requests.Session()  # the address is printed just before the server listens
@@ -116,16 +69,7 @@ def test_make_lab_serves_lesson_00_and_every_cell_of_it_runs(server):
         opened = requests.get(f"{address}/api/contents/{hidden}", headers=headers, timeout=60)
         assert opened.status_code == 200
     lesson = requests.get(f"{address}/api/contents/{LESSON}", headers=headers, timeout=60)
-    cells = lesson.json()["content"]["cells"]
-    session = Session(address, token, LESSON)
-    try:
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                error = session.run(cell["source"])
-                may_fail = "raises-exception" in cell["metadata"].get("tags", [])
-                assert error is None or may_fail, (error, cell["source"])
-    finally:
-        session.close()
+    assert lesson.json()["content"]["cells"]
     assert requests.get(f"{address}/api/contents", timeout=60).status_code == 403
 
 
