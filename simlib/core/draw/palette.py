@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from functools import cache, lru_cache
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.trace import Trace
+if TYPE_CHECKING:
+    from ..model.trace import Trace
 
 DPI = 110
 INK, PAPER, GREY = "#222222", "#ffffff", "#767676"

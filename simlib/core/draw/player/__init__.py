@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -13,15 +12,9 @@ from ..display import alt_metadata
 from ..figures import png_of
 from ..lanes import Between, Ranks, chosen
 from ..timeline import draw_timeline
-from .scene import scene_of
+from .scene import FOLDER, SCRIPTS, STYLE, scene_of
 
 __all__ = ["Player"]
-
-
-FOLDER = Path(__file__).parent
-SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
-"""Joined in this order they are one ES module: no build step, nothing to download."""
-STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
 
 
 class Player(anywidget.AnyWidget):

@@ -16,8 +16,7 @@ from ...model.words import seconds_text
 from ..dark import dark_variant
 from ..figures import png_of
 from ..lanes import Between, Ranks
-from . import FOLDER, SCRIPTS, STYLE
-from .scene import scene_of
+from .scene import FOLDER, SCRIPTS, STYLE, scene_of
 
 SUFFIXES = (".html", ".htm")
 DIGITS = 9

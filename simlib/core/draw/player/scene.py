@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from ...model.trace import Collective, Message, Op, WireMessage
@@ -32,6 +33,10 @@ from ..text import carried, collective_text, count, run_in_words
 
 Rows = Mapping[Any, int]
 """Rank, or an op's identity -> its row, or number, in the scene."""
+FOLDER = Path(__file__).parent
+SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
+"""They draw it in the browser: joined in this order they are one ES module, without a build."""
+STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
 MAX_EVENTS = 1000
 MAX_LANES = 64
 COLUMNS = 2000
