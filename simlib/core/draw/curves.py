@@ -18,16 +18,7 @@ from .display import in_notebook
 
 if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
     from matplotlib.figure import Figure
-from .palette import (
-    GREY,
-    INK,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    TITLE_PT,
-    rank_color,
-    visible,
-)
+from .palette import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, rank_color, visible
 
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
 """``{name: {run: [(step, value), ...]}}``."""

@@ -96,14 +96,8 @@ def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
         foot = bottom
         if limit_bytes and 0 <= limit_bytes - ledger.peak_bytes < LABEL_SHARE * top_bytes:
             foot = limit_bytes / scale  # above the line, which would otherwise be hidden
-        axes.annotate(
-            short_bytes(ledger.peak_bytes),
-            (rank, foot),
-            (0, 3),
-            textcoords="offset points",
-            fontsize=SMALL_PT,
-            ha="center",
-        )
+        look = {"textcoords": "offset points", "fontsize": SMALL_PT, "ha": "center"}
+        axes.annotate(short_bytes(ledger.peak_bytes), (rank, foot), (0, 3), **look)
     names = [f"rank {rank}" for rank in range(run.world_size)]
     axes.set_xticks(range(run.world_size), names, fontsize=SMALL_PT)
     middle, half = (run.world_size - 1) / 2, max(run.world_size, 2) / 2
@@ -116,15 +110,10 @@ def draw_key(
     figure: Figure, limit_bytes: float | None, fills: Mapping[str, tuple[float, str | None]]
 ) -> None:
     """What fill and hatch mean, the top of a bar first."""
-    patches = [
-        Patch(
-            facecolor=mix(GREY, PAPER, white),
-            edgecolor=GREY,
-            hatch=hatch,
-            label=name.replace(" and ", "\nand "),
-        )
-        for name, (white, hatch) in reversed(list(fills.items()))
-    ]
+    patches = []
+    for name, (white, hatch) in reversed(list(fills.items())):
+        fill = {"facecolor": mix(GREY, PAPER, white), "edgecolor": GREY, "hatch": hatch}
+        patches.append(Patch(label=name.replace(" and ", "\nand "), **fill))
     if limit_bytes is not None:
         line = f"device: {short_bytes(limit_bytes)}"
         patches.insert(0, figure.axes[0].plot([], [], "--", color=INK, lw=1, label=line)[0])
@@ -268,10 +257,7 @@ def _bytes_by_dtype(ledger):
     return found
 
 
-_LAYERS = {
-    "category": (_bytes_by_category, FILLS),
-    "dtype": (_bytes_by_dtype, DTYPE_FILLS),
-}
+_LAYERS = {"category": (_bytes_by_category, FILLS), "dtype": (_bytes_by_dtype, DTYPE_FILLS)}
 
 
 def _draw_layers(axes, times, heights, fills, color):
@@ -280,16 +266,8 @@ def _draw_layers(axes, times, heights, fills, color):
     for name, values in heights.items():
         white, hatch = fills[name]
         above = below + np.append(values, values[-1])
-        axes.fill_between(
-            times,
-            below,
-            above,
-            step="post",
-            facecolor=mix(color, PAPER, white),
-            edgecolor=color,
-            hatch=hatch,
-            linewidth=0.6,
-        )
+        fill = {"facecolor": mix(color, PAPER, white), "edgecolor": color, "hatch": hatch}
+        axes.fill_between(times, below, above, step="post", linewidth=0.6, **fill)
         below = above
     axes.set_xlim(0, times[-1])
     axes.spines[["top", "right"]].set_visible(False)
@@ -299,12 +277,6 @@ def _draw_layers(axes, times, heights, fills, color):
 def _mark_peak(axes, ledger, end, per_s, scale):
     peak = ledger.peak_s * per_s, ledger.peak_bytes / scale
     axes.plot(*peak, "v", color=INK, ms=4, clip_on=False)
-    axes.annotate(
-        f"{short_bytes(ledger.peak_bytes)} at the peak",
-        peak,
-        xytext=(6 if peak[0] < 0.75 * end else -6, 3),
-        textcoords="offset points",
-        ha="left" if peak[0] < 0.75 * end else "right",
-        fontsize=SMALL_PT,
-        color=INK,
-    )
+    ha, x = ("left", 6) if peak[0] < 0.75 * end else ("right", -6)
+    look = {"textcoords": "offset points", "fontsize": SMALL_PT, "color": INK}
+    axes.annotate(f"{short_bytes(ledger.peak_bytes)} at the peak", peak, (x, 3), ha=ha, **look)

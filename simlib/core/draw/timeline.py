@@ -43,6 +43,8 @@ from .text import clip, run_in_words
 from .timeline_view import BAND, MAX_ARROWS, View, draw_collectives, draw_messages
 
 HATCH = "////"
+LEGEND: dict[str, Any] = {"frameon": False, "borderpad": 0, "borderaxespad": 0}
+LEGEND |= {"handlelength": 1.7, "handletextpad": 0.5, "columnspacing": 1.3}
 MAX_LABELS = 600
 LABELS = 8  # above the arrows of messages, which may cross a narrow piece
 WIDTH_IN = 9.0
@@ -50,11 +52,7 @@ WIDTH_IN = 9.0
 
 @own_style
 def draw_timeline(
-    run: Any,
-    *,
-    width: float | None = None,
-    ranks: Ranks = None,
-    between: Between = None,
+    run: Any, *, width: float | None = None, ranks: Ranks = None, between: Between = None
 ) -> Figure:
     """Draw one lane per rank, time from left to right, messages as arrows.
 
@@ -166,17 +164,8 @@ def _draw_crosses(view, by_rank):
         return
     size = float(np.clip(view.pitch_px * view.half * 0.6, 2, 8))
     x = [min(view.until[rank], view.end_s) * view.scale for rank in open_ranks]
-    view.axes.plot(
-        x,
-        [view.row[rank] for rank in open_ranks],
-        "X",
-        ms=size,
-        mfc=INK,
-        mec=PAPER,
-        mew=0.8,
-        zorder=10,
-        clip_on=False,
-    )
+    look = {"mfc": INK, "mec": PAPER, "mew": 0.8, "zorder": 10, "clip_on": False}
+    view.axes.plot(x, [view.row[rank] for rank in open_ranks], "X", ms=size, **look)
     view.in_legend.add("never finished")
 
 
@@ -217,16 +206,12 @@ def draw_frame(view: View) -> None:
     axes.tick_params(axis="y", length=0, pad=10, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=TEXT_PT, color=GREY, labelcolor=INK, length=3)
     side = float(np.clip(view.pitch_px / DPI * 72 * 0.3, 2, 7))
-    axes.scatter(
-        [-0.008] * lanes,
-        range(lanes),
-        s=side**2,
-        marker="s",
-        linewidths=0,
-        clip_on=False,
-        c=[rank_color(rank) for rank in view.ranks],
-        transform=axes.get_yaxis_transform(),
-    )
+    look = {"s": side**2, "marker": "s", "linewidths": 0, "clip_on": False}
+    look |= {
+        "c": [rank_color(rank) for rank in view.ranks],
+        "transform": axes.get_yaxis_transform(),
+    }
+    axes.scatter([-0.008] * lanes, range(lanes), **look)
     for name in ("left", "right", "top"):
         axes.spines[name].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
@@ -244,32 +229,13 @@ def _draw_margins(view):
     below = (0.07 if view.title_rows == 1 else 0.29) / height_in
     signs = _legend_handles(view)
     if signs:
-        figure.legend(
-            signs.values(),
-            signs.keys(),
-            loc="upper right",
-            bbox_to_anchor=(1 - 0.1 / width_in, 1 - below),
-            ncols=len(signs),
-            fontsize=TEXT_PT - 0.5,
-            frameon=False,
-            borderpad=0,
-            borderaxespad=0,
-            handlelength=1.7,
-            handletextpad=0.5,
-            columnspacing=1.3,
-            handler_map={tuple: HandlerTuple(ndivide=1, pad=0)},
-        )
+        place = {"loc": "upper right", "bbox_to_anchor": (1 - 0.1 / width_in, 1 - below)}
+        look = {"fontsize": TEXT_PT - 0.5, "handler_map": {tuple: HandlerTuple(ndivide=1, pad=0)}}
+        figure.legend(signs.values(), signs.keys(), ncols=len(signs), **place, **look, **LEGEND)
     clock = "time" if view.run.engine == "real" else "virtual time"
     view.axes.set_xlabel(f"{clock} ({view.unit})", fontsize=TEXT_PT + 0.5, labelpad=2)
-    figure.text(
-        left,
-        0.06 / height_in,
-        view.note,
-        fontsize=SMALL_PT,
-        color="#555555",
-        ha="left",
-        va="bottom",
-    )
+    look = {"fontsize": SMALL_PT, "color": "#555555", "ha": "left", "va": "bottom"}
+    figure.text(left, 0.06 / height_in, view.note, **look)
 
 
 def _legend_handles(view):

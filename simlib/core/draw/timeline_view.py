@@ -108,15 +108,9 @@ class View:
         height_in = lanes * pitch_in + strip_in + top + bottom
         self.figure = new_picture(width_in, height_in)
         self.renderer = self.figure.canvas.get_renderer()
-        self.axes = self.figure.add_axes(
-            [
-                left / width_in,
-                bottom / height_in,
-                1 - (left + right) / width_in,
-                1 - (top + bottom) / height_in,
-            ],
-            facecolor=PAPER,
-        )
+        corner = left / width_in, bottom / height_in
+        size = 1 - (left + right) / width_in, 1 - (top + bottom) / height_in
+        self.axes = self.figure.add_axes([*corner, *size], facecolor=PAPER)
         room = 0.01 * (self.end_s - self.begin_s) * self.scale
         self.axes.set_xlim(self.begin_s * self.scale - room, self.end_s * self.scale + room)
         self.axes.set_ylim(lanes - 0.5, -0.5 - strip_in / pitch_in)
@@ -150,9 +144,8 @@ class Labels:
     def size(self, text: str) -> tuple[float, float]:
         """Width and height of a label in pixels, with its margin."""
         if text not in self.sizes:
-            width, height, _ = self.view.renderer.get_text_width_height_descent(
-                text, self.font, False
-            )
+            measure = self.view.renderer.get_text_width_height_descent
+            width, height, _ = measure(text, self.font, False)
             self.sizes[text] = width + 6, height + 3
         return self.sizes[text]
 

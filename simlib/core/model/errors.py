@@ -63,11 +63,7 @@ class _Ending(BaseException):
     run: Any
 
     def __init__(
-        self,
-        message: str,
-        sites: Mapping[int, Site] | None = None,
-        run: Any = None,
-        **details: Any,
+        self, message: str, sites: Mapping[int, Site] | None = None, run: Any = None, **details: Any
     ) -> None:
         super().__init__(message)
         self.sites = dict(sites or {})
