@@ -24,12 +24,13 @@ from typing import Any, BinaryIO
 from ...core.environment import ROOT
 from ...core.model.errors import JobError, SimlibError
 from ...core.record.safe_pickle import dumps_tree, loads_tree
+from ..rendezvous import check_versions, versions
 from .folder import JobFolder, TakenError, new_folder
 from .job import Job
 from .remote_state import listing, read_pieces
 from .ssh import HELLO
 from .state import JobState
-from .submission import check_versions, noting_refusal, prepare, prepare_attempts, versions
+from .submission import noting_refusal, prepare, prepare_attempts
 
 IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""

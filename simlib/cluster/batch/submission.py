@@ -6,7 +6,6 @@ import contextlib
 import linecache
 import os
 import pickle
-import platform
 import sys
 import time
 import traceback
@@ -14,12 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import torch
 
 from ...core.engines.options import (
     Diagnosis,
@@ -38,7 +35,7 @@ from ...core.engines.options import (
 from ...core.engines.request import ExecutionContext
 from ...core.engines.restarts import remaining_kills, with_restarts
 from ...core.engines.session import cell_numbers, context_here
-from ...core.environment import ROOT, VERSION
+from ...core.environment import ROOT
 from ...core.model.chance import Failures, Slow
 from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.record import returned
@@ -46,6 +43,7 @@ from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree, loads_tree
 from ...core.record.transports.backends import backend_named
 from ...core.results.run import Run
+from ..rendezvous import versions
 from . import SYSTEMS, launcher_process
 from .batch_system import NoSchedulerError, Queued, QueueError
 from .failures import HOPELESS, refused
@@ -55,38 +53,6 @@ from .launcher_process import LINGER_S, OBEY_S
 from .mpiexec import LAUNCH, Mpiexec
 from .ssh import Ssh
 from .staging import LAST_S
-
-
-def versions():
-    """Name -> version of what a function and its results travel through; None: it is not here."""
-    try:
-        mpi4py = metadata.version("mpi4py")
-    except metadata.PackageNotFoundError:
-        mpi4py = None
-
-    return {
-        "Python": platform.python_version(),
-        "torch": torch.__version__.partition("+")[0],
-        "simlib": VERSION,
-        "mpi4py": mpi4py,
-    }
-
-
-def check_versions(wanted):
-    """Refuse to be a rank where this node has other versions than the notebook.
-
-    Of Python the minor version counts: functions travel as bytecode. mpi4py may differ; whether it
-    is needed, the launcher decides.
-    """
-    here = versions()
-    for name in ("Python", "torch", "simlib"):
-        version = wanted[name]
-        parts = 2 if name == "Python" else 3
-        if here[name].split(".")[:parts] != version.split(".")[:parts]:
-            raise JobError(
-                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
-                f"the same on every node ({sys.executable} runs there)"
-            )
 
 
 @dataclass(frozen=True)
