@@ -264,16 +264,11 @@ class OpLogReader:
         end = None if end == NEVER else end - origin_s
         (flags,) = oplog.FLAGS.unpack_from(memory, at + oplog.OP_FLAGS)
         has_failed = end is not None and flags & oplog.FAILED
-        return Op(
-            self.rank,
-            seq,
-            *fields,  # type: ignore[call-arg]
-            post - origin_s,
-            None if wait == NEVER else wait - origin_s,
-            None if has_failed else end,
-            None if wait == NEVER else posted,
+        return Op(  # type: ignore[call-arg]
+            self.rank, seq, *fields, post - origin_s, None if wait == NEVER else wait - origin_s,
+            None if has_failed else end, None if wait == NEVER else posted,
             end if has_failed else None,
-        )
+        )  # fmt: skip
 
     def _fields_of(self, words, cells):
         """The fields of an `Op` from its kind to its site."""

@@ -294,10 +294,7 @@ class StreamEnds:
     """
 
     def __init__(
-        self,
-        log: Any,
-        record: Callable = record_event,
-        clock: Callable = time.perf_counter,
+        self, log: Any, record: Callable = record_event, clock: Callable = time.perf_counter
     ) -> None:
         self._log = log
         self._record = record

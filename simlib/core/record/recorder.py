@@ -84,10 +84,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        log: OpLogWriter,
-        is_alone: Callable[[], bool],
-        before_op: Callable | None = None,
+        self, log: OpLogWriter, is_alone: Callable[[], bool], before_op: Callable | None = None
     ) -> None:
         self.log = log
         self.is_alone = is_alone

@@ -26,9 +26,7 @@ LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed",
 
 
 def answer_of(
-    call: Callable[[], Any],
-    is_script: bool = False,
-    dumps: Callable = safe_pickle.dumps,
+    call: Callable[[], Any], is_script: bool = False, dumps: Callable = safe_pickle.dumps
 ) -> bytes:
     """Call ``call()`` and put what comes of it into bytes: ``(word, content)``, pickled.
 
