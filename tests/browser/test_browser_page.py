@@ -55,17 +55,22 @@ MAKES = {
 }
 
 
-@pytest.fixture(params=MAKES)
-def page(request, chromium, tmp_path):
+@pytest.fixture(scope="module", params=MAKES)
+def saved(request, tmp_path_factory):
+    """The file of a saved run; it is made once for all tests."""
+    return MAKES[request.param]().to_html(tmp_path_factory.mktemp("saved") / "run.html")
+
+
+@pytest.fixture
+def page(saved, chromium):
     """A saved run in a browser that has no network; nothing it says may be an error."""
-    path = MAKES[request.param]().to_html(tmp_path / f"{request.param}.html")
     context = chromium.new_context(offline=True, viewport={"width": 1100, "height": 900})
     page = context.new_page()
     said, asked = [], []
     page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda one: asked.append(one.url))
-    page.goto(path.as_uri())
+    page.goto(saved.as_uri())
     page.wait_for_selector(".rbr-player[data-time]")
     yield page
     assert said == [] and {url.partition(":")[0] for url in asked} <= {"file", "data"}
