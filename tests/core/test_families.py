@@ -1,7 +1,7 @@
 """Every collective by name, and patterns of messages: times against ranks' programs in fractions.
 
 `pytest -s -n 0 tests/core/test_families.py` prints a line for each: cases, and the largest relative
-difference found; with TEST_ALL=1 there are ten times as many cases. A new algorithm is found by
+difference found; the slow tests have ten times as many cases. A new algorithm is found by
 itself: its messages are then read out of its schedule, until `rank_programs` has a program for it.
 """
 
@@ -36,8 +36,9 @@ from simlib.core.model.errors import InvalidCallError
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(rank_programs)
 SEED = int(os.environ["SEED"])
-TIMES = 10 if os.environ.get("TEST_ALL") == "1" else 1
 RELATIVE = 1e-9
+MORE = pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+"""How many cases: as few as find most, or ten times as many."""
 FAMILIES = [(kind, name) for kind, names in ALGORITHMS.items() for name in names]
 ROOTED = ("broadcast", "scatter", "gather", "reduce")
 
@@ -202,12 +203,13 @@ def tell(family, way, largest):
     print(f"\n{way:10} {' '.join(family):34} {found}", end="")
 
 
+@MORE
 @pytest.mark.parametrize("kind, name", FAMILIES)
-def test_times_of_a_schedule(kind, name):
+def test_times_of_a_schedule(kind, name, times):
     largest = []
-    for case in cases_of((kind, name), 20 * TIMES):
+    for case in cases_of((kind, name), 6 * times):
         programs = programs_for(kind, name, case)
-        ends, times = case.take(programs)
+        ends, messages_times = case.take(programs)
         found, wire = timing.time_of(
             schedule_for(kind, name, case),
             Topology(case.cluster, case.n, case.placement),
@@ -217,16 +219,17 @@ def test_times_of_a_schedule(kind, name):
             eager_limit_bytes=case.eager_limit_bytes,
         )
         messages = by_pair(zip(wire.src, wire.dst, wire.start_s, wire.end_s, strict=True))
-        off = max(difference(found, ends), difference_of_messages(messages, times))
-        assert holds(off, case, programs, ends, times), case
+        off = max(difference(found, ends), difference_of_messages(messages, messages_times))
+        assert holds(off, case, programs, ends, messages_times), case
         largest.append((case, off))
     tell((kind, name), "timing", largest)
 
 
+@MORE
 @pytest.mark.parametrize("kind, name", FAMILIES)
-def test_times_of_the_cost_model(kind, name):
+def test_times_of_the_cost_model(kind, name, times):
     largest = []
-    for case in cases_of((kind, name), 20 * TIMES):
+    for case in cases_of((kind, name), 8 * times):
         asked = kind, case.n, case.m, case.cluster, name
         more = {"starts": case.starts, "placement": case.placement, "itemsize": case.itemsize,
                 "root": case.root, "chunks": case.chunks, **case.eager}  # fmt: skip
@@ -273,10 +276,11 @@ def call(rank, n, kind, m, itemsize, root, start_s):
     return time.perf_counter()
 
 
+@MORE
 @pytest.mark.parametrize("kind, name", FAMILIES)
-def test_times_of_a_simulation(kind, name):
+def test_times_of_a_simulation(kind, name, times):
     largest = []
-    for case in cases_of((kind, name), 2 * TIMES, for_simulate=True):
+    for case in cases_of((kind, name), times, for_simulate=True):
         is_cut = name in ("chain", "double_tree")
         if is_cut and case.cluster.inter.latency_s == 0:  # then each byte is a chunk
             case.m = min(case.m, 12 * case.itemsize)
@@ -287,10 +291,10 @@ def test_times_of_a_simulation(kind, name):
             **{kind: name}, **case.eager,
         )  # fmt: skip
         programs = programs_for(kind, name, case)
-        ends, times = case.take(programs)
+        ends, messages_times = case.take(programs)
         messages = by_pair((w.src, w.dst, w.start_s, w.end_s) for w in run.wire)
-        off = max(difference(run.results, ends), difference_of_messages(messages, times))
-        assert holds(off, case, programs, ends, times), case
+        off = max(difference(run.results, ends), difference_of_messages(messages, messages_times))
+        assert holds(off, case, programs, ends, messages_times), case
         largest.append((case, off))
     tell((kind, name), "simulate", largest)
 
@@ -378,10 +382,11 @@ def follow(rank, n, programs, starts):
     return time.perf_counter()
 
 
+@MORE
 @pytest.mark.parametrize("name", PATTERNS)
-def test_times_of_messages(name):
+def test_times_of_messages(name, times):
     largest = []
-    for case in cases_of(("messages", name), 10 * TIMES):
+    for case in cases_of(("messages", name), 3 * times):
         case.n = n = max(case.n, 3)
         random = np.random.default_rng(case.m + SEED)
         case.starts = (random.random(n) * (max(case.starts, default=0) or 1e-3)).tolist()  # no ties
@@ -414,7 +419,7 @@ def without_device(cluster):
 @pytest.mark.parametrize("kind, name", FAMILIES)
 def test_programs_send_what_the_schedules_send(kind, name):
     """Step by step; so a case that hides a wrong size behind a slow link does no harm."""
-    for case in cases_of((kind, name), 12):
+    for case in cases_of((kind, name), 5):
         ours = programs_for(kind, name, case)
         theirs = programs_of_schedule(schedule_for(kind, name, case))
         assert sent(kind, ours) == sent(kind, theirs), case

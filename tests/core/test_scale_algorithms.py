@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from sampled import sampled
 
 import simlib
 from simlib import Cluster, Device, Link, scale
@@ -44,8 +45,10 @@ def test_a_ring_in_segments_by_hand():
             assert scale.time_of(*asked, chunks=chunks) == pytest.approx(wanted_s + adding_s)
 
 
-@pytest.mark.parametrize("nbytes", [4 * 48 * 35, 4 * 48 * 33, 4 * (48 * 35 + 5), 4 * 17])
-@pytest.mark.parametrize("reduce_Bps", [np.inf, 3e9])
+@pytest.mark.parametrize(
+    "nbytes, reduce_Bps",
+    sampled((4 * 48 * 35, 4 * 48 * 33, 4 * (48 * 35 + 5), 4 * 17), (np.inf, 3e9)),
+)
 def test_a_ring_in_segments_on_nodes(nbytes, reduce_Bps):
     cluster = Cluster(6, 8, NODES_OF_8.inter, NODES_OF_8.intra, Device(reduce_Bps=reduce_Bps))
     apart = np.random.default_rng(SEED).random(48) * 1e-4
@@ -86,8 +89,9 @@ def test_two_trees_by_hand():
     assert scale.time_of("all_reduce", *asked, chunks=3) == 24
 
 
-@pytest.mark.parametrize("kind", ["broadcast", "reduce", "all_reduce"])
-@pytest.mark.parametrize("reduce_Bps", [np.inf, 70.0])
+@pytest.mark.parametrize(
+    "kind, reduce_Bps", sampled(("broadcast", "reduce", "all_reduce"), (np.inf, 70.0))
+)
 def test_two_trees_in_leaps(kind, reduce_Bps):
     """Long pipelines of small trees, starts apart: what follows is worked out in leaps."""
     random = np.random.default_rng(SEED)
@@ -129,8 +133,7 @@ def test_two_trees_that_share_links_are_refused_where_there_are_many_messages():
 # -- nodes of several sizes ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", range(1, 9))
-@pytest.mark.parametrize("elements", [0, 1, 1000])
+@pytest.mark.parametrize("ranks, elements", sampled(range(1, 9), (0, 1, 1000)))
 def test_hierarchical_where_the_last_node_has_fewer_ranks(ranks, elements):
     """In closed form or by messages: also where it is done in the node later than the others."""
     for nodes in (2, 3, 6):

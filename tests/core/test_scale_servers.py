@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from sampled import sampled
 
 import simlib
 from simlib import Cluster, Link, scale
@@ -77,11 +78,12 @@ def serve_each(workers, elements, steps, update_s):
     return staleness
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-@pytest.mark.parametrize("workers, number", [(1, 1), (4, 1), (5, 3), (3, 4)])
-@pytest.mark.parametrize("update_s", [0.0, 3e-4])
-def test_servers_take_as_long_as_simulated(cluster, asynchronous, workers, number, update_s):
+@pytest.mark.parametrize(
+    "name, asynchronous, numbers, update_s",
+    sampled(CLUSTERS, (False, True), ((1, 1), (4, 1), (5, 3), (3, 4)), (0.0, 3e-4), times=2),
+)
+def test_servers_take_as_long_as_simulated(name, asynchronous, numbers, update_s):
+    cluster, (workers, number) = CLUSTERS[name], numbers
     random = np.random.default_rng(SEED)
     compute_s = random.uniform(1e-4, 3e-3, (4, workers))
     elements = 20_002
@@ -97,10 +99,11 @@ def test_servers_take_as_long_as_simulated(cluster, asynchronous, workers, numbe
         assert steps.staleness.tolist() == run.results[workers:]
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-@pytest.mark.parametrize("seconds", [0.0, 1e-3])
-def test_equal_workers_are_served_in_the_order_of_a_simulation(cluster, asynchronous, seconds):
+@pytest.mark.parametrize(
+    "name, asynchronous, seconds", sampled(CLUSTERS, (False, True), (0.0, 1e-3))
+)
+def test_equal_workers_are_served_in_the_order_of_a_simulation(name, asynchronous, seconds):
+    cluster = CLUSTERS[name]
     # All sends are posted at one moment, so the order is that of the ranks.
     args = 5, 20_002, [[seconds] * 5] * 3, 3e-4, asynchronous
     run = simlib.simulate(parameter_server, 8, args, cluster=cluster)

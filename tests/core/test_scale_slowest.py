@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from sampled import sampled
 
 import simlib
 from simlib import Cluster, Link
@@ -37,9 +38,10 @@ def test_of_exponential_values_it_is_a_harmonic_number():
         assert found == pytest.approx(3 * (0.8 + 0.2 * known), rel=1e-12)
 
 
-@pytest.mark.parametrize("ranks", [1, 8, 100])
-@pytest.mark.parametrize("spread", [0.1, 1.0])
-@pytest.mark.parametrize("kind", ["normal", "lognormal", "exponential"])
+@pytest.mark.parametrize(
+    "kind, spread, ranks",
+    sampled(("normal", "lognormal", "exponential"), (0.1, 1.0), (1, 8, 100), times=2),
+)
 def test_as_drawn(kind, spread, ranks):
     slow = Jitter(kind, spread=spread, mean=2.0, seed=SEED)
     largest = simlib.scale.jitter_factors(kind, DRAWS, ranks, spread=spread, seed=SEED).max(axis=1)
@@ -73,8 +75,9 @@ def exponential(u):
     return 0.3 - 0.7 * float(np.log1p(-u))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 7, 1000, 1_000_000])
-@pytest.mark.parametrize("quantile", [normal, lognormal, exponential])
+@pytest.mark.parametrize(
+    "quantile, ranks", sampled((normal, lognormal, exponential), (1, 2, 7, 1000, 1_000_000))
+)
 def test_by_a_quantile_function_as_by_name(quantile, ranks):
     known = expected_max(ranks, quantile.__name__, spread=0.7)
     assert expected_max(ranks, quantile) == pytest.approx(known, rel=1e-8)

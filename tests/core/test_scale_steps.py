@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from sampled import sampled
 
 import simlib
 from simlib import Cluster, Link, scale
@@ -84,10 +85,14 @@ def simulated_pipeline(orders, cluster, forward_s, backward_s, elements, count):
     return simlib.simulate(pipeline, len(orders), args, cluster=cluster)
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("schedule, order", [("gpipe", gpipe_order), ("1f1b", one_f_one_b_order)])
-@pytest.mark.parametrize("ranks, count", [(2, 3), (4, 8), (6, 4)])
-def test_a_pipeline_takes_as_long_as_simulated(schedule, order, ranks, count, cluster):
+ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+
+
+@pytest.mark.parametrize(
+    "name, schedule, numbers", sampled(CLUSTERS, ORDERS, ((2, 3), (4, 8), (6, 4)), times=2)
+)
+def test_a_pipeline_takes_as_long_as_simulated(name, schedule, numbers):
+    cluster, order, (ranks, count) = CLUSTERS[name], ORDERS[schedule], numbers
     random = np.random.default_rng(SEED)
     forward_s, backward_s = (random.uniform(1e-4, 1e-3, ranks).tolist() for _ in range(2))
     orders = [order(rank, ranks, count) for rank in range(ranks)]
@@ -252,10 +257,11 @@ def tensor_parallel(rank, world_size, blocks, nbytes, forward_s, backward_s):
 RINGS = {"all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring"}
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("backward_s", [1e-4, 5e-3])
-def test_zero_takes_as_long_as_simulated(stage, backward_s, cluster):
+@pytest.mark.parametrize(
+    "stage, backward_s, name", sampled((1, 2, 3), (1e-4, 5e-3), CLUSTERS, times=2)
+)
+def test_zero_takes_as_long_as_simulated(stage, backward_s, name):
+    cluster = CLUSTERS[name]
     random = np.random.default_rng(SEED)
     n, sizes = 8, [400_000, 100_004, 80_000, 800]
     times = [(most * random.uniform(0.5, 1.0, n)).tolist() for most in (1e-3, backward_s, 2e-4)]

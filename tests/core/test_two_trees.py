@@ -15,7 +15,7 @@ from simlib.core.collectives.two_trees import edges_of, levels
 from simlib.core.model.cluster import Cluster, Link
 
 
-@pytest.mark.parametrize("n", [*range(2, 40), 64, 65, 1000])
+@pytest.mark.parametrize("n", [*range(2, 18), 64, 65, 1000])
 def test_who_has_children_in_one_tree_is_a_leaf_of_the_other(n):
     edges = edges_of(n)
     others = set(range(1, n))
@@ -39,7 +39,7 @@ def test_who_has_children_in_one_tree_is_a_leaf_of_the_other(n):
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce", "all_reduce"])
 def test_each_rank_sends_one_message_and_receives_one_in_a_round(kind):
-    for n in (*range(2, 40), 127, 128, 1000):
+    for n in (*range(2, 18), 127, 128, 1000):
         for round_ in schedule(kind, n, 8000, "double_tree", chunks=5).rounds:
             assert np.bincount(round_.src).max() == np.bincount(round_.dst).max() == 1
 

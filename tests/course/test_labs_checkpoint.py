@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
+from lab_pictures import words_of
 
 from simlib import labs, scale
-from simlib.core.draw.dark import DarkCanvas
-from simlib.core.draw.figures import on_canvas, pixels_of
-from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs.training_runs import LIVES, POINTS, duration_text, lives
 
 SEED = int(os.environ["SEED"])
@@ -25,10 +20,6 @@ STATES = {
     "hardly": (500_000, 30 * 86_400, 60, 300),
     "no restart": (50_000, 50 * YEAR_S, 600, 0.0),
 }
-
-
-def words_of(figure):
-    return " | ".join(text.get_text() for text in figure.texts)
 
 
 def test_the_points_lie_around_the_curve():
@@ -80,24 +71,6 @@ def test_the_title_says_what_is_left_and_where_the_rest_goes():
     assert "saving 4.0%, restarts 1.9%, done again 4.3%" in words
 
 
-@pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("dark", [False, True])
-def test_no_text_covers_another_or_is_cut(name, dark):
-    figure = labs.draw_checkpoint(*STATES[name])
-    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
-        canvas.draw()
-        axes = figure.axes[0]
-        low, high = axes.get_xlim()
-        shown = [low <= place <= high for place in axes.get_xticks()]
-        ticks = [t for t, ok in zip(axes.get_xticklabels(), shown, strict=True) if ok]
-        texts = [*figure.texts, *axes.get_legend().texts, *ticks, axes.xaxis.label]
-        boxes = [text.get_window_extent() for text in texts]
-        for k, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.y0 >= 0
-            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:k]), texts[k]
-
-
 def test_both_intervals_are_in_the_picture_wherever_sliders_stand():
     lab = labs.checkpoint_lab()
     ends = [(c.options[0][1], c.options[-1][1]) for c in lab.controls.values()]
@@ -109,18 +82,6 @@ def test_both_intervals_are_in_the_picture_wherever_sliders_stand():
             assert low < line.get_xdata()[0] < high, state
 
 
-def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
-    random = np.random.default_rng(SEED)
-    lab = labs.checkpoint_lab()
-    for _ in range(20):
-        control = lab.controls[random.choice(list(lab.controls))]
-        control.index = int(random.integers(len(control.options)))
-    state = {name: control.value for name, control in lab.controls.items()}
-    alone = pixels_of(FigureCanvasAgg(labs.draw_checkpoint(**state)))
-    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
-    assert np.array_equal(shown, alone), state
-
-
 @pytest.mark.parametrize(
     "time_s, text",
     [(0, "0 s"), (0.5, "500 ms"), (12, "12 s"), (90, "1.5 min"), (7200, "2 h"), (86_400, "1 day"),
@@ -128,21 +89,3 @@ def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
 )  # fmt: skip
 def test_durations_have_the_units_of_people(time_s, text):
     assert duration_text(time_s) == text
-
-
-@pytest.mark.parametrize(
-    "state, sentence",
-    [
-        ((0,), "ranks is 0: give a whole number of at least 1"),
-        ((2_000_000,), "ranks is 2000000: the lab ends at 1,000,000"),
-        ((8, 0), "mtbf_s is 0: give a number above 0"),
-        ((8, 1e6, -1), "checkpoint_s is -1"),
-        ((8, 1e6, 60, -1), "restart_s is -1"),
-        ((8, float("inf")), "mtbf_s is inf"),
-        ((8, 1e6, float("inf")), "checkpoint_s is inf"),
-    ],
-)
-def test_machines_that_are_none_are_refused(state, sentence):
-    for function in (labs.draw_checkpoint, labs.checkpoint_lab):
-        with pytest.raises(InvalidCallError, match=sentence):
-            function(*state)

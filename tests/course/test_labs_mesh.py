@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from dataclasses import replace
@@ -12,15 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from lab_pictures import words_of
 from matplotlib.colors import to_hex
-from PIL import Image
 
 import simlib
 from simlib import Cluster, Device, Link, labs, scale
-from simlib.core.draw.dark import DarkCanvas
-from simlib.core.draw.figures import on_canvas, pixels_of
-from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import mesh, plan_model
 from simlib.course.labs.plan_model import Cut, Transformer, refusal, step_of
 
@@ -199,10 +194,6 @@ def test_a_cut_that_cannot_be_is_told(changes, word, sentence):
 # ---- the picture
 
 
-def words_of(figure):
-    return " | ".join(text.get_text() for text in figure.axes[0].texts)
-
-
 def test_the_title_is_the_step():
     words = words_of(labs.draw_mesh())
     assert f"64 ranks = dp 4 x tp 8 x pp 2: {step().time_s:.3g} s a step |" in words
@@ -274,39 +265,6 @@ def test_bars_of_time_add_up_to_the_step():
     assert np.array(widths) / mesh.BARS_WIDTH == pytest.approx(shares)
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("name", STATES)
-def test_no_words_cover_others_or_are_cut(name, dark):
-    figure = labs.draw_mesh(*STATES[name])
-    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
-        canvas.draw()
-        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-        transform = figure.axes[0].transData
-        for drawn in figure.axes[0].collections:
-            if drawn.get_zorder() != 4:
-                continue
-            for path, at in zip(drawn.get_paths(), drawn.get_offsets(), strict=True):
-                if len(path.vertices):
-                    box = path.get_extents(drawn.get_transform())
-                    boxes.append(box.translated(*transform.transform(at)))
-        for k, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.y0 >= 0
-            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:k]), name
-
-
-def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
-    random = np.random.default_rng(SEED)
-    lab = labs.mesh_lab()
-    for _ in range(25):
-        control = lab.controls[random.choice(list(lab.controls))]
-        control.index = int(random.integers(len(control.options)))
-    state = {name: control.value for name, control in lab.controls.items()}
-    alone = pixels_of(FigureCanvasAgg(labs.draw_mesh(**state)))
-    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
-    assert np.array_equal(shown, alone), state
-
-
 def test_other_models_and_clusters_can_be_given():
     device = Device(312e12, 80e9)
     cluster = Cluster(1, 8, Link(2e-6, 25e9), Link(5e-6, 300e9), device, rails=8)
@@ -314,34 +272,3 @@ def test_other_models_and_clusters_can_be_given():
     words = words_of(labs.draw_mesh(1024, 8, 16, 64, 1, cluster=cluster, **model))
     assert "175 billion parameters (96 layers of 12,288)" in words
     assert labs.draw_mesh(8, 8, 1, cluster=replace(cluster, device=Device(1e14)))  # no limit
-
-
-@pytest.mark.parametrize(
-    "state, options, sentence",
-    [
-        ((48,), {}, "ranks is 48: choose one of 1, 2, 4"),
-        ((64, 3), {}, "tp is 3: choose one of 1, 2, 4"),
-        ((64, 8, 64), {}, "pp is 64: choose one of 1, 2"),
-        ((64, 8, 2, 0), {}, "num_microbatches is 0"),
-        ((64, 8, 2, 8, 4), {}, "zero is 4: choose one of 0, 1, 2, 3"),
-        ((64, 8, 2, 8, 1, 2), {}, "recompute is 2"),
-        ((64, 8, 2, 8, 1, True, "tp pp"), {}, "order is 'tp pp': choose one of tp dp pp"),
-        ((), {"hidden": 0}, "hidden is 0: give a whole number of at least 1"),
-        ((), {"cluster": Cluster(1, 8, Link(0, 1))}, "cluster has no device"),
-        (
-            (),
-            {"cluster": Cluster(1, 8, Link(0, 1), device=Device(1e12))},
-            "8 ranks of a node share 1 network card: give each its own, rails=8",
-        ),
-        (
-            (),
-            {"cluster": Cluster(1, 6, Link(0, 1), device=Device(1e12), rails=6)},
-            "ranks_per_node is 6: give a power of two",
-        ),
-        ((), {"cluster": Cluster(1, 1, Link(0, 1), device=Device())}, "computes in no time"),
-    ],
-)
-def test_meshes_that_are_none_are_refused(state, options, sentence):
-    for function in (labs.draw_mesh, labs.mesh_lab):
-        with pytest.raises(InvalidCallError, match=sentence):
-            function(*state, **options)

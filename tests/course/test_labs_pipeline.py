@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 
 import numpy as np
 import pytest
+from lab_pictures import outlines, words_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from PIL import Image
 
 from simlib import labs
 from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import INK, on_canvas, pixels_of
-from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import pipeline as lanes_module
 from simlib.course.labs.pipeline import CELL, Lanes, cell_color, step_of
 
@@ -31,23 +29,6 @@ STATES = {
 FULL = {
     name: (*state, *(4, 8, "gpipe", 2, 1, 0, 0)[len(state) :]) for name, state in STATES.items()
 }
-
-
-def words_of(figure):
-    return " | ".join(text.get_text() for text in figure.axes[0].texts)
-
-
-def outlines(figure):
-    """What is written as outlines: (text, its box in pixels)."""
-    found = []
-    for drawn in figure.axes[0].collections:
-        if drawn.get_zorder() != 4 or drawn.get_label().startswith("_"):
-            continue
-        places = figure.axes[0].transData.transform(drawn.get_offsets())
-        parts = zip(drawn.get_label().split("\n"), drawn.get_paths(), places, strict=True)
-        for text, path, at in parts:
-            found.append((text, path.get_extents(drawn.get_transform()).translated(*at)))
-    return found
 
 
 def lanes_of(figure, step):
@@ -152,7 +133,7 @@ def test_the_bars_are_what_is_held_at_most():
     ):
         figure = labs.draw_pipeline(4, 8, schedule, v)
         left = Lanes(4, 1).bars * figure.dpi
-        right = [text for text, box in outlines(figure) if box.x0 > left + 5]
+        right = [text for _, text, box in outlines(figure) if box.x0 > left + 5]
         assert right == wanted
         bars = [b for b in polygons(figure, 2) if b[0] == pytest.approx(Lanes(4, 1).bars)]
         lengths = np.array([x1 - x0 for x0, x1, *_ in bars])
@@ -171,35 +152,6 @@ def test_the_strip_below_a_lane_is_what_is_held_over_time():
     assert len(strips) == 4
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("name", STATES)
-def test_no_text_covers_another_or_is_cut(name, dark):
-    figure = labs.draw_pipeline(*STATES[name])
-    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
-        canvas.draw()
-        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-        boxes += [box for _, box in outlines(figure)]
-        for k, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.y0 >= 0
-            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:k]), name
-
-
-def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
-    random = np.random.default_rng(SEED)
-    lab = labs.pipeline_lab()
-    for _ in range(25):
-        control = lab.controls[random.choice(list(lab.controls))]
-        if hasattr(control, "index"):
-            control.index = int(random.integers(len(control.options)))
-        else:
-            control.value = int(random.integers(control.min, control.max + 1))
-    state = {name: control.value for name, control in lab.controls.items()}
-    alone = pixels_of(FigureCanvasAgg(labs.draw_pipeline(**state)))
-    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
-    assert np.array_equal(shown, alone), state
-
-
 def test_interleaved_stages_keep_micro_batches_to_multiples_of_the_ranks():
     lab = labs.pipeline_lab(4, 9, "1f1b", slow_stage=3)
     lab.controls["schedule"].value = "interleaved"
@@ -213,25 +165,3 @@ def test_interleaved_stages_keep_micro_batches_to_multiples_of_the_ranks():
     lab.controls["schedule"].value = "gpipe"
     assert (slider.step, slider.max, lab.controls["slow_stage"].max) == (1, 32, 2)
     assert lab.controls["v"].disabled
-
-
-@pytest.mark.parametrize(
-    "state, sentence",
-    [
-        ((0,), "K is 0: give a whole number of at least 1"),
-        ((9,), "K is 9: the picture has room for 8"),
-        ((4, 33), "M is 33: the picture has room for 32"),
-        ((4, 8, "gp"), "schedule is 'gp': choose one of gpipe, 1f1b, interleaved"),
-        ((4, 9, "interleaved"), "M is 9: interleaved stages take micro-batches in groups of K=4"),
-        ((8, 32, "interleaved", 2), "512 forwards: the picture has room for 256"),
-        ((4, 8, "gpipe", 5), "v is 5: the picture has room for 4"),
-        ((4, 8, "gpipe", 2, 0), "slow is 0: give a number above 0"),
-        ((4, 8, "gpipe", 2, 2, 4), "slow_stage is 4: choose one of 0, 1, 2, 3"),
-        ((4, 8, "gpipe", 2, 1, 0, -1), "link is -1"),
-        ((4, 8, "gpipe", 2, 1, 0, float("inf")), "an infinite time has no end"),
-    ],
-)
-def test_pipelines_that_are_none_are_refused(state, sentence):
-    for function in (labs.draw_pipeline, labs.pipeline_lab):
-        with pytest.raises(InvalidCallError, match=sentence):
-            function(*state)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
+from lab_pictures import words_of
 
 from simlib import Cluster, Device, Link, labs, scale
-from simlib.core.draw.dark import DarkCanvas
-from simlib.core.draw.figures import on_canvas, pixels_of
 from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs import plan_model
 from simlib.course.labs.mesh import machine
@@ -107,12 +102,6 @@ def test_no_step_of_the_plan_is_refused_by_the_mesh_for_another_reason():
 # ---- the picture
 
 
-def words_of(figure):
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    drawn = [made.get_label() for made in figure.axes[0].collections]
-    return " | ".join(texts + [label for label in drawn if not label.startswith("_")])
-
-
 def test_the_title_is_the_plan():
     cut = {"tp": 8, "pp": 2, "sequences": 16}
     words, found = words_of(labs.draw_plan(JOB, **cut)), planned()
@@ -127,61 +116,6 @@ def test_the_title_is_the_plan():
     assert "costs 0.4" in words_of(labs.draw_plan(replace(JOB, price=3 * 0.4 / found.cost), **cut))
     assert "costs" not in words_of(labs.draw_plan(replace(JOB, price=0), tp=8))
     assert "is more than 64 ranks" in words_of(labs.draw_plan(JOB, tp=32, pp=4))
-
-
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("name", STATES)
-def test_no_words_cover_others_or_are_cut(name, dark):
-    figure = labs.draw_plan(JOB, **STATES[name])
-    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
-        canvas.draw()
-        boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-        transform = figure.axes[0].transData
-        for drawn in figure.axes[0].collections:
-            if drawn.get_zorder() != 4:
-                continue
-            for path, at in zip(drawn.get_paths(), drawn.get_offsets(), strict=True):
-                if len(path.vertices):
-                    box = path.get_extents(drawn.get_transform())
-                    boxes.append(box.translated(*transform.transform(at)))
-        for k, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.y0 >= 0
-            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:k]), name
-
-
-def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
-    random = np.random.default_rng(SEED)
-    jobs = {"one": JOB, "other": replace(JOB, ranks=256, price=0)}
-    lab = labs.plan_lab(jobs)
-    for _ in range(25):
-        control = lab.controls[random.choice(list(lab.controls))]
-        control.index = int(random.integers(len(control.options)))
-    state = {name: control.value for name, control in lab.controls.items()}
-    job = jobs[state.pop("name")]
-    alone = pixels_of(FigureCanvasAgg(labs.draw_plan(job, **state)))
-    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
-    assert np.array_equal(shown, alone), state
-
-
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        ({"tp": 3}, "tp is 3: choose one of 1, 2, 4"),
-        ({"pp": 64}, "pp is 64: choose one of 1, 2"),
-        ({"sequences": 0}, "sequences is 0: choose one of 1, 2"),
-        ({"zero": 4}, "zero is 4: choose one of 0, 1, 2, 3"),
-        ({"recompute": 2}, "recompute is 2"),
-        ({"minutes": 0}, "minutes is 0"),
-    ],
-)
-def test_choices_that_are_none_are_refused(options, sentence):
-    for make in (
-        lambda: labs.draw_plan(JOB, **options),
-        lambda: labs.plan_lab({"": JOB}, **options),
-    ):
-        with pytest.raises(InvalidCallError, match=sentence):
-            make()
 
 
 def test_what_is_no_job_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 
@@ -11,14 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
+from lab_pictures import outlines
 
 import simlib
 from simlib import labs
-from simlib.core.draw.dark import DarkCanvas
-from simlib.core.draw.figures import on_canvas, pixels_of
-from simlib.core.model.errors import InvalidCallError
 from simlib.course.labs.staleness import GRADIENTS, apart, together, trainings_of
 
 SEED = int(os.environ["SEED"])
@@ -203,21 +198,6 @@ def title_of(figure):
     return figure.texts[0].get_text()
 
 
-def outlines(figure):
-    """What is written as outlines: (axes, text, its box in pixels)."""
-    found = []
-    for axes in figure.axes:
-        for drawn in axes.collections:
-            if drawn.get_zorder() != 4:
-                continue
-            places = axes.transData.transform(drawn.get_offsets())
-            parts = zip(drawn.get_label().split("\n"), drawn.get_paths(), places, strict=True)
-            for text, path, at in parts:
-                box = path.get_extents(drawn.get_transform()).translated(*at)
-                found.append((axes, text, box))
-    return found
-
-
 def end_of(axes):
     """The number at the right end of the horizontal axis."""
     texts = [drawn.get_label() for drawn in axes.collections if drawn.get_label()[:2] == "0\n"]
@@ -256,23 +236,6 @@ def test_bars_are_all_gradients(name):
     assert drawn == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("name", PICTURES)
-def test_no_text_covers_another_or_is_cut(name, dark):
-    figure = labs.draw_staleness(*PICTURES[name])
-    with on_canvas(figure, DarkCanvas if dark else FigureCanvasAgg) as canvas:
-        canvas.draw()
-        boxes = [text.get_window_extent() for text in figure.texts]
-        for axes in figure.axes:
-            boxes += [axes.xaxis.label.get_window_extent(), axes.yaxis.label.get_window_extent()]
-            boxes += [text.get_window_extent() for text in axes.get_legend().texts]
-        boxes += [box for _, _, box in outlines(figure)]
-        for k, box in enumerate(boxes):
-            assert box.x0 >= 0 and box.y0 >= 0
-            assert box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-            assert not any(box.overlaps(other) for other in boxes[:k]), (name, k)
-
-
 def test_words_are_the_figures_of_the_model():
     state = (4, 3, 4, 0.2, 0.03, 3)
     figure = labs.draw_staleness(*state)
@@ -287,40 +250,6 @@ def test_words_are_the_figures_of_the_model():
     assert f"first at a loss of 0.5: apart after {first_ms:.1f} ms" in notes
     never = labs.draw_staleness(16, 8, 8, 0.8)
     assert any("apart never, together never" in text for _, text, _ in outlines(never))
-
-
-def test_however_sliders_are_moved_the_picture_is_that_of_their_state():
-    random = np.random.default_rng(SEED)
-    lab = labs.staleness_lab()
-    for _ in range(15):
-        control = lab.controls[random.choice(list(lab.controls))]
-        if hasattr(control, "index"):
-            control.index = int(random.integers(len(control.options)))
-        else:
-            control.value = int(random.integers(control.min, control.max + 1))
-    state = {name: control.value for name, control in lab.controls.items()}
-    alone = pixels_of(FigureCanvasAgg(labs.draw_staleness(**state)))
-    shown = np.asarray(Image.open(io.BytesIO(lab.image.value)))
-    assert np.array_equal(shown, alone), state
-
-
-@pytest.mark.parametrize(
-    "state, sentence",
-    [
-        ((3,), "workers is 3: choose one of 2, 4, 8, 16"),
-        ((4, 0), "slow is 0: give a number above 0"),
-        ((4, 1, 0), "n_fetch is 0: give a whole number of at least 1"),
-        ((4, 1, 257), "n_fetch is 257: the picture has 256 gradients"),
-        ((4, 1, 1, -0.1), "rate is -0.1"),
-        ((4, 1, 1, 0.1, -1), "message is -1"),
-        ((4, 1, 1, float("inf")), "an infinite number has no place"),
-        ((4, 1, 1, 0.1, 0.0, -1), "seed is -1"),
-    ],
-)
-def test_trainings_that_are_none_are_refused(state, sentence):
-    for function in (labs.draw_staleness, labs.staleness_lab):
-        with pytest.raises(InvalidCallError, match=sentence):
-            function(*state)
 
 
 # ---- what lesson 13 tells of it: (workers, slow, n_fetch, rate, message, seed)
