@@ -9,7 +9,7 @@ import numpy as np
 SEED = int(os.environ["SEED"])
 
 
-def sampled(*axes, times=1):
+def sampled(*axes, times=1, count=None):
     """Cases for ``pytest.mark.parametrize``, in which each value of each axis occurs.
 
     Parameters
@@ -18,15 +18,17 @@ def sampled(*axes, times=1):
         The values of each parameter.
     times : int
         How often each value of the longest axis occurs.
+    count : int, optional
+        So many cases, even if they are fewer than the longest axis has values.
 
     Returns
     -------
     list of tuple
-        As many as the longest axis has values, ``times`` over.
+        As many as the longest axis has values, ``times`` over; or ``count``.
     """
     random = np.random.default_rng(SEED)
     axes = [list(axis) for axis in axes]
-    count = times * max(map(len, axes))
+    count = count or times * max(map(len, axes))
     orders = [
         np.concatenate([random.permutation(len(axis)) for _ in range(count)]) for axis in axes
     ]

@@ -1,14 +1,14 @@
 """Lesson 14: the slowest of many, the best interval, a training that outlives deaths."""
 
-import ast
 import math
 import sys
 from pathlib import Path
 
-import jupytext
 import numpy as np
 import pytest
 import torch
+from lesson_programs import names_of
+from sampled import sampled
 
 import simlib
 from simlib import scale
@@ -18,34 +18,13 @@ sys.path.append(str(ROOT / "scripts"))
 
 import record_failures  # noqa: E402
 
-CONSTANTS = {"STEP_S, SAVE_S, RESTART_S", "images, labels", "X"}
-DEFINED = ast.Import, ast.ImportFrom, ast.FunctionDef
-
-
-def lesson():
-    """What lesson 14 imports and defines, without running anything else of it."""
-    path = ROOT / "authoring" / "lessons" / "14_stragglers_and_failures.py"
-    names = {"__name__": "lesson"}
-    for cell in jupytext.read(path, fmt="py:percent").cells:
-        if cell.cell_type == "code":
-            kept = [one for one in ast.parse(cell.source).body if defines(one)]
-            exec(compile(ast.Module(kept, []), "<lesson 14>", "exec"), names)
-    return names
-
-
-def defines(statement):
-    if isinstance(statement, ast.Assign):
-        return ast.unparse(statement.targets[0]).strip("()") in CONSTANTS
-    return isinstance(statement, DEFINED)
-
-
-LESSON = lesson()
+CONSTANTS = {"STEP_S", "SAVE_S", "RESTART_S", "images", "labels", "X"}
+LESSON = names_of("14_stragglers_and_failures", CONSTANTS.issuperset)
 SAVE_S, RESTART_S = LESSON["SAVE_S"], LESSON["RESTART_S"]
 FREE = simlib.Link(0, math.inf)
 
 
-@pytest.mark.parametrize("kind", ["exponential", "lognormal"])
-@pytest.mark.parametrize("R", [2, 5, 16])
+@pytest.mark.parametrize("kind, R", sampled(("exponential", "lognormal"), (2, 5, 16)))
 def test_a_step_takes_the_expected_maximum(kind, R):
     """The mean of 400 steps, within four of its standard errors."""
     spread = {"exponential": 1.0, "lognormal": 0.2}[kind]
@@ -55,8 +34,7 @@ def test_a_step_takes_the_expected_maximum(kind, R):
     assert abs(seen - scale.expected_max(R, kind, spread=spread)) < 4 * error
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("every", [5, 17])
+@pytest.mark.parametrize("seed, every", sampled(range(4), (5, 17), count=3))
 def test_the_story_is_that_of_the_simulation(seed, every, tmp_path):
     kill = scale.Failures(150, seed)
     run = simlib.simulate(

@@ -8,20 +8,21 @@ import framework_programs as programs
 import pytest
 import torch
 import torch.distributed as dist
+from sampled import sampled
 
 import simlib
 
 LOOPS = [programs.ddp, programs.lightning, programs.fabric, programs.accelerate]
 BOTH = pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
-SIZES = pytest.mark.parametrize("world_size", [2, 4])
 
 
 def named(functions):
     return pytest.mark.parametrize("program", functions, ids=lambda program: program.__name__)
 
 
-@SIZES
-@named([programs.by_hand, *LOOPS, programs.torchmetrics])
+@pytest.mark.parametrize(
+    "program, world_size", sampled([programs.by_hand, *LOOPS, programs.torchmetrics], (2, 4))
+)
 def test_simulated_ranks_are_real_ones_rank_by_rank(program, world_size):
     real, simulated = (
         engine(program, world_size).results for engine in (simlib.run, simlib.simulate)
@@ -33,8 +34,7 @@ def test_simulated_ranks_are_real_ones_rank_by_rank(program, world_size):
         assert number == pytest.approx(expected, rel=1e-5)
 
 
-@BOTH
-@SIZES
+@pytest.mark.parametrize("engine, world_size", sampled((simlib.run, simlib.simulate), (2, 4)))
 def test_the_models_collectives_are_common_and_the_rest_is_the_frameworks(engine, world_size):
     runs = {loop.__name__: engine(loop, world_size) for loop in [programs.by_hand, *LOOPS]}
     found = simlib.compare(runs)

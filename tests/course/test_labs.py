@@ -14,6 +14,8 @@ from lab_pictures import shown, words_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
+from sampled import sampled
+from simlib.scale import time_of
 
 import simlib
 from simlib import labs
@@ -66,8 +68,7 @@ def runs():
     return labs.simulate_sizes(work_and_tell, (2, 3, 4), slow=(1, 3))
 
 
-@pytest.fixture
-def every_lab(runs):
+def labs_of(runs):
     return {
         "ping_pong": labs.ping_pong_lab(POINTS),
         "rounds": labs.rounds_lab(),
@@ -82,11 +83,17 @@ def every_lab(runs):
     }
 
 
+@pytest.fixture(scope="module")
+def every_lab(runs):
+    """All labs as they stand first: nobody moves their sliders."""
+    return labs_of(runs)
+
+
 # ---- sliders over a picture
 
 
-def test_every_slider_of_every_lab_moves_its_picture(every_lab):
-    for lab in every_lab.values():
+def test_every_slider_of_every_lab_moves_its_picture(runs):
+    for lab in labs_of(runs).values():
         for name, control in lab.controls.items():
             before = lab.image.value
             if control.disabled:  # it counts for interleaved stages only
@@ -237,8 +244,7 @@ def test_the_error_of_the_model_is_told():
 # ---- rounds of an all_reduce
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("n, algorithm", sampled(range(2, 9), ALGORITHMS))
 def test_the_last_state_is_what_the_schedule_computes(algorithm, n):
     steps = steps_of(algorithm, n)
     plan = schedule("all_reduce", n, n << n.bit_length(), algorithm)
@@ -477,14 +483,14 @@ def test_sizes_that_cannot_be_simulated_are_refused():
 # ---- break-even
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 7, 8, 64, 1000])
-@pytest.mark.parametrize(
-    "ours, simlibs", [("ring", "ring"), ("tree", "binomial"), ("linear", "naive")]
-)
-def test_synchronisation_takes_what_the_cost_model_says(ours, simlibs, ranks):
+OURS = {"ring": "ring", "tree": "binomial", "linear": "naive"}
+
+
+@pytest.mark.parametrize("ours, ranks", sampled(OURS, (2, 3, 7, 8, 64, 1000)))
+def test_synchronisation_takes_what_the_cost_model_says(ours, ranks):
     nbytes = 4000 * ranks
     cluster = simlib.Cluster(ranks, 1, simlib.Link(LATENCY_S, BANDWIDTH_BPS))
-    modelled_s = time_of("all_reduce", ranks, nbytes, cluster, simlibs)
+    modelled_s = time_of("all_reduce", ranks, nbytes, cluster, OURS[ours])
     own_s = break_even.sync_s(ours, ranks, nbytes, LATENCY_S, BANDWIDTH_BPS)
     assert own_s == pytest.approx(modelled_s, rel=1e-9)
 

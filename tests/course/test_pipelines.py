@@ -1,14 +1,13 @@
 """Lesson 11's own pipeline is torch's, message for message; bubbles are their formulas'."""
 
-import ast
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-import jupytext
 import pytest
 import torch
+from lesson_programs import names_of
+from sampled import sampled
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
@@ -16,28 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 
-ROOT = Path(__file__).resolve().parents[2]
-CONSTANTS = {"SHAPE", "FREE", "SLOW"}
-
-
-def lesson():
-    """What lesson 11 imports and defines, without running anything else of it."""
-    notebook = jupytext.read(ROOT / "authoring" / "lessons" / "11_pipelines.py", fmt="py:percent")
-    names = {"__name__": "lesson"}
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            kept = [statement for statement in ast.parse(cell.source).body if defines(statement)]
-            exec(compile(ast.Module(kept, []), "<lesson 11>", "exec"), names)
-    return names
-
-
-def defines(statement):
-    if isinstance(statement, ast.Assign):
-        return {ast.unparse(target) for target in statement.targets} <= CONSTANTS
-    return isinstance(statement, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
-
-
-LESSON = lesson()
+LESSON = names_of("11_pipelines", {"SHAPE", "FREE", "SLOW"}.issuperset)
 PLAIN = {"GPipe": LESSON["gpipe"], "1F1B": LESSON["one_f_one_b"]}
 
 
@@ -110,9 +88,7 @@ def gradients(results):
     return torch.cat([g.flatten() for stage in sorted(of_stage) for g in of_stage[stage]])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("kind, world_size, engine", sampled(PLAIN, (2, 3, 4, 5), ENGINES))
 def test_the_lessons_schedules_are_torchs_message_for_message(kind, world_size, engine):
     M, plan = 5, PLAIN[kind](world_size, 5)
     ours = ENGINES[engine](LESSON["train"], world_size, (plan, LESSON["together"]))
@@ -157,9 +133,7 @@ def in_one_process(micros):
     return torch.cat([p.grad.flatten() for p in net.parameters()])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("kind", TORCHS)
+@pytest.mark.parametrize("kind, world_size, engine", sampled(TORCHS, (2, 3, 4), ENGINES))
 def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, engine, in_double):
     M = 2 * world_size  # DualPipeV wants at least as many as there are stages
     args = kind, M, TORCHS[kind].stages, 1, LESSON["block"]
@@ -170,8 +144,7 @@ def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, en
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("M", [8, 16, 32])
-@pytest.mark.parametrize("kind", TORCHS)
+@pytest.mark.parametrize("kind, M", sampled(TORCHS, (8, 16, 32)))
 def test_the_bubble_of_torchs_schedules_is_their_formulas(kind, M):
     """Of one step, from first piece to last, and of the second of two, by each rank's own clock."""
     v, of_a_step, in_a_row = TORCHS[kind]
@@ -183,8 +156,7 @@ def test_the_bubble_of_torchs_schedules_is_their_formulas(kind, M):
         assert 1 - busy_s / second_s == pytest.approx((in_a_row or of_a_step)(4, M), abs=1e-9)
 
 
-@pytest.mark.parametrize("M", [8, 16, 32])
-@pytest.mark.parametrize("kind", [*PLAIN, "Interleaved1F1B"])
+@pytest.mark.parametrize("kind, M", sampled([*PLAIN, "Interleaved1F1B"], (8, 16, 32)))
 def test_the_bubble_of_the_lessons_plans_is_that_of_torchs(kind, M):
     v = TORCHS[kind].stages
     plan = PLAIN[kind](4, M) if kind in PLAIN else LESSON["interleaved"](4, M, v)
@@ -273,8 +245,7 @@ def sums_over_replicas(run):
     return [sum(op.kind in kinds for op in run.trace.of_rank(r)) for r in range(run.world_size)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind, engine", sampled(("DDP", "FSDP2"), ENGINES))
 def test_pipelines_beside_each_other_sum_up_equally_often_for_any_m(kind, engine, in_double):
     """As with no_sync: gradients of a step's micro-batches are added up before they are sent."""
     sums = {}
@@ -289,8 +260,7 @@ def test_pipelines_beside_each_other_sum_up_equally_often_for_any_m(kind, engine
     assert sums[4] == sums[8] and min(sums[4]) == max(sums[4]) > 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("scale_grads", [False, True])
+@pytest.mark.parametrize("scale_grads, engine", sampled((False, True), ENGINES))
 def test_gradients_accumulate_over_steps_where_torch_does_not_scale_them(
     scale_grads, engine, in_double
 ):

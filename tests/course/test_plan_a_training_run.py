@@ -1,20 +1,17 @@
 """Lesson 17's own functions: its planner is the lab's, its program takes as long as it predicts."""
 
-import ast
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
-import jupytext
 import pytest
 import torch
+from lesson_programs import names_of
+from sampled import sampled
 
 import simlib
 from simlib import scale
 from simlib.course.labs.plan_model import plan_of
 
-LESSON = Path(__file__).parents[2] / "authoring" / "lessons" / "17_plan_a_training_run.py"
-KEPT = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 SMALL = simlib.Cluster(
     4, 2, simlib.Link(30e-6, 1.25e9), simlib.Link(5e-6, 12.5e9), simlib.Device(1e10), rails=2
 )
@@ -24,20 +21,12 @@ JOBS = "medium", "laptops", "ethernet", "nvlink"
 @pytest.fixture(scope="module")
 def lesson():
     """The lesson's functions, its jobs and what they need; nothing is run."""
-    cells = jupytext.read(LESSON, fmt="py:percent").cells
-    source = "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    kept = [node for node in ast.parse(source).body if isinstance(node, KEPT) or is_given(node)]
-    names = {"__name__": "lesson"}
-    exec(compile(ast.Module(kept, []), str(LESSON), "exec"), names)
-    return names
+    return names_of("17_plan_a_training_run", are_given)
 
 
-def is_given(node):
+def are_given(names):
     """Whether all that is assigned to is a job or in capital letters, and nothing is worked out."""
-    if not isinstance(node, ast.Assign):
-        return False
-    found = [one.id for one in ast.walk(ast.Tuple(node.targets)) if isinstance(one, ast.Name)]
-    return all(name in JOBS or name.isupper() and name != "BEST" for name in found)
+    return all(name in JOBS or name.isupper() and name != "BEST" for name in names)
 
 
 @pytest.mark.parametrize("name", JOBS[1:])
@@ -65,10 +54,12 @@ def predicted_s(lesson, pp, dp, tp, M):
     return scale.even_pipeline_time(pp, M, **times, message_s=hop) + grads
 
 
-@pytest.mark.parametrize(
-    "pp, dp, tp, M", [(1, 1, 1, 4), (2, 2, 2, 4), (4, 2, 1, 8), (2, 1, 4, 4), (1, 4, 2, 2)]
-)
-def test_a_step_takes_as_long_as_predicted_and_learns_the_same(lesson, pp, dp, tp, M):
+MESHES = (1, 1, 1, 4), (2, 2, 2, 4), (4, 2, 1, 8), (2, 1, 4, 4), (1, 4, 2, 2)
+
+
+@pytest.mark.parametrize("mesh", [mesh for (mesh,) in sampled(MESHES, count=3)])
+def test_a_step_takes_as_long_as_predicted_and_learns_the_same(lesson, mesh):
+    pp, dp, tp, M = mesh
     step, axes = lesson["train_step"], {"pp": pp, "dp": dp, "tp": tp}
     run = simlib.simulate(step, pp * dp * tp, (axes, M), cluster=SMALL, all_reduce="ring")
     took_s = max(time_s for time_s, *_ in run.results)

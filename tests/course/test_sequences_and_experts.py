@@ -1,38 +1,24 @@
 """Ring attention and the layer of experts of lesson 18, against one process; its own functions."""
 
-import ast
-from pathlib import Path
-
-import jupytext
 import pytest
 import torch
+from lesson_programs import names_of
+from sampled import sampled
 
 import simlib
 
-LESSON = Path(__file__).parents[2] / "authoring" / "lessons" / "18_long_sequences_and_experts.py"
-KEPT = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
-ENGINES = {"real": simlib.run, "simulated": simlib.simulate}
+ENGINES = {"run": simlib.run, "simulate": simlib.simulate}
 S = 120  # two chunks for each of 2, 3, 4 or 5 ranks
 EXPERTS = HEADS = 60  # as many for each of 2, 3, 4 or 5 ranks
-engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-worlds = pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+WORLDS = 2, 3, 4, 5
+worlds = pytest.mark.parametrize("world_size", WORLDS)
+anywhere = pytest.mark.parametrize("engine, world_size", sampled(ENGINES, WORLDS, count=3))
 
 
 @pytest.fixture(scope="module")
 def lesson():
     """The lesson's functions, and what they need; nothing is run."""
-    source = "\n\n".join(
-        cell.source
-        for cell in jupytext.read(LESSON, fmt="py:percent").cells
-        if cell.cell_type == "code"
-    )
-    kept = [
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, KEPT) or (isinstance(node, ast.Assign) and is_constant(node))
-    ]
-    names = {"__name__": "lesson"}
-    exec(compile(ast.Module(kept, []), str(LESSON), "exec"), names)
+    names = names_of("18_long_sequences_and_experts", are_constants)
     generator = torch.Generator().manual_seed(0)
     names["E"] = EXPERTS
     names["tokens"] = torch.randn(120, names["WIDTH"], generator=generator)
@@ -40,22 +26,21 @@ def lesson():
     return names
 
 
-def is_constant(node):
+def are_constants(names):
     """Whether all that is assigned to is in capital letters."""
-    names = [name for target in node.targets for name in ast.walk(target)]
-    return all(name.id.isupper() for name in names if isinstance(name, ast.Name))
+    return all(name.isupper() for name in names)
 
 
 def close(found, wanted):
     torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
-@pytest.mark.parametrize("chunks", ["in_a_row", "zigzag"])
-@worlds
-@engines
+@pytest.mark.parametrize(
+    "engine, world_size, chunks, causal",
+    sampled(ENGINES, WORLDS, ("in_a_row", "zigzag"), (False, True)),
+)
 def test_ring_attention_is_that_of_one_process(lesson, engine, world_size, chunks, causal):
-    run = engine(lesson["forward_and_backward"], world_size, (S, lesson[chunks], causal))
+    run = ENGINES[engine](lesson["forward_and_backward"], world_size, (S, lesson[chunks], causal))
     whole = lesson["in_one_process"](S, causal)
     for rank, found in enumerate(run.results):
         close(found, lesson["cut"](whole, rank, world_size, lesson[chunks]))
@@ -79,11 +64,10 @@ def test_zigzag_leaves_nobody_idle(lesson, world_size):
     assert pairs("zigzag") == pytest.approx(2 * world_size + 1, rel=1e-3)
 
 
-@worlds
-@engines
+@anywhere
 def test_attention_by_heads_is_that_of_one_process(lesson, engine, world_size, monkeypatch):
     monkeypatch.setitem(lesson, "H", HEADS)
-    run = engine(lesson["ulysses"], world_size, (S,))
+    run = ENGINES[engine](lesson["ulysses"], world_size, (S,))
     whole = lesson["attention"](*lesson["sequence"](S))
     close(torch.cat(run.results, dim=1), whole)
     assert [(c.kind, c.nbytes) for c in run.trace.collectives] == [
@@ -92,25 +76,23 @@ def test_attention_by_heads_is_that_of_one_process(lesson, engine, world_size, m
     assert run.findings == []
 
 
-@worlds
-@engines
+@anywhere
 def test_whoever_waits_first_gets_the_same(lesson, engine, world_size):
     runs = [
-        engine(lesson["forward"], world_size, (S, lesson["zigzag"], True, first))
+        ENGINES[engine](lesson["forward"], world_size, (S, lesson["zigzag"], True, first))
         for first in (False, True)
     ]
     for one, other in zip(*(run.results for run in runs), strict=True):
         assert torch.equal(one, other)
 
 
-@worlds
-@engines
+@anywhere
 def test_the_experts_are_those_of_one_process(lesson, engine, world_size):
     every_expert = lesson["experts_of"](0, 1)
     wanted = lesson["y_and_gradients"](
         lesson["tokens"], lesson["router"], every_expert, lesson["dense"]
     )
-    run = engine(lesson["of_rank"], world_size)
+    run = ENGINES[engine](lesson["of_rank"], world_size)
     y, x, router = zip(*(result[:3] for result in run.results), strict=True)
     of_experts = [gradient for result in run.results for gradient in result[3:]]
     found = [torch.cat(y), torch.cat(x), sum(router), *of_experts]
@@ -120,11 +102,10 @@ def test_the_experts_are_those_of_one_process(lesson, engine, world_size):
     assert run.findings == []
 
 
-@worlds
-@engines
+@anywhere
 def test_every_rank_knows_the_same_loads_and_bias(lesson, engine, world_size):
     x, router = lesson["tokens"], lesson["router"]
-    run = engine(lesson["balance"], world_size, (20,))
+    run = ENGINES[engine](lesson["balance"], world_size, (20,))
     for loads, bias in run.results:
         assert torch.equal(torch.stack(loads), torch.stack(run.results[0][0]))
         assert torch.equal(bias, run.results[0][1])
@@ -133,10 +114,13 @@ def test_every_rank_knows_the_same_loads_and_bias(lesson, engine, world_size):
         assert loads[-1].tolist() == last.tolist()
 
 
-@worlds
-@engines
+@anywhere
 def test_a_dropped_token_skips_the_layer(lesson, engine, world_size):
-    dropped, unchanged = zip(*engine(lesson["capped"], world_size, (0.5,)).results, strict=True)
+    dropped, unchanged = zip(
+        *ENGINES[engine](lesson["capped"], world_size, (0.5,)).results, strict=True
+    )
     assert sum(dropped) > 0
     assert dropped == unchanged
-    assert engine(lesson["capped"], world_size, (EXPERTS,)).results == [(0, 0)] * world_size
+    assert (
+        ENGINES[engine](lesson["capped"], world_size, (EXPERTS,)).results == [(0, 0)] * world_size
+    )

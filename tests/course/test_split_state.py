@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from sampled import sampled
 from torch import nn
 
 import simlib
@@ -18,7 +19,7 @@ SIZES = [784, 60, 60, 60, 60, 60, 60]  # rows, and flat layers, can be cut by 2,
 T, D, H, HEADS = 60, 120, 240, 60  # so can tokens, numbers of a layer and heads
 RANKS = (2, 3, 4, 5)
 ENGINES = ("run", "simulate")
-WHERE = list(itertools.product(ENGINES, RANKS))
+WHERE = sampled(ENGINES, RANKS)
 WANTED = {
     "Enter", "Leave", "LeaveTwice", "weights", "gradients", "own_mlp", "torchs_mlp",
     "block_weights", "block", "block_step", "sequence_step", "all_gather", "reduce_scatter",
@@ -63,10 +64,9 @@ def sent(run, *kinds):
 # Tensor parallelism
 
 
-@pytest.mark.parametrize("needs_gradient, calls", [(True, 2), (False, 1)])
-@pytest.mark.parametrize("engine, ranks", WHERE)
-def test_own_mlp_sends_what_dtensor_sends(engine, ranks, needs_gradient, calls):
-    names = lesson(engine)
+@pytest.mark.parametrize("engine, ranks, needs_gradient", sampled(ENGINES, RANKS, (True, False)))
+def test_own_mlp_sends_what_dtensor_sends(engine, ranks, needs_gradient):
+    names, calls = lesson(engine), 2 if needs_gradient else 1
     own, torchs = (
         start(engine, names[program], ranks, needs_gradient)
         for program in ("own_mlp", "torchs_mlp")
@@ -100,8 +100,9 @@ def test_a_sum_backward_as_well_gives_gradients_r_times_too_large():
         torch.testing.assert_close(found[4], one[4], rtol=1e-4, atol=1e-4)  # after the sum
 
 
-@pytest.mark.parametrize("program", ["block_step", "sequence_step"])
-@pytest.mark.parametrize("engine, ranks", WHERE)
+@pytest.mark.parametrize(
+    "engine, ranks, program", sampled(ENGINES, RANKS, ("block_step", "sequence_step"))
+)
 def test_a_cut_block_has_the_gradients_of_one_process(engine, ranks, program):
     names = lesson(engine)
     one = start(engine, names["block_step"], 1).results[0][1]
@@ -120,8 +121,7 @@ def all_collectives(run):
     return sent(run, "all_gather", "reduce_scatter", "all_reduce")
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("engine, ranks", WHERE)
+@pytest.mark.parametrize("engine, ranks, reshard", sampled(ENGINES, RANKS, (True, False)))
 def test_own_zero_3_sends_what_fsdp2_sends(engine, ranks, reshard):
     names = lesson(engine)
     own = start(engine, names["train"], ranks, 3, 24, reshard)
@@ -144,7 +144,7 @@ def weights_of(run, tensors):
     return torch.cat(whole).tolist()
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [ranks for (ranks,) in sampled(RANKS, count=2)])
 def test_ledgers_of_zero_and_of_fsdp2_follow_the_formula(ranks):
     names = lesson("simulate")
     P = sum(a * b + b for a, b in itertools.pairwise(SIZES))
@@ -159,7 +159,7 @@ def test_ledgers_of_zero_and_of_fsdp2_follow_the_formula(ranks):
             assert list(held.values())[:3] == right
 
 
-@pytest.mark.parametrize("engine, ranks", WHERE)
+@pytest.mark.parametrize("engine, ranks", sampled(ENGINES, RANKS, count=2))
 def test_zero_trains_as_plain_data_parallelism_does(engine, ranks):
     names = lesson(engine)
     plain = start(engine, names["train"], ranks, 0, 24).results[0][2]
@@ -186,8 +186,7 @@ def examples(rank):
     return torch.rand(5, 784, generator=generator)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("engine, ranks", WHERE)
+@pytest.mark.parametrize("engine, ranks, stage", sampled(ENGINES, RANKS, (1, 2, 3)))
 def test_gradients_in_shards_are_those_of_one_process(engine, ranks, stage):
     args = lesson(engine)["Zero"], small_layer, stage
     found = start(engine, gradients_in_shards, ranks, *args).results

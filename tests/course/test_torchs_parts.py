@@ -6,6 +6,7 @@ Each is held against one process that has all examples: gradients, or weights af
 import pytest
 import torch
 import torch.distributed as dist
+from sampled import sampled
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,8 +97,7 @@ def two_dimensions(rank, world_size, most=None):
     return held, as_int(net.parameters())
 
 
-@pytest.mark.parametrize("most", [None, 0.05])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine, most", sampled(ENGINES, (None, 0.05)))
 def test_fsdp2_over_tensor_parallelism_trains_as_one_process_does(engine, most):
     run = start(engine, two_dimensions, 4, most)
     right = trained_alone(most=most)
@@ -152,15 +152,18 @@ def accumulated_in_fsdp2(rank, world_size, waits):
     return gradients(net)
 
 
-@pytest.mark.parametrize("waits", [False, True])
+ACCUMULATED = {
+    accumulated_in_ddp: ("all_reduce", 1),
+    accumulated_in_fsdp2: ("reduce_scatter", 2),
+}
+
+
 @pytest.mark.parametrize(
-    "program, kind, of_a_step",
-    [(accumulated_in_ddp, "all_reduce", 1), (accumulated_in_fsdp2, "reduce_scatter", 2)],
+    "engine, ranks, program, waits",
+    sampled(ENGINES, (2, 3, 4), ACCUMULATED, (False, True), count=4),
 )
-@pytest.mark.parametrize("engine, ranks", [(e, n) for e in ENGINES for n in (2, 3, 4)])
-def test_accumulated_gradients_are_those_of_one_process(
-    engine, ranks, program, kind, of_a_step, waits
-):
+def test_accumulated_gradients_are_those_of_one_process(engine, ranks, program, waits):
+    kind, of_a_step = ACCUMULATED[program]
     net = layers()
     for step in range(2):
         loss_of(net, batch(step)).backward()
@@ -197,8 +200,7 @@ def compiled(rank, world_size, wrap):
     return len(runs), gradients(net)
 
 
-@pytest.mark.parametrize("wrap", ["nothing", "ddp", "fsdp2"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine, wrap", sampled(ENGINES, ("nothing", "ddp", "fsdp2")))
 def test_a_ranks_model_may_be_compiled(engine, wrap):
     net = layers()
     for step in range(2):
@@ -269,7 +271,7 @@ def zero_redundancy(rank, world_size):
     return as_int(net.parameters())
 
 
-@pytest.mark.parametrize("engine, ranks", [(e, n) for e in ENGINES for n in (2, 3, 4)])
+@pytest.mark.parametrize("engine, ranks", sampled(ENGINES, (2, 3, 4), count=2))
 def test_zero_redundancy_optimizer_is_adam(engine, ranks):
     def adam(parameters, lr):
         return torch.optim.Adam(parameters, lr=0.01, eps=0.1)
