@@ -1,4 +1,4 @@
-"""The two trees of `collectives.two_trees`: their shape, colours, and number of chunks."""
+"""The two trees of `collectives.steps`: their shape, colours, and number of chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from simlib import scale
 from simlib.core.collectives import schedule
 from simlib.core.collectives.schedules import best_tree_chunks
-from simlib.core.collectives.two_trees import edges_of, levels
+from simlib.core.collectives.steps import edges_of, levels
 from simlib.core.model.cluster import Cluster, Link
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.cluster import Link
 from .schedules import Schedule, ring_chunks, split, tree_chunks
 from .steps import (
     Folding,
@@ -25,8 +25,12 @@ from .steps import (
     ring_all_gather,
     ring_reduce_scatter,
     side_by_side,
+    two_tree_broadcast,
+    two_tree_reduce,
 )
-from .two_trees import two_tree_broadcast, two_tree_reduce
+
+if TYPE_CHECKING:
+    from ..model.cluster import Link
 
 
 def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
@@ -157,7 +161,7 @@ def binomial(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 def double_tree(
     n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None, link: Link | None = None
 ) -> Schedule:
-    """Up two binary trees to rank 0, and down again, in s chunks: see `two_trees`.
+    """Up two binary trees to rank 0, and down again, in s chunks: see `steps`.
 
     No rank sends more than 2 nbytes, hardly more than in a ring, and only some 4 lg n rounds are
     spent on filling and emptying the pipelines. In NCCL's two trees are all ranks, and chunks go

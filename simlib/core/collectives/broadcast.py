@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain as one_after_the_other
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.cluster import Link
 from .schedules import Schedule, chain_chunks, split, tree_chunks
-from .steps import Folding, Moves, binomial_broadcast, binomial_scatter, in_turn, ring_all_gather
-from .two_trees import two_tree_broadcast
+from .steps import (
+    Folding,
+    Moves,
+    binomial_broadcast,
+    binomial_scatter,
+    in_turn,
+    ring_all_gather,
+    two_tree_broadcast,
+)
+
+if TYPE_CHECKING:
+    from ..model.cluster import Link
 
 
 def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
@@ -124,7 +134,7 @@ def double_tree(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Down two binary trees, half of the bytes each, in s chunks: see `two_trees`.
+    """Down two binary trees, half of the bytes each, in s chunks: see `steps`.
 
     Who passes chunks on in one tree is a leaf of the other. So it takes hardly longer than `chain`
     for a long vector, with the start of a tree.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain as one_after_the_other
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.cluster import Link
 from .schedules import Schedule, chain_chunks, split, tree_chunks
-from .steps import Folding, Moves, binomial_reduce, in_turn
-from .two_trees import two_tree_reduce
+from .steps import Folding, Moves, binomial_reduce, in_turn, two_tree_reduce
+
+if TYPE_CHECKING:
+    from ..model.cluster import Link
 
 
 def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:

@@ -11,13 +11,15 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isinf, sqrt
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
-from ..model.cluster import Link
 from ..model.errors import InvalidCallError, check_count
-from .steps import Moves
+
+if TYPE_CHECKING:
+    from ..model.cluster import Link
+    from .steps import Moves
 
 Bytes: TypeAlias = int | np.ndarray | Sequence[int]
 """Bytes of the whole, or of each part."""

@@ -9,11 +9,14 @@ at once, each through its own moments: an array operation serves the next moment
 from __future__ import annotations
 
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.cluster import Topology
-from .schedules import Schedule
+if TYPE_CHECKING:
+    from ..model.cluster import Topology
+    from .schedules import Schedule
+
 
 NONE = -1
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..model.cluster import Topology
 from ..model.errors import InvalidCallError
-from .schedules import Schedule
 from .sharing import through_shared_links
+
+if TYPE_CHECKING:
+    from ..model.cluster import Topology
+    from .schedules import Schedule
 
 NOBODY, UNSEEN = -1, -2
 

@@ -1,4 +1,4 @@
-"""One collective to be timed: its ranks, bytes, links and starts; and what several solvers ask."""
+"""One collective to be timed, what several solvers ask of it; and what all models share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 from ..collectives.schedules import split
 from ..collectives.sharing import fair_rates, pair_twice
 from ..model.cluster import Topology
-from ..model.errors import InvalidCallError, check_number
+from ..model.errors import InvalidCallError, as_int, check_count, check_number
+from ..model.words import aligned
 
 Placement: TypeAlias = str | list[int]
 """Which rank lives on which node: as in `Topology`."""
@@ -21,6 +22,32 @@ Counts: TypeAlias = int | Sequence[int] | np.ndarray
 """One number, or several."""
 Seconds: TypeAlias = float | Sequence[float] | np.ndarray
 """Of all ranks, or of each."""
+
+
+def count_of(name: str, value: float, low: int = 1) -> int:
+    """A whole number of at least ``low``, also where it is written as 25e6."""
+    count = as_int(name, value)
+    check_count(name, count, low)
+    return count
+
+
+class Tabled:
+    """Mixed into results: shown as the plain text of ``table()``."""
+
+    def table(self) -> str:
+        """The result as plain text."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.table()
+
+
+def table_text(lines: Sequence[str], rows: Sequence[tuple[str, ...]], most: int | None = 20) -> str:
+    """Some lines, and below them a table: its head, and at most so many rows."""
+    end = len(rows) if most is None else most + 1
+    left_out = len(rows) - end
+    more = [f"... and {left_out:,} more"] * (left_out > 0)
+    return "\n".join([*lines, "", *aligned(rows[:end]), *more])
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..model.chance import check_mtbf
-from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from .case import Counts, Seconds
+from ..model.errors import InvalidCallError, check_number
+from .case import Counts, Seconds, count_of
 
 FORMULAS = ("young", "daly", "exact")
 
@@ -196,9 +196,7 @@ def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
 def _machine_mtbf(mtbf_s, ranks):
     """Mean time between failures of any of so many ranks."""
     check_mtbf(mtbf_s)
-    counts = [as_int("ranks", count) for count in np.atleast_1d(ranks).tolist()]
-    for count in counts:
-        check_count("ranks", count)
+    counts = [count_of("ranks", count) for count in np.atleast_1d(ranks).tolist()]
     return mtbf_s / np.array(counts, dtype=float).reshape(np.shape(ranks))
 
 

@@ -15,8 +15,8 @@ from ..collectives.schedules import CHUNKS
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
-from ..model.errors import InvalidCallError, as_int, check_count, check_type
-from .case import Case, Counts, Placement, Seconds, common_step_s
+from ..model.errors import InvalidCallError, check_count, check_type
+from .case import Case, Counts, Placement, Seconds, common_step_s, count_of
 from .solvers import SOLVERS
 
 FEW_ROUNDS = frozenset(
@@ -194,9 +194,7 @@ def _time_of(*asked):
 def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
     itemsize, root, chunks = options.itemsize, options.root, options.chunks
     check_type("cluster", cluster, Cluster)
-    n, nbytes = as_int("n", n), as_int("nbytes", nbytes)
-    check_count("n", n)
-    check_count("nbytes", nbytes, low=0)
+    n, nbytes = count_of("n", n), count_of("nbytes", nbytes, low=0)
     check_count("itemsize", itemsize)
     if options.eager_limit_bytes is not None:
         check_count("eager_limit_bytes", options.eager_limit_bytes, low=0)

@@ -13,8 +13,8 @@ import numpy as np
 from ..draw.display import DisplayMixin
 from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.words import aligned, seconds_text, short_bytes
-from .case import Placement, Seconds, seconds_of_each_rank
+from ..model.words import seconds_text, short_bytes
+from .case import Placement, Seconds, Tabled, count_of, seconds_of_each_rank, table_text
 from .collective import ends_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def bucket_sizes(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Step(DisplayMixin):
+class Step(Tabled, DisplayMixin):
     """One training step: forward, backward, and the all_reduces of the gradients.
 
     Attributes
@@ -143,19 +143,13 @@ class Step(DisplayMixin):
         columns = (self.bucket_nbytes, self.ready_s, self.start_s, self.end_s)
         for i, (nbytes, *moments) in enumerate(zip(*columns, strict=True)):
             rows.append((str(i), short_bytes(int(nbytes)), *map(seconds_text, moments)))
-        left_out = len(rows) - 21
         lines = [
             f"step on {self.ranks:,} rank{'s' * (self.ranks != 1)}, {self.algorithm} all_reduce, "
             f"{_overlap_text(self.overlap)}: {seconds_text(self.time_s)}",
             f"compute {seconds_text(self.compute_s)}, communication {seconds_text(self.sync_s)}, "
             f"of it exposed {seconds_text(self.exposed_s)}",
-            "",
-            *aligned(rows[:21]),
         ]
-        return "\n".join(lines + [f"... and {left_out:,} more"] * (left_out > 0))
-
-    def __repr__(self) -> str:
-        return self.table()
+        return table_text(lines, rows)
 
     def draw(self) -> Figure:
         """Draw compute and communication one above the other. Returns a matplotlib Figure."""
@@ -279,8 +273,7 @@ class Training:
         backward_s: Seconds,
         reduction: Reduction,
     ) -> None:
-        self.ranks = as_int("ranks", ranks)
-        check_count("ranks", self.ranks)
+        self.ranks = count_of("ranks", ranks)
         self.buckets = bucket_sizes(model_bytes, reduction.bucket_bytes, reduction.itemsize)
         self.forward = seconds_of_each_rank("forward_s", forward_s, self.ranks)
         self.backward = seconds_of_each_rank("backward_s", backward_s, self.ranks)
@@ -367,7 +360,7 @@ def ready_times(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scaling(DisplayMixin):
+class Scaling(Tabled, DisplayMixin):
     """Times of the same training on different numbers of ranks.
 
     Attributes
@@ -423,14 +416,11 @@ class Scaling(DisplayMixin):
             rows.append((f"{n:,}", *cells, f"{speedup:,.2f}", f"{efficiency:.1%}"))
         base = f"{self.base_ranks:,} rank{'s' * (self.base_ranks != 1)}"
         title = f"{self.kind} scaling, {self._buckets_in_words()}, relative to {base}"
-        return "\n".join([title, "", *aligned(rows)])
+        return table_text([title], rows, most=None)
 
     def _buckets_in_words(self):
         count, most = len(self.bucket_nbytes), short_bytes(int(self.bucket_nbytes.max()))
         return f"{count} buckets of at most {most}" if count > 1 else f"one bucket of {most}"
-
-    def __repr__(self) -> str:
-        return self.table()
 
     def draw(self) -> Figure:
         """Draw time and efficiency over ranks. Returns a matplotlib Figure."""

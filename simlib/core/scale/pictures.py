@@ -26,6 +26,21 @@ def _figure(width_in, height_in, columns=1):
     return figure, figure.subplots(1, columns)
 
 
+def _unit(time_s):
+    """What seconds are multiplied by, and what they are then."""
+    return (1.0, "s") if time_s >= 1 else (1e3, "ms")
+
+
+def _add_time_axis(axes, time_s):
+    """Time to the right, lanes from the top down."""
+    scale, unit = _unit(time_s)
+    axes.invert_yaxis()
+    axes.set_xlim(0, time_s * scale * 1.02 or 1)
+    axes.set_xlabel(f"time ({unit})", fontsize=TEXT_PT)
+    axes.tick_params(labelsize=SMALL_PT, labelcolor=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 @own_style
 def draw_scaling(scaling: Scaling) -> Figure:
     """Draw a `Scaling`: on the left seconds of a step, on the right efficiency, over ranks.
@@ -68,7 +83,7 @@ def draw_step(step: Step) -> Figure:
     matplotlib.figure.Figure
     """
     figure, axes = _figure(7.2, 1.7)
-    scale, unit = (1.0, "s") if step.time_s >= 1 else (1e3, "ms")
+    scale, _ = _unit(step.time_s)
     boxes = {"edgecolor": INK, "linewidth": 0.5, "height": 0.7}
     forward, backward = step.forward_s * scale, step.backward_s * scale
     axes.barh(0, forward, color=mix(COMPUTE, PAPER, 0.6), **boxes)
@@ -87,11 +102,7 @@ def draw_step(step: Step) -> Figure:
     )
     axes.axvline(step.time_s * scale, color=INK, linewidth=0.8)
     axes.set_yticks([0, 1], ["compute", "all_reduce"], fontsize=TEXT_PT)
-    axes.invert_yaxis()
-    axes.set_xlim(0, step.time_s * scale * 1.02 or 1)
-    axes.set_xlabel(f"time ({unit})", fontsize=TEXT_PT)
-    axes.tick_params(labelsize=SMALL_PT, labelcolor=INK)
-    axes.spines[["top", "right"]].set_visible(False)
+    _add_time_axis(axes, step.time_s)
     axes.set_title(
         f"step on {step.ranks:,} ranks: {seconds_text(step.time_s)}, "
         f"exposed {seconds_text(step.exposed_s)}",
@@ -110,7 +121,7 @@ def draw_pipeline(step: PipelineStep) -> Figure:
     matplotlib.figure.Figure
     """
     figure, axes = _figure(7.2, 0.9 + 0.3 * min(step.ranks, 24))
-    scale, unit = (1.0, "s") if step.time_s >= 1 else (1e3, "ms")
+    scale, _ = _unit(step.time_s)
     for kind, colour in (("F", mix(COMPUTE, PAPER, 0.6)), ("B", mix(COMPUTE, PAPER, 0.3))):
         boxes = [each for each in step.units if each[1] == kind]
         ranks, starts, ends = (np.array([box[column] for box in boxes]) for column in (0, 4, 5))
@@ -123,12 +134,8 @@ def draw_pipeline(step: PipelineStep) -> Figure:
             if end_s - start_s > 0.015 * step.time_s:
                 middle = (start_s + end_s) / 2 * scale
                 axes.text(middle, rank, microbatch, fontsize=SMALL_PT, ha="center", va="center")
-    axes.invert_yaxis()
-    axes.set_xlim(0, step.time_s * scale * 1.02 or 1)
     axes.set_ylabel("rank", fontsize=TEXT_PT)
-    axes.set_xlabel(f"time ({unit})", fontsize=TEXT_PT)
-    axes.tick_params(labelsize=SMALL_PT, labelcolor=INK)
-    axes.spines[["top", "right"]].set_visible(False)
+    _add_time_axis(axes, step.time_s)
     title = f"{step.schedule}: {seconds_text(step.time_s)}, bubble {step.bubble:.1%}"
     axes.set_title(title, fontsize=TITLE_PT, loc="left")
     return figure

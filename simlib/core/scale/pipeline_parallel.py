@@ -9,9 +9,9 @@ import numpy as np
 
 from ..draw.display import DisplayMixin
 from ..model.cluster import Cluster, Topology
-from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.words import aligned, seconds_text, short_bytes
-from .case import Placement, Seconds
+from ..model.errors import InvalidCallError, as_int, check_number
+from ..model.words import seconds_text, short_bytes
+from .case import Placement, Seconds, Tabled, count_of, table_text
 from .programs import Machine
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MAX_UNITS = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PipelineStep(DisplayMixin):
+class PipelineStep(Tabled, DisplayMixin):
     """One training step of a pipeline.
 
     Attributes
@@ -94,16 +94,11 @@ class PipelineStep(DisplayMixin):
             share = 1 - busy_s / self.time_s if self.time_s else 0.0
             cells = str(rank), seconds_text(busy_s), f"{share:.1%}", str(held)
             rows.append((*cells, short_bytes(int(nbytes))))
-        left_out = len(rows) - 21
         title = (
             f"{self.schedule} on {self.ranks:,} ranks, {self.num_microbatches:,} micro-batches: "
             f"{seconds_text(self.time_s)}, bubble {self.bubble:.1%}"
         )
-        more = [f"... and {left_out:,} more"] * (left_out > 0)
-        return "\n".join([title, "", *aligned(rows[:21]), *more])
-
-    def __repr__(self) -> str:
-        return self.table()
+        return table_text([title], rows)
 
     def draw(self) -> Figure:
         """Draw what each rank computes when. Returns a matplotlib Figure."""
@@ -176,14 +171,8 @@ def pipeline_time(
     **Source** Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2021 (1F1B and its
     interleaved form, arXiv 2104.04473).
     """
-    ranks, count, per_rank = (
-        as_int(name, value)
-        for name, value in (
-            ("ranks", ranks),
-            ("num_microbatches", num_microbatches),
-            ("stages_per_rank", stages_per_rank),
-        )
-    )
+    ranks, count = count_of("ranks", ranks), count_of("num_microbatches", num_microbatches)
+    per_rank = count_of("stages_per_rank", stages_per_rank)
     _check(ranks, count, per_rank, schedule)
     stages = ranks * per_rank
     message_bytes = as_int("message_bytes", message_bytes)
@@ -218,9 +207,6 @@ def pipeline_time(
 
 
 def _check(ranks, count, per_rank, schedule):
-    check_count("ranks", ranks)
-    check_count("num_microbatches", count)
-    check_count("stages_per_rank", per_rank)
     if schedule not in SCHEDULES:
         raise InvalidCallError(f"schedule is {schedule!r}: give one of {', '.join(SCHEDULES)}")
     if schedule != "interleaved" and per_rank > 1:
@@ -365,9 +351,7 @@ def even_pipeline_time(
 
     **Cost** O(1).
     """
-    ranks, count = as_int("ranks", ranks), as_int("num_microbatches", num_microbatches)
-    check_count("ranks", ranks)
-    check_count("num_microbatches", count)
+    ranks, count = count_of("ranks", ranks), count_of("num_microbatches", num_microbatches)
     times_s = {"forward_s": forward_s, "backward_s": backward_s, "message_s": message_s}
     for name, value in times_s.items():
         check_number(name, value)

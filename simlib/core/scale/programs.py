@@ -20,8 +20,8 @@ from ..clockwork.network import Network, Transfer
 from ..collectives.schedules import split
 from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError, as_int, check_count, check_number, check_type
-from ..model.words import aligned, seconds_text
-from .case import Placement, Seconds
+from ..model.words import seconds_text
+from .case import Placement, Seconds, Tabled, count_of, table_text
 
 ANY = None
 Program: TypeAlias = Iterator["float | list[Message]"]
@@ -138,7 +138,7 @@ MAX_MESSAGES = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ServerSteps:
+class ServerSteps(Tabled):
     """Training steps of workers that share parameter servers.
 
     Attributes
@@ -200,7 +200,6 @@ class ServerSteps:
             step_s = self.end_s[-1, worker] / self.steps
             share = 1 - computes_s / step_s if step_s else 0.0
             rows.append((str(worker), *map(seconds_text, (computes_s, step_s)), f"{share:.1%}"))
-        left_out = len(rows) - 21
         sort = "asynchronous" if self.asynchronous else "synchronous"
         counts = ("worker", self.workers), ("server", self.servers), ("step", self.steps)
         said = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts)
@@ -208,13 +207,8 @@ class ServerSteps:
             f"{sort}, {said}: "
             f"{seconds_text(self.time_s)}, {self.updates_per_s:.4g} updates per second, "
             f"staleness {self.mean_staleness:.2f}",
-            "",
-            *aligned(rows[:21]),
         ]
-        return "\n".join(lines + [f"... and {left_out:,} more"] * (left_out > 0))
-
-    def __repr__(self) -> str:
-        return self.table()
+        return table_text(lines, rows)
 
 
 def parameter_server_time(
@@ -302,10 +296,8 @@ def parameter_server_time(
     **Source** Dean et al. 2012 (DistBelief); Li et al. 2014 (Scaling distributed machine learning
     with the parameter server, OSDI).
     """
-    workers, servers, steps = (
-        as_int(name, value)
-        for name, value in (("workers", workers), ("servers", servers), ("steps", steps))
-    )
+    workers, servers = count_of("workers", workers), count_of("servers", servers)
+    steps = count_of("steps", steps)
     total = as_int("model_bytes", model_bytes)
     check_type("cluster", cluster, Cluster)
     _check(workers, servers, steps, total, itemsize, asynchronous)
@@ -333,13 +325,7 @@ def parameter_server_time(
 
 def _check(workers, servers, steps, total, itemsize, asynchronous):
     check_type("asynchronous", asynchronous, bool)
-    for name, count in (
-        ("workers", workers),
-        ("servers", servers),
-        ("steps", steps),
-        ("itemsize", itemsize),
-    ):
-        check_count(name, count)
+    check_count("itemsize", itemsize)
     check_count("model_bytes", total, low=itemsize * servers)
     if total % itemsize:
         raise InvalidCallError(f"{total} bytes are no whole number of parameters of {itemsize}")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..model.cluster import Cluster
-from ..model.errors import InvalidCallError, as_int, check_count
-from ..model.words import aligned, seconds_text, short_bytes
-from .case import Seconds, seconds_of_each_rank
+from ..model.errors import InvalidCallError, as_int
+from ..model.words import seconds_text, short_bytes
+from .case import Seconds, Tabled, count_of, seconds_of_each_rank, table_text
 from .collective import Placement, ends_of
 from .data_parallel import BUCKET_BYTES, bucket_sizes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ShardedStep:
+class ShardedStep(Tabled):
     """One training step of ranks that each have a part of the model.
 
     Attributes
@@ -64,13 +64,8 @@ class ShardedStep:
             f"{seconds_text(self.time_s)}",
             f"compute {seconds_text(self.compute_s)}, exposed {seconds_text(self.exposed_s)}; "
             "each rank keeps",
-            "",
-            *aligned(rows),
         ]
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return self.table()
+        return table_text(lines, rows)
 
 
 def zero_time(
@@ -143,8 +138,7 @@ def zero_time(
 
     **Source** Rajbhandari et al. 2019 (arXiv 1910.02054).
     """
-    ranks = as_int("ranks", ranks)
-    check_count("ranks", ranks)
+    ranks = count_of("ranks", ranks)
     if stage not in (1, 2, 3):
         raise InvalidCallError(f"stage is {stage!r}: ZeRO has stages 1, 2 and 3")
     buckets = bucket_sizes(model_bytes, bucket_bytes, itemsize)
@@ -259,9 +253,7 @@ def tensor_parallel_time(
 
     **Source** Shoeybi et al. 2019 (arXiv 1909.08053).
     """
-    ranks, blocks = as_int("ranks", ranks), as_int("blocks", blocks)
-    check_count("ranks", ranks)
-    check_count("blocks", blocks)
+    ranks, blocks = count_of("ranks", ranks), count_of("blocks", blocks)
     forward = seconds_of_each_rank("forward_s", forward_s, ranks)
     backward = seconds_of_each_rank("backward_s", backward_s, ranks)
     total = as_int("model_bytes", model_bytes)

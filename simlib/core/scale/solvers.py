@@ -12,9 +12,8 @@ from math import inf
 import numpy as np
 
 from ..collectives.schedules import Schedule, split
-from ..collectives.steps import binomial_scatter, by_node, powers_below
+from ..collectives.steps import binomial_scatter, by_node, edges_of, levels, powers_below
 from ..collectives.timing import time_of
-from ..collectives.two_trees import edges_of, levels
 from .case import Case, common_step_s, shares_a_link
 from .rings import in_turn, ring_of_ranks
 

@@ -14,14 +14,14 @@ import numpy as np
 
 from ..model.chance import Jitter, check_kind, check_spread, draw
 from ..model.cluster import Cluster
-from ..model.errors import InvalidCallError, as_int, check_count, check_number
-from ..model.words import aligned, seconds_text
-from .case import Counts, Seconds
+from ..model.errors import InvalidCallError, check_number
+from ..model.words import seconds_text
+from .case import Counts, Seconds, Tabled, count_of, table_text
 from .data_parallel import Reduction, Training
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JitteredSteps:
+class JitteredSteps(Tabled):
     """Training steps, one after the other, of ranks whose compute varies.
 
     Attributes
@@ -63,27 +63,14 @@ class JitteredSteps:
     def table(self) -> str:
         """The steps as plain text."""
         times_s = self.times_s
-        rows = [
-            ("mean", "shortest", "median", "longest", "without jitter"),
-            tuple(
-                seconds_text(float(value))
-                for value in (
-                    self.step_s,
-                    times_s.min(),
-                    np.median(times_s),
-                    times_s.max(),
-                    self.steady_s,
-                )
-            ),
-        ]
+        steps = times_s.min(), np.median(times_s), times_s.max()
+        names = ("mean", "shortest", "median", "longest", "without jitter")
+        values = (self.step_s, *map(float, steps), self.steady_s)
         title = (
             f"{len(times_s):,} steps on {self.ranks:,} rank{'s' * (self.ranks != 1)}: "
             f"{self.slowdown - 1:+.1%} by jitter"
         )
-        return "\n".join([title, "", *aligned(rows)])
-
-    def __repr__(self) -> str:
-        return self.table()
+        return table_text([title], [names, tuple(map(seconds_text, values))])
 
 
 def jittered_time(
@@ -194,11 +181,8 @@ def jitter_factors(
     """
     if isinstance(jitter, Jitter):
         return jitter.factors(steps, ranks)
-    steps, ranks, seed = as_int("steps", steps), as_int("ranks", ranks), as_int("seed", seed)
-    check_count("steps", steps)
-    check_count("ranks", ranks)
-    check_count("seed", seed, low=0)
-    random, shape = np.random.default_rng(seed), (steps, ranks)
+    shape = count_of("steps", steps), count_of("ranks", ranks)
+    random = np.random.default_rng(count_of("seed", seed, low=0))
     if callable(jitter):
         return _checked(jitter(random, shape), shape)
     check_kind("jitter", jitter, "or a function of a random generator and a shape, or a Jitter")
@@ -275,10 +259,7 @@ def expected_max(
     F(x)^R. Of exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
     """
     expected = _expectation(times, mean_s, spread)
-    counts = [as_int("ranks", count) for count in np.atleast_1d(ranks).tolist()]
-    for count in counts:
-        check_count("ranks", count)
-    found = [expected(count) for count in counts]
+    found = [expected(count_of("ranks", count)) for count in np.atleast_1d(ranks).tolist()]
     return found[0] if np.ndim(ranks) == 0 else np.array(found)
 
 
