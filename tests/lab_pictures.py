@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
 from PIL import Image
 
-from simlib.core.draw.dark_canvas import DarkCanvas
+from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 
 WORDS = 4

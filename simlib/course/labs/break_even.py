@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
-from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, Picture
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import seconds_text, short_bytes
@@ -24,6 +24,7 @@ from .sliders import (
     round_numbers,
     short_bandwidth,
     slider,
+    write_title,
 )
 
 FORWARD_SHARE = 1 / 3  # of T_comp: backward takes twice as long, and only that can overlap
@@ -283,9 +284,7 @@ def _write_title(figure, work):
     )
     if overlap == "none":
         parts += f", {'below' if ratio < bound else 'not below'} {rule} = {bound:.3g}"
-    first = figure.text(0.012, 0.98, sentence, fontsize=TITLE_PT, va="top")
-    second = figure.text(0.012, 0.924, parts, fontsize=TEXT_PT, va="top")
-    return [first, second]
+    return write_title(figure, 0.98, sentence, parts)
 
 
 def _write_verdict(figure, on, gains):

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ...core import clusters
-from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Device, Link
 from ...core.model.errors import check_count
@@ -26,7 +26,17 @@ from .plan_model import (
     refusal,
     step_of,
 )
-from .sliders import Lab, Layers, add_boxes, add_words, boxes_at, check_choice, menu, slider
+from .sliders import (
+    Lab,
+    Layers,
+    add_boxes,
+    add_words,
+    boxes_at,
+    check_choice,
+    menu,
+    picture_in_inches,
+    slider,
+)
 
 WIDTH, HEIGHT = 9.0, 4.75  # inches
 MAP_LEFT, MAP_TOP, CELL_WIDTH, CELL_HEIGHT = 0.62, 1.0, 0.6, 0.46
@@ -299,7 +309,6 @@ def mesh_lab(
     mesh = _Mesh(Transformer(**model), cluster)
     _check(ranks, tp, pp, num_microbatches, zero, recompute, order)
     counts = POWERS[: MAX_MICROBATCHES.bit_length()]
-    again = {"computed again in backward": True, "kept until backward": False}
     return Lab(
         mesh,
         {
@@ -307,15 +316,20 @@ def mesh_lab(
             "tp": slider("tensor tp", MAP, tp),
             "pp": slider("pipeline pp", MAP, pp),
             "num_microbatches": slider("micro-batches", counts, num_microbatches),
-            "zero": slider("ZeRO over dp", (0, 1, 2, 3), zero, _zero_text),
-            "recompute": menu("activations", again, recompute),
+            **memory_controls(zero, recompute),
             "order": menu("neighbours first", {each: each for each in ORDERS}, order),
         },
     )
 
 
-def _zero_text(stage):
-    return f"stage {stage}" if stage else "none"
+def memory_controls(zero, recompute):
+    """Controls for what each rank keeps."""
+    stages = {stage: f"stage {stage}" if stage else "none" for stage in range(4)}
+    again = {"computed again in backward": True, "kept until backward": False}
+    return {
+        "zero": slider("ZeRO over dp", stages, zero, stages.get),
+        "recompute": menu("activations", again, recompute),
+    }
 
 
 def _check(ranks, tp, pp, num_microbatches, zero, recompute, order):
@@ -343,11 +357,7 @@ class _Mesh(Layers):
         self.model, self.cluster = model, check_cluster(machine() if cluster is None else cluster)
 
     def background(self):
-        figure = Picture(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor=PAPER)
-        axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(HEIGHT, 0)
-        axes.set_axis_off()
+        figure, axes = picture_in_inches(WIDTH, HEIGHT)
         add_panels(axes, MAP)
         return figure
 

@@ -193,47 +193,47 @@ class _PingPong(Layers):
         ]
 
 
+def _name_beside(axes, name, at, on_the_right, edge):
+    """Write a name beside an upright line, at an edge of the axes."""
+    return axes.annotate(
+        name,
+        at,
+        xytext=(6 if on_the_right else -6, 5 if edge == "bottom" else -4),
+        textcoords="offset points",
+        ha="left" if on_the_right else "right",
+        va=edge,
+        fontsize=TEXT_PT,
+        bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
+        zorder=9,
+    )
+
+
 def _draw_half(axes, half):
     """The size at which half of the bandwidth is used: both parts are equal."""
     low, high = axes.get_xlim()
     if not low < half < high:
         return []
     line = axes.axvline(half, color=GREY, lw=1, ls="--", zorder=6)
-    on_the_left = half > np.sqrt(low * high)
-    text = axes.annotate(
-        f"$n_{{1/2}}$ = latency x bandwidth = {short_bytes(half)}",
-        (half, axes.get_ylim()[1]),
-        xytext=(-6 if on_the_left else 6, -4),
-        textcoords="offset points",
-        ha="right" if on_the_left else "left",
-        va="top",
-        fontsize=TEXT_PT,
-        bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
-        zorder=9,
-    )
+    name = f"$n_{{1/2}}$ = latency x bandwidth = {short_bytes(half)}"
+    text = _name_beside(axes, name, (half, axes.get_ylim()[1]), half <= np.sqrt(low * high), "top")
     return [line, text]
 
 
 def _write_model(figure, sizes, times_s, latency_s, bandwidth_Bps, nbytes):
     bytes_s = nbytes / bandwidth_Bps
     time_s = latency_s + bytes_s
-    first = figure.text(
-        0.012,
-        0.978,
+    title = (
         f"T = {_time(latency_s)} + nbytes / ({short_bandwidth(bandwidth_Bps)}):"
-        f" the median point is {_error(latency_s + sizes / bandwidth_Bps, times_s)} off",
-        fontsize=TITLE_PT,
-        va="top",
+        f" the median point is {_error(latency_s + sizes / bandwidth_Bps, times_s)} off"
     )
-    second = figure.text(
-        0.012,
-        0.918,
+    message = (
         f"a message of {short_bytes(nbytes)}: {_time(latency_s)} latency + {_time(bytes_s)}"
-        f" for its bytes = {_time(time_s)}; uses {bytes_s / time_s:.0%} of the bandwidth",
-        fontsize=TEXT_PT,
-        va="top",
+        f" for its bytes = {_time(time_s)}; uses {bytes_s / time_s:.0%} of the bandwidth"
     )
-    return [first, second]
+    return [
+        figure.text(0.012, 0.978, title, fontsize=TITLE_PT, va="top"),
+        figure.text(0.012, 0.918, message, fontsize=TEXT_PT, va="top"),
+    ]
 
 
 def _time(time_s):
@@ -455,18 +455,8 @@ def _mark_crossing(axes, times_s):
     time_s = np.interp(nbytes, SIZES, times_s["ring"])
     line = axes.axvline(nbytes, color=GREY, lw=0.8, ls="--", zorder=5)
     (dot,) = axes.plot(nbytes, time_s, "o", color=INK, ms=6, mec=PAPER, zorder=6)
-    on_the_right = nbytes < 1e7
-    text = axes.annotate(
-        f"ring = recursive doubling\nat {short_bytes(nbytes)}",
-        (nbytes, axes.get_ylim()[0]),
-        xytext=(6 if on_the_right else -6, 5),
-        textcoords="offset points",
-        ha="left" if on_the_right else "right",
-        va="bottom",
-        fontsize=TEXT_PT,
-        bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
-        zorder=7,
-    )
+    name = f"ring = recursive doubling\nat {short_bytes(nbytes)}"
+    text = _name_beside(axes, name, (nbytes, axes.get_ylim()[0]), nbytes < 1e7, "bottom")
     return [line, dot, text]
 
 
@@ -494,13 +484,9 @@ def _write_title(figure, cluster):
         else f"{cluster.nodes} x {cluster.ranks_per_node} = {n} ranks"
     )
     link = cluster.inter
-    title = figure.text(
-        0.012,
-        0.982,
+    title = (
         f"all_reduce on {where}: {seconds_text(link.latency_s)} and "
-        f"{short_bandwidth(link.bandwidth_Bps)} between nodes",
-        fontsize=TITLE_PT,
-        va="top",
+        f"{short_bandwidth(link.bandwidth_Bps)} between nodes"
     )
     note = "in the strip: the fastest of all"
     if cluster.ranks_per_node > 1:
@@ -511,5 +497,7 @@ def _write_title(figure, cluster):
         )
         if n & (n - 1):
             note += "; recursive doubling and Rabenseifner are left out: no power of two"
-    below = figure.text(0.012, 0.918, note, fontsize=SMALL_PT, color="#555555", va="top")
-    return [title, below]
+    return [
+        figure.text(0.012, 0.982, title, fontsize=TITLE_PT, va="top"),
+        figure.text(0.012, 0.918, note, fontsize=SMALL_PT, color="#555555", va="top"),
+    ]

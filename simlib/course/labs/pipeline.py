@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import GREY, INK, PAPER, TEXT_PT, TITLE_PT
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Link
 from ...core.model.errors import InvalidCallError, check_count, check_number
@@ -24,6 +24,7 @@ from .sliders import (
     boxes_at,
     check_choice,
     menu,
+    picture_in_inches,
     slider,
     whole_numbers,
     width_of,
@@ -330,11 +331,7 @@ class _Pipeline(Layers):
 
     def background(self, K, end, parts):
         lanes = Lanes(K, end)
-        figure = Picture(figsize=(WIDTH, lanes.height), dpi=DPI, facecolor=PAPER)
-        axes = lanes.axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(lanes.height, 0)
-        axes.set_axis_off()
+        figure, lanes.axes = picture_in_inches(WIDTH, lanes.height)
         add_key(lanes, parts)
         return figure
 

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from ...core.collectives import schedule
-from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
 from ...core.draw.palette import mix, rank_color
 from ...core.model.errors import InvalidCallError
 from .sliders import (
@@ -21,6 +21,7 @@ from .sliders import (
     boxes_at,
     check_choice,
     menu,
+    picture_in_inches,
     slider,
     whole_numbers,
 )
@@ -292,11 +293,7 @@ class _Rounds(Layers):
 
     def background(self, algorithm, n):
         grid = Grid(steps_of(algorithm, n))
-        figure = Picture(figsize=(WIDTH, grid.height), dpi=DPI, facecolor=PAPER)
-        grid.axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-        grid.axes.set_xlim(0, WIDTH)
-        grid.axes.set_ylim(grid.height, 0)
-        grid.axes.set_axis_off()
+        figure, grid.axes = picture_in_inches(WIDTH, grid.height)
         _write_names(grid)
         _draw_bound(grid)
         return figure

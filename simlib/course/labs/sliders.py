@@ -24,7 +24,17 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 
 from ...core.draw.dark import DarkCanvas, png_of_both
-from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, own_style
+from ...core.draw.figures import (
+    DPI,
+    GREY,
+    INK,
+    PAPER,
+    SMALL_PT,
+    TEXT_PT,
+    TITLE_PT,
+    Picture,
+    own_style,
+)
 from ...core.draw.palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, on_dark
 from ...core.model.errors import InvalidCallError, check_number
 from ...core.model.words import seconds_text, short_bytes
@@ -467,6 +477,26 @@ def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
         axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
+
+
+def picture_in_inches(width, height):
+    """A figure, and axes over all of it whose units are inches, from the upper left corner."""
+    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
+    axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_axis_off()
+    return figure, axes
+
+
+def write_title(figure, y, *lines):
+    """Write lines below one another: the title from ``y`` down, then smaller ones."""
+    sizes = TITLE_PT, TEXT_PT, TEXT_PT
+    places = y, y - 0.056, y - 0.103
+    return [
+        figure.text(0.012, place, text, fontsize=size, va="top")
+        for place, text, size in zip(places, lines, sizes, strict=False)
+    ]
 
 
 def add_legend_above(axes, handles, names, **looks):

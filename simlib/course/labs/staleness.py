@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, Picture
 from ...core.draw.palette import OKABE_ITO, visible
 from ...core.model.chance import Jitter
 from ...core.model.errors import InvalidCallError, check_count, check_number
@@ -35,6 +35,7 @@ from .sliders import (
     check_choice,
     slider,
     whole_numbers,
+    write_title,
 )
 
 GRADIENTS, BATCH, EVERY = 256, 32, 16
@@ -374,7 +375,7 @@ class _Staleness(Layers):
             for name, each in (("apart", one), ("together", other))
         )
         return [
-            figure.text(0.012, 0.98, title, fontsize=TITLE_PT, va="top"),
+            *write_title(figure, 0.98, title),
             *_draw_curves(curves, one, other),
             *_draw_bars(bars, one),
         ]

@@ -30,6 +30,7 @@ from .mesh import (
     draw_memory,
     draw_rows,
     draw_times,
+    memory_controls,
 )
 from .plan_model import ORDER, RUN_PARTS, Cut, Training, check_jobs, plan_of
 from .sliders import (
@@ -40,8 +41,10 @@ from .sliders import (
     check_above_zero,
     check_choice,
     menu,
+    picture_in_inches,
     round_numbers,
     slider,
+    write_title,
 )
 
 MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60, 3_600, 86_400, 365 * 86_400
@@ -247,11 +250,7 @@ def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s
         f"of the time, at Daly's: saving {saving:.1%}, restarts {restarts:.1%}, done again "
         f"{1 - daly - saving - restarts:.1%}",
     )
-    sizes = TITLE_PT, TEXT_PT, TEXT_PT
-    return [
-        figure.text(0.012, y, text, fontsize=size, va="top")
-        for y, text, size in zip((0.98, 0.924, 0.877), lines, sizes, strict=True)
-    ]
+    return write_title(figure, 0.98, *lines)
 
 
 # -- the plan lab: from the cut of a step to hours and costs ---------------------------------------
@@ -330,7 +329,6 @@ def plan_lab(
     check_jobs(jobs)
     first = next(iter(jobs))
     state = first, tp, pp, sequences, zero, recompute, minutes
-    again = {"computed again in backward": True, "kept until backward": False}
     return Lab(
         _plan(jobs, state),
         {
@@ -338,15 +336,10 @@ def plan_lab(
             "tp": slider("tensor tp", MAP, tp),
             "pp": slider("pipeline pp", MAP, pp),
             "sequences": slider("sequences at once", SEQUENCES, sequences),
-            "zero": slider("ZeRO over dp", (0, 1, 2, 3), zero, _zero_text),
-            "recompute": menu("activations", again, recompute),
+            **memory_controls(zero, recompute),
             "minutes": slider("checkpoint every", MINUTES, minutes, "{:g} min".format),
         },
     )
-
-
-def _zero_text(stage):
-    return f"stage {stage}" if stage else "none"
 
 
 def _plan(jobs, state):
@@ -369,11 +362,7 @@ class _Plan(Layers):
         self.jobs = dict(jobs)
 
     def background(self):
-        figure = Picture(figsize=(WIDTH, HEIGHT), dpi=DPI, facecolor=PAPER)
-        axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(HEIGHT, 0)
-        axes.set_axis_off()
+        figure, axes = picture_in_inches(WIDTH, HEIGHT)
         add_step_panels(axes, MAP)
         axes.text(NAMES, TOP - 0.06, "the whole run", **HEAD)
         note = "dashed: the hours that it may take"
