@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from sampled import sampled
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
@@ -71,8 +72,7 @@ def results(world_size, *options):
 @pytest.mark.parametrize(
     "dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
 )
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size, name", sampled((2, 4), OPTIMIZERS))
 def test_an_epoch_on_many_ranks_is_an_epoch_on_one(world_size, name, dtype, one_process):
     ends, firsts = zip(*results(world_size, name, dtype), strict=True)
     assert all(torch.equal(ends[0], end) for end in ends), "the replicas are equal, bit for bit"

@@ -15,7 +15,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
 from sampled import sampled
-from simlib.scale import time_of
 
 import simlib
 from simlib import labs
@@ -120,8 +119,8 @@ def test_the_picture_of_a_lab_is_the_one_the_lesson_shows(every_lab, runs):
         "plan": labs.draw_plan(JOBS["small"], tp=2, sequences=2),
     }
     for name, figure in figures.items():
-        shown = np.asarray(Image.open(io.BytesIO(png_of(figure))))
-        assert np.array_equal(shown(every_lab[name]), shown)
+        drawn = np.asarray(Image.open(io.BytesIO(png_of(figure))))
+        assert np.array_equal(shown(every_lab[name]), drawn)
 
 
 def test_pictures_have_a_white_rim_and_nothing_is_cut_off(every_lab):
