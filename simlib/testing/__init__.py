@@ -3,3 +3,66 @@
 It is there in every pytest of who has installed simlib, so neither this module nor `plugin` imports
 torch: that happens when a test asks for ranks.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ..core.model.errors import InvalidCallError, check_count
+
+ENGINES = ("run", "simulate")
+FILLED_IN = ("rank", "world_size")
+"""Arguments of a marked test that its ranks fill in themselves."""
+SEED = "_seed_of_the_order"
+"""The parameter of a sweep: no test names an argument so."""
+
+
+class Asked(NamedTuple):
+    """What a mark says."""
+
+    sizes: tuple[int, ...]
+    engine: str
+    seeds: tuple[int, ...]
+    """One case each; empty for one case in the usual order."""
+    options: dict[str, Any]
+    """For the engine, as they are."""
+
+    def cases(self) -> list[tuple[tuple, str]]:
+        """``((world_size, seed), id)`` of every case."""
+        if not self.seeds:
+            return [((size, None), f"{size}ranks") for size in self.sizes]
+        return [
+            ((size, seed), f"{size}ranks-seed{seed}") for size in self.sizes for seed in self.seeds
+        ]
+
+
+def asked_by(mark: Any) -> Asked:
+    """What a mark ``ranks`` says.
+
+    Raises
+    ------
+    InvalidCallError
+        It cannot be right.
+    """
+    options = dict(mark.kwargs)
+    engine, seeds = options.pop("engine", "run"), options.pop("seeds", ())
+    if not mark.args:
+        raise InvalidCallError("mark.ranks needs numbers of ranks: @pytest.mark.ranks(1, 2, 4)")
+    for size in mark.args:
+        check_count("a number of ranks in mark.ranks", size)
+    check_engine(engine)
+    if not isinstance(seeds, Iterable):
+        raise InvalidCallError(f"seeds={seeds!r} are many, as range(20): one of them is seed=")
+    if engine == "run" and (seeds or "seed" in options):
+        raise InvalidCallError(
+            "only simulated ranks can be given another order: seed= and seeds= need "
+            'engine="simulate"'
+        )
+    return Asked(mark.args, engine, tuple(seeds), options)
+
+
+def check_engine(engine: object) -> None:
+    """Refuse an engine that tests cannot have."""
+    if engine not in ENGINES:
+        raise InvalidCallError(f'engine={engine!r} is not known: it is "run" or "simulate"')

@@ -23,7 +23,7 @@ import sys
 import pytest
 
 from ..core.model.errors import InvalidCallError, SimlibError
-from .request import SEED, asked_by
+from . import SEED, asked_by
 
 MARK = "ranks"
 HELP = (

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from simlib.core.model.errors import InvalidCallError
-from simlib.testing.request import asked_by
+from simlib.testing import asked_by
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ("-p", "simlib.testing.plugin")

@@ -12,7 +12,7 @@ import threading
 import time
 
 from ...core.diagnose.failures import how_it_ended
-from ...core.diagnose.watching import Watchdog
+from ...core.diagnose.monitor import Watchdog
 from ...core.engines.processes.worlds import kill_count, sleep_count, why_killed
 from ...core.engines.session import SilentDisplay
 from ..rendezvous import serve_store

@@ -1,6 +1,7 @@
 """`RunMonitor`: what is known of a run while it goes on, and after; one for each engine.
 
-`DeadlockDetector` has the matcher at work on its logs.
+`DeadlockDetector` has the matcher at work on its logs; `Watchdog` says when a run is to be ended
+although nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TOLD_S = 1.5
 MAX_TAKEN, LEAST_TAKEN = 8192, 64
 """Ops of all logs together, and of one, that the matcher is given before the next log's: so what
 has met is forgotten before further objects are made."""
+QUIET_S = 10.0
+"""Silence after which the display says where the ranks are."""
 
 
 class RankOutput:
@@ -430,3 +433,48 @@ class RunMonitor(ABC):
         if found is None and self.failed():
             found = failures.of_failures(self, set(self.deaths) if self._ended_by_death() else ())
         return found
+
+
+class Watchdog:
+    """Ends a run whose ranks print without end, or do nothing to be seen for too long.
+
+    Parameters
+    ----------
+    monitor : RunMonitor
+    display : Display
+        Told where the ranks are, once they have been silent for `QUIET_S`.
+    """
+
+    def __init__(self, monitor: RunMonitor, display: Any) -> None:
+        self._monitor = monitor
+        self._display = display
+        self._moved_at = time.monotonic()
+        self._progress: tuple[int, int] | None = None
+        self._said_quiet = False
+
+    def ending(self, posted: int) -> SimlibError | None:
+        """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
+        flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
+        is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
+        if flooding and not is_watched:
+            return failures.endless_output(self._monitor, flooding[0])
+        silence_s = self._silence_s(posted)
+        limit_s = self._monitor.timeout_s
+        if limit_s is not None and silence_s > limit_s:
+            return failures.out_of_time(self._monitor)
+        if silence_s > QUIET_S and not self._said_quiet and not is_watched:
+            self._display.status(failures.where_ranks_are(self._monitor))
+            self._said_quiet = True
+        self._display.refresh()
+        return None
+
+    def _silence_s(self, posted: int) -> float:
+        """Seconds since the last op or output of any rank."""
+        progress = posted, sum(output.total for output in self._monitor.outputs)
+        if progress != self._progress:
+            self._progress = progress
+            self._moved_at = time.monotonic()
+            if self._said_quiet:
+                self._display.status("")
+                self._said_quiet = False
+        return time.monotonic() - self._moved_at

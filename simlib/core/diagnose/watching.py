@@ -5,14 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..model.errors import SimlibError
 from ..model.trace import Site
 from ..model.words import ranks_in_words
 from . import failures
-from .monitor import RunMonitor
 
-QUIET_S = 10.0
-"""Silence after which the display says where the ranks are."""
 LONG_WAIT_S = 10.0
 """How long a rank waits before it is named."""
 
@@ -102,48 +98,3 @@ def clock_text(seconds: float) -> str:
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:,.0f} MB"
-
-
-class Watchdog:
-    """Ends a run whose ranks print without end, or do nothing to be seen for too long.
-
-    Parameters
-    ----------
-    monitor : RunMonitor
-    display : Display
-        Told where the ranks are, once they have been silent for `QUIET_S`.
-    """
-
-    def __init__(self, monitor: RunMonitor, display: Any) -> None:
-        self._monitor = monitor
-        self._display = display
-        self._moved_at = time.monotonic()
-        self._progress: tuple[int, int] | None = None
-        self._said_quiet = False
-
-    def ending(self, posted: int) -> SimlibError | None:
-        """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
-        flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
-        is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
-        if flooding and not is_watched:
-            return failures.endless_output(self._monitor, flooding[0])
-        silence_s = self._silence_s(posted)
-        limit_s = self._monitor.timeout_s
-        if limit_s is not None and silence_s > limit_s:
-            return failures.out_of_time(self._monitor)
-        if silence_s > QUIET_S and not self._said_quiet and not is_watched:
-            self._display.status(failures.where_ranks_are(self._monitor))
-            self._said_quiet = True
-        self._display.refresh()
-        return None
-
-    def _silence_s(self, posted: int) -> float:
-        """Seconds since the last op or output of any rank."""
-        progress = posted, sum(output.total for output in self._monitor.outputs)
-        if progress != self._progress:
-            self._progress = progress
-            self._moved_at = time.monotonic()
-            if self._said_quiet:
-                self._display.status("")
-                self._said_quiet = False
-        return time.monotonic() - self._moved_at

@@ -22,8 +22,7 @@ def main(names):
     os.environ[IN_CANARY] = "1"
     from ..processes import run
     from ..virtual import simulate
-    from . import messages, training  # noqa: F401 (they fill the list)
-    from .program import PROGRAMS
+    from . import PROGRAMS, messages, training  # noqa: F401 (the last two fill the list)
 
     chosen = [one for one in PROGRAMS if not names or one.name in names]
     failed = [

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from .program import brought, canary, check_world, summed
+from . import brought, canary, check_world, summed
 
 
 def _everybodys(n):

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from .program import canary, check_world
+from . import canary, check_world
 
 EXAMPLES, STEPS, LEARNING_RATE = 8, 2, 0.1
 

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from ...diagnose import failures
-from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor
-from ...diagnose.watching import Watchdog, Watcher
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
+from ...diagnose.watching import Watcher
 from ...model import errors
 from ...model.chance import Failures, Slow
 from ...model.trace import Evicted

@@ -12,8 +12,7 @@ import time
 from typing import Any
 
 from ...diagnose import failures
-from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor
-from ...diagnose.watching import Watchdog
+from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
 from ..request import FRAME
