@@ -5,7 +5,7 @@ what they add is imported when it is used.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import classroom, cluster, course
 from .core import clusters, scale
@@ -109,7 +109,7 @@ for _part in PARTS:
     _part.register()
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """What a part adds: imported with the first use of it, as most programs have none."""
     for part in PARTS:
         if name in part.PUBLIC:

@@ -22,7 +22,8 @@ def with_restarts(
     with these further variables in the ranks' environment. What dies or raises is tried again;
     ranks that wait for each other would do so again.
     """
-    begin_s, attempts = 0.0, []
+    begin_s = 0.0
+    attempts: list[Run] = []
     for count in range(plan.most + 1):
         environ = {}
         if plan.most:

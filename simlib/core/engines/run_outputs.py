@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentParser, Namespace
+from typing import Any
 
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
 """How many ranks the engines take: the command line asks before torch is loaded."""
 
 
-def add_limits(command):
+def add_limits(command: ArgumentParser) -> None:
     """Add ``--timeout``, ``--restarts`` and ``--min-ranks`` to a parser."""
     command.add_argument(
         "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
@@ -22,7 +24,7 @@ def add_limits(command):
     )
 
 
-def add_options(command):
+def add_options(command: ArgumentParser) -> None:
     """Add ``--trace``, ``--picture``, ``--html`` and ``--quiet`` to a parser."""
     command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
     command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
@@ -32,7 +34,7 @@ def add_options(command):
     command.add_argument("--quiet", action="store_true", help="print no table")
 
 
-def wrong_files(options):
+def wrong_files(options: Namespace) -> str | None:
     """What is wrong with the files of a call, told before anything runs; or None."""
     for path in filter(None, (options.trace, options.picture, options.html)):
         if not os.path.isdir(os.path.dirname(path) or "."):
@@ -42,7 +44,7 @@ def wrong_files(options):
     return None
 
 
-def save(run, options):
+def save(run: Any, options: Namespace) -> None:
     """Write what was asked for, also of a run that failed."""
     if run is None:
         return

@@ -230,8 +230,8 @@ def show_and_raise(display: SilentDisplay, run: Run, failure: Failure | None) ->
         display.findings(run.findings)
         return run
     run.ended_in(failure)
-    if getattr(failure, "graph", None) is not None:
-        display.picture(failure.graph)
+    if run.graph is not None:
+        display.picture(run.graph)
     raise failure
 
 
@@ -299,7 +299,7 @@ class IdleTimer:
         seconds = 60 * minutes()
         if seconds > threading.TIMEOUT_MAX:
             return
-        timer = self._make_timer(seconds, lambda: self._release(timer))
+        timer: Any = self._make_timer(seconds, lambda: self._release(timer))
         timer.daemon = True
         self._timer = timer
         timer.start()
@@ -323,7 +323,8 @@ class IdleTimer:
 
 def _has_other_children() -> bool:
     """Whether the server has forked processes of the learner's own, which live on."""
-    return any(isinstance(one._popen, Popen) for one in multiprocessing.active_children())
+    children: list[Any] = multiprocessing.active_children()
+    return any(isinstance(one._popen, Popen) for one in children)
 
 
 @functools.cache

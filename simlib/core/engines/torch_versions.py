@@ -22,21 +22,21 @@ IN_CANARY = "SIMLIB_CANARY"
 """Set in the environment of the canary itself."""
 
 
-def is_untested(version=None):
+def is_untested(version: str | None = None) -> bool:
     """Whether a version of torch, by default the one here, is beyond what tests have passed on."""
     major, minor = (version or torch.__version__).split(".")[:2]
     return not OLDEST <= (int(major), int(minor)) <= NEWEST
 
 
 @functools.cache
-def warn_of_untested_torch():
+def warn_of_untested_torch() -> None:
     """Warn, once in a process, that nobody has tried `run` with this torch."""
     if is_untested() and IN_CANARY not in os.environ:
         warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=2)
 
 
 @functools.cache
-def refuse_untested_torch():
+def refuse_untested_torch() -> None:
     """Let `simulate` go on where the canary passes; it runs once for a version, for a minute.
 
     Raises
@@ -52,21 +52,21 @@ def refuse_untested_torch():
             )
 
 
-def _what_is_here():
+def _what_is_here() -> str:
     first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
     return f"torch {torch.__version__} is none of those simlib was tested with ({first} to {last})"
 
 
-def _what_to_do():
+def _what_to_do() -> str:
     return f"pip install '{requirement()}'"
 
 
-def requirement():
+def requirement() -> str:
     """The range, as pip takes it."""
     return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
-def _outcome():
+def _outcome() -> str:
     """What the canary has said of this torch, now or in an earlier process."""
     file = _folder() / f"canary-{VERSION}-torch-{torch.__version__}-{platform.python_version()}"
     with contextlib.suppress(OSError):
@@ -79,11 +79,11 @@ def _outcome():
     return found
 
 
-def _folder():
+def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "simlib"
 
 
-def _run_canary():
+def _run_canary() -> str:
     """The last lines that the canary prints, in a process of its own: it may crash."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(

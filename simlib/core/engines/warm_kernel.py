@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import threading
+from typing import Any
 
 from .session import warm_up
 
 
-def load_ipython_extension(shell):
+def load_ipython_extension(shell: Any) -> None:
     """Begin to import torch, and return at once."""
     warm_up()
     shell.events.register("pre_run_cell", lambda cell: warm_up())

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from ..draw.lanes import blocked, blocked_parts, span_of
-from ..model.trace import Op, WireMessage
+from ..model.trace import Op, Trace, WireMessage
 
 KEY = "simlib"
 VERSION = 1
@@ -27,7 +28,7 @@ WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
 
-def write_chrome_trace(run, path):
+def write_chrome_trace(run: Any, path: str | Path) -> Path:
     """Write the run as Chrome trace JSON, times in microseconds.
 
     Parameters
@@ -45,7 +46,7 @@ def write_chrome_trace(run, path):
     return path
 
 
-def chrome_trace(run):
+def chrome_trace(run: Any) -> dict[str, Any]:
     """The run as the dict that `write_chrome_trace` writes."""
     slices = _Slices(run)
     events = slices.events + _flows(run.trace, slices.of_op)
@@ -70,18 +71,20 @@ def chrome_trace(run):
 class _Slices:
     """The slices of a run, the names of their threads, and each op's own slice by ``id(op)``."""
 
-    def __init__(self, run):
+    def __init__(self, run: Any) -> None:
         self.run, self.trace = run, run.trace
-        self.names, self.events, self.of_op = [], [], {}
+        self.names: list[dict] = []
+        self.events: list[dict] = []
+        self.of_op: dict[Any, Any] = {}
         self.next_tid = run.world_size + 1
-        ops = [[] for _ in range(run.world_size)]
+        ops: list[list[Op]] = [[] for _ in range(run.world_size)]
         for op in self.trace:
             ops[op.rank].append(op)
         last_s = self.trace.end_s
         for rank, own in enumerate(ops):
             self._add_rank(rank, sorted(own, key=lambda op: op.seq), last_s)
 
-    def _add_rank(self, rank, ops, last_s):
+    def _add_rank(self, rank: int, ops: list[Op], last_s: float) -> None:
         # Perfetto takes pid 0 for the idle process, so rank 0 is process 1.
         pid = tid = rank + 1
         self._name("process", f"rank {rank}", pid, tid, rank)
@@ -98,7 +101,7 @@ class _Slices:
         self._pieces(rank, pid, until)
         self._beside(rank, pid, [op for op in ops if op.async_op], until)
 
-    def _main_thread(self, pid, tid, ops, until):
+    def _main_thread(self, pid: int, tid: int, ops: list[Op], until: float) -> Any:
         """Blocking calls with their waits inside, and waits for asynchronous ops, one by one."""
         parts = []
         for op in ops:
@@ -117,7 +120,7 @@ class _Slices:
             events += self._inside(op, until, begin, free)
         return events
 
-    def _inside(self, op, until, begin, end):
+    def _inside(self, op: Op, until: float, begin: int, end: int) -> Any:
         """What the rank did while it was blocked in a call: slices one after the other."""
         slices, free = [], begin
         for state, start_s, end_s in blocked_parts(op, until, self.run.transfers):
@@ -127,7 +130,7 @@ class _Slices:
                 free = last
         return slices
 
-    def _pieces(self, rank, pid, until):
+    def _pieces(self, rank: int, pid: int, until: float) -> Any:
         """What the program has named of the rank's work, on a thread of its own."""
         pieces = [piece for piece in self.trace.pieces if piece.rank == rank]
         if not pieces:
@@ -140,9 +143,9 @@ class _Slices:
             slice_ = _slice(piece.label, pid, tid, begin, end, {"name": piece.name} | piece.numbers)
             self.events.append(slice_ | {"cat": "piece"})
 
-    def _beside(self, rank, pid, ops, until):
+    def _beside(self, rank: int, pid: int, ops: list[Op], until: float) -> Any:
         """Asynchronous ops, each from its call to its end, on as few threads as they need."""
-        free = []
+        free: list = []
         first_tid = self.next_tid
         for op in sorted(ops, key=lambda op: op.post_s):
             begin, end = _placed(op.post_s, _end_s(op, until))
@@ -156,13 +159,13 @@ class _Slices:
             self.of_op[id(op)] = self.events[-1]
         self.next_tid += len(free)
 
-    def _name(self, what, name, pid, tid, index):
+    def _name(self, what: str, name: str, pid: int, tid: int, index: int) -> Any:
         for key, value in (("name", name), ("sort_index", index)):
             event = {"ph": "M", "name": f"{what}_{key}", "pid": pid, "tid": tid}
             self.names.append(event | {"args": {key: value}})
 
 
-def _slice(name, pid, tid, begin, end, args):
+def _slice(name: str, pid: int, tid: int, begin: int, end: int, args: dict) -> dict:
     return {
         "ph": "X",
         "name": name,
@@ -175,21 +178,21 @@ def _slice(name, pid, tid, begin, end, args):
     }
 
 
-def _placed(start_s, end_s, free=0):
+def _placed(start_s: float, end_s: float, free: int = 0) -> tuple[int, int]:
     """Begin and end in ns: not before the thread is free, and long enough to bind an arrow."""
     begin = max(_ns(start_s), free)
     return begin, max(_ns(end_s), begin + LEAST_NS)
 
 
-def _end_s(op, until):
+def _end_s(op: Op, until: float) -> float:
     return max(op.ends_by(until), op.post_s)
 
 
-def _ns(seconds):
+def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _args(op):
+def _args(op: Op) -> dict[str, Any]:
     """What Perfetto shows of an op when it is clicked."""
     args = {
         "bytes": op.nbytes,
@@ -205,7 +208,7 @@ def _args(op):
     return {key: value for key, value in args.items() if value is not None}
 
 
-def _flows(trace, of_op):
+def _flows(trace: Trace, of_op: dict) -> list[dict]:
     """Pairs of flow events, from the slice that lets another one end to that one."""
     pairs = [
         ("message", message.send, message.recv)
@@ -227,13 +230,14 @@ def _flows(trace, of_op):
     return events
 
 
-def _where(event, ts):
+def _where(event: dict, ts: Any) -> dict:
     return {"pid": event["pid"], "tid": event["tid"], "ts": ts}
 
 
-def record_of(run):
+def record_of(run: Any) -> dict[str, Any]:
     """What `load` needs of a run, as plain data; sites and groups are written once."""
-    sites, groups = {}, {}
+    sites: dict[Any, int] = {}
+    groups: dict[Any, int] = {}
     ops = [
         {
             **{name: getattr(op, name) for name in PLAIN},

@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import draw
 from ..draw.display import Displayed
 from ..draw.text import comparison_in_words
 from ..model.errors import InvalidCallError
+from ..model.trace import Site
 from ..model.words import aligned, short_bytes
 from .run import Run
 
@@ -104,7 +105,7 @@ class Comparison(Displayed):
         """What the picture shows, in sentences: for whoever does not see it."""
         return comparison_in_words(self.names, self._rows())
 
-    def _rows(self):
+    def _rows(self) -> list[tuple[str, tuple[int, ...], bool]]:
         return [(op.label, op.counts, op.is_common) for op in self.ops]
 
     def to_html(
@@ -165,7 +166,7 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     **Cost** O(n) for n ops.
     """
     given = runs[0] if len(runs) == 1 and not isinstance(runs[0], Run) else runs
-    named = given if isinstance(given, Mapping) else _by_name(list(given))
+    named: Mapping[str, Any] = given if isinstance(given, Mapping) else _by_name(list(given))
     if len(named) < 2:
         raise InvalidCallError("simlib.compare needs two runs or more: compare(one, another)")
     for name, run in named.items():
@@ -190,7 +191,7 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     return Comparison(tuple(named), in_order, tuple(named.values()))
 
 
-def _by_name(runs):
+def _by_name(runs: list[Any]) -> dict[str, Any]:
     names: dict[str, Run] = {}
     for run in runs:
         name, number = getattr(run, "name", type(run).__name__), 2
@@ -200,9 +201,9 @@ def _by_name(runs):
     return names
 
 
-def _counted(run):
+def _counted(run: Run) -> dict[tuple[str, int, int], Counter[str]]:
     """``{(call, nbytes, ranks): {line: count}}`` of a run's ops, in order of their first."""
-    found = defaultdict(Counter)
+    found: dict[tuple[str, int, int], Counter[str]] = defaultdict(Counter)
     together = [(list(one.ops.values()), one.nbytes) for one in run.trace.collectives]
     together += [([message.send], message.nbytes) for message in run.trace.messages]
     for ops, nbytes in sorted(together, key=lambda one: one[0][0].post_s):
@@ -213,10 +214,10 @@ def _counted(run):
     return found
 
 
-def _label(call, nbytes, ranks, world_size):
+def _label(call: str, nbytes: int, ranks: int, world_size: int) -> str:
     text = f"{call}, {short_bytes(nbytes)}" if nbytes else call
     return text if call == "message" or ranks == world_size else f"{text}, {ranks} ranks"
 
 
-def _line(site):
+def _line(site: Site) -> str:
     return f"{site.place}: {site.line_text}" if site.line_text else site.place

@@ -150,7 +150,8 @@ def states_in(run: Recorded) -> States:
         rest_s = span[1] - span[0] - waiting_s - transferring_s
         told = np.array([rest_s, waiting_s, transferring_s])
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
-    return States(*totals, bubble_in(run).idle_s if run.trace.pieces else None)
+    bubble_s = bubble_in(run).idle_s if run.trace.pieces else None
+    return States(totals[0], totals[1], totals[2], bubble_s)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,7 +185,7 @@ class Bubble:
         return float(self.by_rank.mean())
 
     def __repr__(self) -> str:
-        rows = [("rank", "busy", "idle", "share")]
+        rows: list[tuple[str, ...]] = [("rank", "busy", "idle", "share")]
         columns = list(zip(self.busy_s, self.idle_s, self.by_rank, strict=True))
         rows += [_shares_row(str(rank), *columns[rank]) for rank in range(len(columns))][:MAX_ROWS]
         rows.append(_shares_row("mean", self.busy_s.mean(), self.idle_s.mean(), self.share))
@@ -213,10 +214,12 @@ def bubble_in(run: Recorded) -> Bubble:
             "run.bubble() counts pieces that the program has named, and this run has none: put "
             '`with simlib.span("F", micro=3):` around each piece of computing'
         )
-    pieces, ops = ([[] for _ in range(run.world_size)] for _ in range(2))
+    pieces: list[list[tuple[float, float]]] = [[] for _ in range(run.world_size)]
+    ops: list[list[Op]] = [[] for _ in range(run.world_size)]
     for piece in trace.pieces:
-        end_s = piece.ends_by(span_of(trace, piece.rank)[1])
-        pieces[piece.rank].append((piece.start_s, end_s))
+        span = span_of(trace, piece.rank)
+        assert span is not None, "who has named a piece has entered the function"
+        pieces[piece.rank].append((piece.start_s, piece.ends_by(span[1])))
     for op in trace:
         ops[op.rank].append(op)
     first_s = min(start_s for own in pieces for start_s, _ in own)

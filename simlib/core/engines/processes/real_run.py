@@ -45,7 +45,7 @@ from ..run_outputs import MAX_PROCESSES
 from ..session import Engine, Failure, SilentDisplay, cell_numbers, context_here, new_cells, perform
 from ..torch_versions import warn_of_untested_torch
 from .rank_main import RunRequest
-from .worlds import World, kill_count, pool, sleep_count, why_killed
+from .worlds import RankProcess, World, kill_count, pool, sleep_count, why_killed
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
@@ -325,6 +325,7 @@ class ProcessMonitor(RunMonitor):
             for rank in world.ranks:
                 rank.watch(cells, self.segment, self.forgotten)
             self._watcher = Watcher(self, display, every_s)
+        self.logs = [rank.log for rank in world.ranks]
         self.native = [bytearray() for _ in world.ranks]
         self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
         self._display = display
@@ -333,15 +334,10 @@ class ProcessMonitor(RunMonitor):
         self.survives = engine.faults.on_death == "continue"
         self._memory_kills = kill_count()
 
-    def _sleep_count(self, rank):
+    def _sleep_count(self, rank: int) -> int | None:
         return sleep_count(self.world.ranks[rank].process.pid)
 
-    @property
-    def logs(self):
-        """The op logs, by rank."""
-        return [rank.log for rank in self.world.ranks]
-
-    def until_the_end(self, request):
+    def until_the_end(self, request: RunRequest) -> Failure | None:
         """Start the function everywhere and watch; returns the error to raise, or None."""
         args, request.per_rank_args = request.per_rank_args, None
         message = pickle.dumps(("run", request), protocol=5)
@@ -369,13 +365,14 @@ class ProcessMonitor(RunMonitor):
         self._take_in(0)
         return self.failure()
 
-    def _keep_watch(self):
+    def _keep_watch(self) -> bool:
         """Of a run that is watched, keep up with the logs; returns whether ops disagree."""
         disagree = self.detector.keep_up()
+        assert self._watcher is not None
         self._watcher.look()
         return disagree
 
-    def memory_bytes(self):
+    def memory_bytes(self) -> tuple[list[int], int]:
         """Bytes of memory that each rank that runs holds, and this process."""
         ranks = []
         for rank in self.running():
@@ -383,7 +380,7 @@ class ProcessMonitor(RunMonitor):
                 ranks.append(psutil.Process(self.world.ranks[rank].process.pid).memory_info().rss)
         return ranks, psutil.Process().memory_info().rss
 
-    def _kill_as_asked(self):
+    def _kill_as_asked(self) -> None:
         """Kill the ranks whose time has come."""
         for rank, seconds in list(self._to_kill.items()):
             entered_s = self.logs[rank].entered_s
@@ -392,7 +389,7 @@ class ProcessMonitor(RunMonitor):
                 if rank not in self.answers:
                     os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
 
-    def _settled(self, found):
+    def _settled(self, found: errors.SimlibError) -> errors.SimlibError | None:
         """The verdict when all other ranks have come to rest too, so that it names the same always.
 
         Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
@@ -404,7 +401,7 @@ class ProcessMonitor(RunMonitor):
             found = self.verdict() or found
         return self.failure() if self.failed() else found
 
-    def _let_others_settle(self):
+    def _let_others_settle(self) -> None:
         """Give the other ranks time to fail too, so that the verdict names all who do.
 
         Ends when each of them has answered, died, or waits for others and moves no more.
@@ -419,7 +416,7 @@ class ProcessMonitor(RunMonitor):
                 break
             before = now
 
-    def _take_in(self, timeout_s):
+    def _take_in(self, timeout_s: float) -> None:
         """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
         for key, _ in self.world.selector.select(timeout_s):
             sort, rank = key.data
@@ -432,7 +429,7 @@ class ProcessMonitor(RunMonitor):
             elif sort == "death" and rank.rank not in self.deaths:
                 self._note_death(rank)
 
-    def read_output(self, rank):
+    def read_output(self, rank: RankProcess) -> bool:
         """Take in a chunk of what a rank printed; False when there is nothing more for now."""
         chunk = self._read(rank.stdout)
         if chunk:
@@ -441,7 +438,7 @@ class ProcessMonitor(RunMonitor):
             self._display.bar(rank.rank, output.unfinished)
         return bool(chunk)
 
-    def read_native(self, rank):
+    def read_native(self, rank: RankProcess) -> bool:
         """Take in a chunk of a rank's native stderr; False when there is nothing more for now."""
         chunk = self._read(rank.stderr)
         if chunk:
@@ -450,7 +447,7 @@ class ProcessMonitor(RunMonitor):
             del text[:-CHUNK]
         return bool(chunk)
 
-    def _read(self, fd):
+    def _read(self, fd: int) -> bytes:
         try:
             chunk = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -459,14 +456,14 @@ class ProcessMonitor(RunMonitor):
             self._forget(fd)
         return chunk
 
-    def _forget(self, source):
+    def _forget(self, source: Any) -> None:
         """Watch a closed end no more."""
         try:
             self.world.selector.unregister(source)
         except KeyError:
             pass
 
-    def _read_answer(self, rank):
+    def _read_answer(self, rank: RankProcess) -> None:
         try:
             answer = rank.control.recv_bytes()
         except (EOFError, OSError):
@@ -482,7 +479,7 @@ class ProcessMonitor(RunMonitor):
         while self.read_output(rank):
             pass
 
-    def _note_death(self, rank):
+    def _note_death(self, rank: RankProcess) -> None:
         while self.read_output(rank) or self.read_native(rank):
             pass
         self._forget(rank.process.sentinel)
@@ -493,13 +490,13 @@ class ProcessMonitor(RunMonitor):
             self.death_words[rank.rank] = failures.death_of(rank.rank, code, why)
         self.died_s[rank.rank] = time.perf_counter()
 
-    def ask_for_stacks(self, ranks):
+    def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
         """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
         for rank in ranks:
             self.native[rank].clear()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.world.ranks[rank].process.pid, signal.SIGUSR1)
-        found = dict.fromkeys(ranks, [])
+        found: dict[int, list] = dict.fromkeys(ranks, [])
         deadline = time.monotonic() + STACK_LIMIT_S
         while not all(found.values()) and time.monotonic() < deadline:
             for rank in ranks:

@@ -28,7 +28,7 @@ _preparation = spawn.get_preparation_data
 
 def stop_server() -> None:
     """End the server, though it may still import; whoever needs it again starts another one."""
-    server = forkserver._forkserver
+    server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
     server._stop()
@@ -72,7 +72,7 @@ def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]
     """
     lock = threading.Lock()
 
-    def poll_once(self, flag=os.WNOHANG):
+    def poll_once(self: Any, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:
             wait_s = 0 if flag == os.WNOHANG else None
             if not multiprocessing.connection.wait([self.sentinel], wait_s):
@@ -84,7 +84,7 @@ def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]
     return poll_once
 
 
-popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)
+popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)  # type: ignore[method-assign]
 
 
 def server_context() -> ForkServerContext:
@@ -96,14 +96,14 @@ def server_context() -> ForkServerContext:
 class _Descriptor:
     """A file descriptor on its way to a rank; multiprocessing duplicates it while it starts one."""
 
-    def __init__(self, fd):
+    def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return _same, (DupFd(self._fd),)
 
 
-def _same(value):
+def _same(value: Any) -> Any:
     return value
 
 
