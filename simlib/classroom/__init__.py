@@ -14,6 +14,6 @@ def register() -> None:
 
 def add_commands(commands: Any) -> None:
     """Add this package's commands to the command line's parsers."""
-    from .grading import command_line
+    from . import grading
 
-    command_line.add_commands(commands)
+    grading.add_commands(commands)

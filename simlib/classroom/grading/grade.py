@@ -1,6 +1,6 @@
 """One submission: read it, merge its answers into the exercise, run them, score each question.
 
-A process with limits of its own reads the file (`Reader`, `reading_process`): a file that takes too
+A process with limits of its own reads the file (`Reader`, `merge_answers`): a file that takes too
 much memory or time costs itself only. The notebook is run again where an answer ends the run, so
 that each question pays for itself.
 """
@@ -25,7 +25,7 @@ from .score import QuestionResult, because_of, failures_of, fetch_of, is_cut_sho
 from .session import code_cell, run_notebook
 from .texts import clean
 
-PROGRAM = Path(__file__).with_name("reading_process.py")
+PROGRAM = Path(__file__).with_name("merge_answers.py")
 MEMORY_BYTES = 1 << 30
 """Of address space: a notebook of 20 MB in pictures takes a tenth."""
 SECONDS = 10

@@ -2,7 +2,7 @@
 
 `Exercise` is the pristine material: cells as they were written, hidden ones too. What a student
 handed in is raw JSON of any age and state, never trusted to be a notebook. This module imports the
-standard library alone, so that `reading_process` starts at once.
+standard library alone, so that the process that reads notebooks starts at once.
 """
 
 from __future__ import annotations

@@ -45,18 +45,18 @@ def undisguised(text):
     """A text with the code points of characters that are not what they look like: `<U+202E>`."""
     if text.isascii():
         return text
-    return "".join(f"<U+{ord(char):04X}>" if is_disguised(char) else char for char in text)
+    return "".join([f"<U+{ord(char):04X}>" if is_disguised(char) else char for char in text])
 
 
 def one_line(text):
     """A text without line ends and control characters: nothing in it moves a terminal."""
-    return "".join(char if char.isprintable() else " " for char in undisguised(text))
+    return "".join([char if char.isprintable() else " " for char in undisguised(text)])
 
 
 def clean(text):
     """A text without control codes of terminals, and not too long."""
     text = undisguised(ANSI.sub("", str(text)))
-    text = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+    text = "".join([char if char.isprintable() or char in "\n\t" else "?" for char in text])
     if len(text) > LONGEST_TEXT:
         text = text[:LONGEST_TEXT] + " ..."
     return text
