@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ def test_what_a_job_brings_back(tmp_path, capfd):
         assert int(os.environ["LOCAL_RANK"]) == rank
         return (x.item() + more) * times * factor
 
-    to = simlib.Mpiexec(time_limit=WAIT_S)
+    verbose = [Path(sys.executable).with_name("mpiexec"), "-verbose"]
+    to = simlib.Mpiexec(launcher=verbose, time_limit=WAIT_S)
     job = simlib.submit(main, 3, (1,), {"times": 2}, to=to, folder=tmp_path)
     assert job.name == "main-1"
     assert job.status in ("queued", "active")
@@ -56,15 +58,8 @@ def test_what_a_job_brings_back(tmp_path, capfd):
     local = simlib.run(main, 3, (1,), {"times": 2})
     assert run.table() == local.table()
     assert os.stat(job.path).st_mode & 0o077 == 0
-
-
-def test_ranks_take_their_leave_of_mpiexec(tmp_path):
-    """MPICH's mpiexec kills the others where one ends without it."""
-    launcher = [Path(sys.executable).with_name("mpiexec"), "-verbose"]
-    to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
-    job = submitted(lambda rank, world_size: rank, 2, tmp_path, to=to)
-    assert job.result(WAIT_S).results == [0, 1]
-    assert (job.path / "launcher.out").read_text().count("cmd=finalize_ack") == 2
+    # Each rank takes its leave of mpiexec: MPICH's kills the others where one ends without it.
+    assert (job.path / "launcher.out").read_text().count("cmd=finalize_ack") == 3
 
 
 def test_a_library_may_crash_when_all_is_done(tmp_path):
@@ -112,37 +107,35 @@ def test_a_call_that_begins_when_the_other_rank_is_gone_is_no_wrong_call(tmp_pat
 # What is marked long is what test_failures_hosts and test_submit_hosts show on several hosts.
 
 
-@pytest.mark.slow
-def test_ranks_that_wait_for_each_other(tmp_path):
-    def main(rank, world_size):
-        dist.recv(torch.zeros(1), src=1 - rank)
-
-    error = failure(submitted(main, 2, tmp_path))
-    assert isinstance(error, simlib.DeadlockError)
-    assert "ranks 0 and 1 wait for each other" in str(error)
-    assert error.graph is not None
+def waiting_for_each_other(rank, world_size):
+    dist.recv(torch.zeros(1), src=1 - rank)
 
 
-@pytest.mark.slow
-def test_ops_that_disagree(tmp_path):
-    def main(rank, world_size):
-        dist.broadcast(torch.zeros(1), src=rank)
+def disagreeing(rank, world_size):
+    dist.broadcast(torch.zeros(1), src=rank)
 
-    error = failure(submitted(main, 2, tmp_path))
-    assert isinstance(error, simlib.MismatchError)
+
+def killed_on_the_way(rank, world_size):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed(tmp_path):
-    def main(rank, world_size):
-        dist.barrier()
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-
+@pytest.mark.parametrize(
+    ("main", "sort", "attribute", "words"),
+    [
+        (waiting_for_each_other, simlib.DeadlockError, "graph", "ranks 0 and 1 wait for each"),
+        (disagreeing, simlib.MismatchError, "sites", ""),
+        (killed_on_the_way, simlib.RankDiedError, "exitcodes", ""),
+    ],
+)
+def test_what_ends_a_job(tmp_path, main, sort, attribute, words):
     error = failure(submitted(main, 2, tmp_path))
-    assert isinstance(error, simlib.RankDiedError)
-    assert error.exitcodes == {1: -signal.SIGKILL}
+    assert isinstance(error, sort) and words in str(error)
+    found = getattr(error, attribute)
+    assert found == {1: -signal.SIGKILL} if attribute == "exitcodes" else found is not None
 
 
 def test_no_progress(tmp_path):
@@ -489,3 +482,65 @@ def test_what_submit_refuses(tmp_path, arguments, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         simlib.submit(folder=tmp_path, **call)
     assert not list(tmp_path.iterdir())
+
+
+PIPED = """
+import os, sys, time, simlib
+
+def main(rank, world_size):
+    while not os.path.exists({go!r}):
+        time.sleep(0.05)
+    return rank
+
+if __name__ == "__main__":
+    simlib.submit(main, 1, to=simlib.Mpiexec(time_limit={limit}), folder={jobs!r})
+    print("submitted")
+"""
+
+
+def test_who_reads_the_output_by_a_pipe_does_not_wait_for_the_job(tmp_path):
+    go, jobs = tmp_path / "go", tmp_path / "jobs"
+    script = tmp_path / "script.py"
+    script.write_text(PIPED.format(go=str(go), jobs=str(jobs), limit=WAIT_S))
+    reader, writer = os.pipe()  # a file beside stdout and stderr, that is inherited too
+    done = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        pass_fds=[writer], timeout=WAIT_S,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.stdout == b"submitted\n"
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    (job,) = simlib.jobs(jobs)
+    assert job.status in ("queued", "active")
+    go.touch()
+    assert job.result(WAIT_S).results == [0]
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("full", ["request.pkl", "job.json", "start.py"])
+def test_a_full_filesystem_is_told_and_leaves_nothing(tmp_path, monkeypatch, full, is_new):
+    truly_write = Path.write_bytes
+
+    def write(path, content):
+        if full in path.name:
+            truly_write(path, content[:1])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        truly_write(path, content)
+
+    jobs = tmp_path / "jobs"
+    if not is_new:
+        jobs.mkdir()
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(simlib.JobError) as caught:
+        simlib.submit(lambda rank, world_size: rank, 1, folder=jobs)
+    words = str(caught.value)
+    assert "No space left on device): make room there, or name another by folder=" in words
+    assert str(jobs) in words and "\n" not in words
+    assert list(tmp_path.rglob("*")) == ([] if is_new else [jobs])
+
+
+def test_a_place_where_no_folder_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(simlib.JobError, match="cannot be made and filled in .*Not a directory"):
+        simlib.submit(lambda rank, world_size: rank, 1, folder=tmp_path / "file" / "jobs")

@@ -362,3 +362,16 @@ def test_what_slurm_refuses(login, tmp_path):
         with pytest.raises(simlib.JobError, match=words):
             simlib.submit(sleeping, 2, to=to, folder=tmp_path)
     assert {job.status for job in simlib.jobs(tmp_path)} == {"failed"}
+
+
+def where(rank, world_size):
+    return os.uname().nodename, int(os.environ["LOCAL_RANK"])
+
+
+@pytest.mark.parametrize("text", ["node1:2\r\nnode2\r\n", "# mine\nnode1 slots=2\n\nnode2 slots=1"])
+def test_each_host_gets_the_ranks_that_the_file_gives_it(login, tmp_path, text):
+    (tmp_path / "hosts").write_bytes(text.encode())
+    mpiexec = [*login, Path(sys.executable).with_name("mpiexec")]
+    to = simlib.Mpiexec(hostfile=str(tmp_path / "hosts"), launcher=mpiexec, time_limit=WAIT_S)
+    job = simlib.submit(where, 3, to=to, folder=tmp_path / "jobs")
+    assert job.result(WAIT_S).results == [("node1", 0), ("node1", 1), ("node2", 0)]
