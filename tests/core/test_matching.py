@@ -546,7 +546,7 @@ def held_by(matcher):
         len(matcher._number)
         + len(matcher._new_groups)
         + sum(len(ops) for side in sides for ops in side.values())
-        + sum(len(meetings.under_way) for meetings in matcher._meetings.values())
+        + sum(len(meetings) for meetings in matcher._meetings.values())
     )
 
 
