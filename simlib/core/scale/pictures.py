@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,9 +13,6 @@ from ..model.words import seconds_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .data_parallel import Scaling, Step
-    from .pipeline_parallel import PipelineStep
 
 COMPUTE, COMMUNICATION = OKABE_ITO[0], OKABE_ITO[1]
 
@@ -42,7 +39,7 @@ def _add_time_axis(axes, time_s):
 
 
 @own_style
-def draw_scaling(scaling: Scaling) -> Figure:
+def draw_scaling(scaling: Any) -> Figure:
     """Draw a `Scaling`: on the left seconds of a step, on the right efficiency, over ranks.
 
     Returns
@@ -75,7 +72,7 @@ def draw_scaling(scaling: Scaling) -> Figure:
 
 
 @own_style
-def draw_step(step: Step) -> Figure:
+def draw_step(step: Any) -> Figure:
     """Draw a `Step`: compute above, the all_reduces of the buckets below.
 
     Returns
@@ -113,7 +110,7 @@ def draw_step(step: Step) -> Figure:
 
 
 @own_style
-def draw_pipeline(step: PipelineStep) -> Figure:
+def draw_pipeline(step: Any) -> Figure:
     """Draw a `PipelineStep`: a lane for each rank, forward light, backward dark, idle time empty.
 
     Returns
