@@ -11,20 +11,16 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import platform
 import socket
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import metadata
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from ..core.environment import VERSION
 from ..core.model.errors import InvalidCallError, JobError
 from .launchers import LAUNCHERS, SRUN
 
@@ -393,35 +389,3 @@ def _ask(group, message):
         found.append(((received_s - sent_s) / 2, (sent_s + received_s) / 2 - message.item()))
     error_s, offset_s = min(found)
     return offset_s, error_s
-
-
-def versions() -> dict[str, str | None]:
-    """Name -> version of what a function and its results travel through; None: it is not here."""
-    try:
-        mpi4py = metadata.version("mpi4py")
-    except metadata.PackageNotFoundError:
-        mpi4py = None
-
-    return {
-        "Python": platform.python_version(),
-        "torch": torch.__version__.partition("+")[0],
-        "simlib": VERSION,
-        "mpi4py": mpi4py,
-    }
-
-
-def check_versions(wanted: dict[str, str | None]) -> None:
-    """Refuse to be a rank where this node has other versions than the notebook.
-
-    Of Python the minor version counts: functions travel as bytecode. mpi4py may differ; whether it
-    is needed, the launcher decides.
-    """
-    here = versions()
-    for name in ("Python", "torch", "simlib"):
-        version = wanted[name]
-        parts = 2 if name == "Python" else 3
-        if here[name].split(".")[:parts] != version.split(".")[:parts]:
-            raise JobError(
-                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
-                f"the same on every node ({sys.executable} runs there)"
-            )

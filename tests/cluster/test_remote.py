@@ -324,7 +324,8 @@ def test_a_cancelled_jobs_other_hand_does_not_start_it(cable, tmp_path, monkeypa
     assert not Nothing.started
 
 
-def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path):
+def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path, monkeypatch):
+    monkeypatch.setattr("simlib.cluster.batch.job.CANCEL_S", 0.1)  # nothing runs that could end
     job = handed_over(tmp_path)
     cable.breaks = "after"
     with pytest.raises(JobError, match="not known yet whether print-1 is cancelled"):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from jobs import ROOT, WAIT_S, failure, fake_launcher, processes_of, submitted, wait_until
 
 import simlib
-from simlib.cluster.rendezvous import check_versions, versions
+from simlib.cluster.batch.mpiexec import check_versions, versions
 from simlib.core.record.returned import LOST
 
 

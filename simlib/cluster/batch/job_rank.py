@@ -38,9 +38,10 @@ from ...core.record.this_rank import here
 from ...core.record.transports.backends import BACKENDS
 from .. import rendezvous
 from ..backends import check_for_host
-from ..rendezvous import check_versions, own_address_towards
+from ..rendezvous import own_address_towards
 from . import logs
 from .folder import JobFolder
+from .mpiexec import check_versions
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
 
 LEAVE_S = 5

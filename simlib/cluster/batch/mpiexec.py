@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -14,9 +15,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
+from ...core.environment import VERSION
 from ...core.model.errors import InvalidCallError, JobError, check_count
 from ..launchers import MPIS, Launcher, Placement, check_name, hosts_in, mpi_of_version, refuse_text
 from . import launcher_process, staging
@@ -390,3 +393,37 @@ def check_time_limit(value: object) -> None:
     """Refuse what is no number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidCallError(f"time_limit={value!r} must be a positive number of seconds")
+
+
+def versions() -> dict[str, str | None]:
+    """Name -> version of what a function and its results travel through; None: it is not here."""
+    import torch  # here alone: the command line asks for places before torch is loaded
+
+    try:
+        mpi4py = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        mpi4py = None
+
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__.partition("+")[0],
+        "simlib": VERSION,
+        "mpi4py": mpi4py,
+    }
+
+
+def check_versions(wanted: dict[str, str | None]) -> None:
+    """Refuse to be a rank where this node has other versions than the notebook.
+
+    Of Python the minor version counts: functions travel as bytecode. mpi4py may differ; whether it
+    is needed, the launcher decides.
+    """
+    here = versions()
+    for name in ("Python", "torch", "simlib"):
+        version = wanted[name]
+        parts = 2 if name == "Python" else 3
+        if here[name].split(".")[:parts] != version.split(".")[:parts]:
+            raise JobError(
+                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
+                f"the same on every node ({sys.executable} runs there)"
+            )

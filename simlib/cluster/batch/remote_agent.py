@@ -24,9 +24,9 @@ from typing import Any, BinaryIO
 from ...core.environment import ROOT
 from ...core.model.errors import JobError, SimlibError
 from ...core.record.safe_pickle import dumps_tree, loads_tree
-from ..rendezvous import check_versions, versions
 from .folder import JobFolder, TakenError, new_folder
 from .job import Job
+from .mpiexec import check_versions, versions
 from .remote_state import listing, read_pieces
 from .ssh import HELLO
 from .state import JobState

@@ -43,14 +43,13 @@ from ...core.record.oplog import COMMITTED, FORMAT, HEADER
 from ...core.record.safe_pickle import dumps_tree, loads_tree
 from ...core.record.transports.backends import backend_named
 from ...core.results.run import Run
-from ..rendezvous import versions
 from . import SYSTEMS, launcher_process
 from .batch_system import NoSchedulerError, Queued, QueueError
 from .failures import HOPELESS, refused
 from .folder import JOBS, JobFolder, new_folder
 from .job import Job, JobOutcome
 from .launcher_process import LINGER_S, OBEY_S
-from .mpiexec import LAUNCH, Mpiexec
+from .mpiexec import LAUNCH, Mpiexec, versions
 from .ssh import Ssh
 from .staging import LAST_S
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..batch.failures import cause_in
+from ..batch.mpiexec import versions
 from ..launchers import mpi_named, mpi_of_library, mpi_of_version
-from ..rendezvous import versions
 from .facts import LIMIT_S, NO_PYTHON
 
 
