@@ -59,7 +59,7 @@ def test_repeats_are_the_same_to_the_bit():
 
 def test_another_process_gives_the_same_bits():
     code = "import test_simulate_repeats as t; print(t.digest())"
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parent
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
     )
