@@ -17,15 +17,15 @@ class Limit(NamedTuple):
 
 # Lower `today` with each change that allows it. Nothing here is ever raised.
 GOALS = {
-    "modules of the core": Limit(140, 140),
+    "modules of the core": Limit(133, 140),
     "code lines of the core": Limit(18_010, 18_000),
-    "modules": Limit(237, 240),
+    "modules": Limit(235, 240),
     "code lines": Limit(35_566, 31_000),
-    "longest chain": Limit(18, 10),
-    "circles": Limit(2, 0),
+    "longest chain": Limit(17, 10),
+    "circles": Limit(1, 0),
     "names at the top": Limit(11, 15),
     "functions of many parameters": Limit(55, 25),
-    "lines of tests": Limit(50_000, 34_000),
+    "lines of tests": Limit(49_950, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(9, 8),
