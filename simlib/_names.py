@@ -21,6 +21,7 @@ PUBLIC = {
     "datasets": "course.datasets",
     "draw": "core.draw",
     "engines": "core.engines",
+    "engines.canary": "testing.canary",
     "errors": "core.model.errors",
     "grading": "classroom.grading",
     "labs": "course.labs",
@@ -34,10 +35,12 @@ PUBLIC = {
 def real_name(name: str) -> str | None:
     """The full name of the module that a public name means; None for any other name."""
     package, _, rest = name.partition(".")
-    first, dot, below = rest.partition(".")
-    if package != __package__ or first not in PUBLIC:
-        return None
-    return f"{package}.{PUBLIC[first]}{dot}{below}"
+    parts = rest.split(".")
+    for count in (2, 1):
+        public, below = ".".join(parts[:count]), parts[count:]
+        if package == __package__ and public in PUBLIC:
+            return ".".join([package, PUBLIC[public], *below])
+    return None
 
 
 class PublicNames(MetaPathFinder):

@@ -12,8 +12,8 @@ import torch
 
 import simlib
 from simlib.core.engines import torch_versions
-from simlib.core.engines.canary import PROGRAMS, Program, messages, training
-from simlib.core.engines.canary import __main__ as canary
+from simlib.testing.canary import PROGRAMS, Program, messages, training
+from simlib.testing.canary import __main__ as canary
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = {torch_versions.warn_of_untested_torch, torch_versions.refuse_untested_torch}
