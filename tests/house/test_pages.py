@@ -69,10 +69,10 @@ def test_the_picture_in_the_readme_is_drawn_by_its_script(tmp_path):
 def test_the_packages_and_rooms_of_the_design_are_those_that_import_linter_holds():
     contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     packages, rooms = ([re.findall(r"\w+", one) for one in of["layers"]] for of in contracts[:2])
-    (*above, (core,)) = first_column(text_of("DESIGN.md"), "## Four packages")[:5]
+    (*above, (core,)) = first_column(text_of("DESIGN.md"), "## The packages")[:5]
     assert sorted(above) == sorted([name] for name in packages[2])
     assert [core] == packages[3]
-    assert first_column(text_of("DESIGN.md"), "## Four packages")[5:] == rooms
+    assert first_column(text_of("DESIGN.md"), "## The packages")[5:] == rooms
 
 
 def test_files_that_a_page_of_the_design_names_are_there():

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from ...model.errors import InvalidCallError
-from . import BACKEND_NAMES
 
 OPS = {
     "send": "send",
@@ -298,13 +297,12 @@ def _missing_for_nccl(world_size: int) -> str | None:
     return None
 
 
-_GLOO, _NCCL = BACKEND_NAMES
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend(_GLOO, ("gloo", "mpi"), {"cpu": GLOO, "cuda": GLOO_ON_CUDA}, over_gloo),
+        Backend("gloo", ("gloo", "mpi"), {"cpu": GLOO, "cuda": GLOO_ON_CUDA}, over_gloo),
         Backend(
-            _NCCL,
+            "nccl",
             ("nccl", "gloo"),
             {"cpu": GLOO, "cuda": NCCL},
             over_nccl,
