@@ -269,8 +269,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", REFUSED)
+def refused_calls():
+    """Each case on both engines, one function decides: most real ones are slow."""
+    for number, case in enumerate(REFUSED):
+        yield pytest.param(simlib.simulate, case, id=f"{case}-simulate")
+        marks = pytest.mark.slow if number % 3 else ()
+        yield pytest.param(simlib.run, case, marks=marks, id=f"{case}-run")
+
+
+@pytest.mark.parametrize("engine, case", refused_calls())
 def test_a_call_that_gloo_cannot_do_is_refused_in_a_sentence(engine, case):
     call, words = REFUSED[case]
     with pytest.raises(simlib.InvalidCallError) as caught:

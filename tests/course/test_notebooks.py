@@ -208,9 +208,19 @@ def test_notebooks_are_what_their_sources_give_but_for_outputs():
     assert not said, said
 
 
-@pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=lambda path: f"{name(path)}.ipynb")
+def one_of(paths, quick):
+    """All paths as parameters; those but one are slow."""
+    return [
+        pytest.param(
+            path, id=f"{name(path)}.ipynb", marks=() if path.stem == quick else pytest.mark.slow
+        )
+        for path in paths
+    ]
+
+
+@pytest.mark.parametrize("path", one_of(LESSONS + SOLUTIONS, "01_ranks_and_clusters"))
 def test_a_source_gives_its_notebook(path):
-    """`make test` builds those that have changed and one more, see scripts/selection.py."""
+    """`make test` also runs all notebooks by nbval, so it builds one lesson and one exercise."""
     kind = "lessons" if path in LESSONS else "exercises"
     said = build_check("--kind", kind, path.stem)
     assert not said, said
@@ -240,14 +250,14 @@ def failing_cells(path, folder):
     return failed
 
 
-@pytest.mark.parametrize("path", EXERCISES, ids=name)
+@pytest.mark.parametrize("path", one_of(EXERCISES, "02_send_and_recv"))
 def test_a_stub_fails_plain_nbval_on_exactly_its_checks(path, tmp_path):
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
     checks = [number for number, cell in enumerate(code) if role(cell) == "check"]
     assert checks and failing_cells(path, tmp_path) == checks
 
 
-@pytest.mark.parametrize("path", EXERCISES, ids=name)
+@pytest.mark.parametrize("path", one_of(EXERCISES, "03_when_it_hangs"))
 def test_solved_but_for_one_task_it_fails_plain_nbval_on_that_check(path, tmp_path):
     """Whatever is stored below its checks, and with no file beside it."""
     notebook, solved = read(path), tmp_path / "solved" / path.name

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import build as builder
 import minutes
@@ -109,6 +110,28 @@ def checkout(tmp_path):
     return make
 
 
+@pytest.fixture(scope="session")
+def builds():
+    """Sources -> a folder in which they were built; `built` fills it."""
+    return {}
+
+
+@pytest.fixture
+def built(checkout, builds, tmp_path_factory):
+    """``built(lesson=..., exercise=...)``: a copy of a folder in which these sources are built."""
+
+    def make(**sources):
+        root, key = checkout(**sources), tuple(sources.items())
+        if key not in builds:
+            assert builder.build(root)
+            builds[key] = shutil.copytree(root, tmp_path_factory.mktemp("built") / "a checkout")
+        else:
+            shutil.copytree(builds[key], root, dirs_exist_ok=True)
+        return root
+
+    return make
+
+
 def read(path):
     return nbformat.read(path, as_version=4)
 
@@ -202,9 +225,8 @@ def test_where_a_program_is_to_be_mended_the_stub_is_the_broken_one():
     assert source.solution_source(text) == "def f():\n    a, b = 1, 2\n    return a"
 
 
-def test_a_lesson_is_built_with_outputs_and_without_traces_of_this_machine(checkout):
-    root = checkout(lesson=LESSON)
-    assert builder.build(root)
+def test_a_lesson_is_built_with_outputs_and_without_traces_of_this_machine(built):
+    root = built(lesson=LESSON)
     notebook = read(root / "notebooks/00_lesson.ipynb")
     nbformat.validate(notebook)
     cells = by_id(notebook)
@@ -227,9 +249,8 @@ def test_a_lesson_is_built_with_outputs_and_without_traces_of_this_machine(check
     assert str(root) not in (root / "notebooks/00_lesson.ipynb").read_text()
 
 
-def test_an_exercise_gives_stub_and_solution_with_the_same_ids(checkout):
-    root = checkout(exercise=EXERCISE)
-    assert builder.build(root)
+def test_an_exercise_gives_stub_and_solution_with_the_same_ids(built):
+    root = built(exercise=EXERCISE)
     exercise = read(root / "exercises/02_exercise.ipynb")
     solution = read(root / "solutions/02_exercise.ipynb")
     assert list(by_id(exercise)) == list(by_id(solution))
@@ -242,9 +263,8 @@ def test_an_exercise_gives_stub_and_solution_with_the_same_ids(checkout):
     assert "SOLUTION" not in json.dumps(solution) + json.dumps(exercise)
 
 
-def test_hidden_cells_run_and_are_in_neither_notebook(checkout):
-    root = checkout(exercise=EXERCISE)
-    builder.build(root)
+def test_hidden_cells_run_and_are_in_neither_notebook(checkout, built):
+    root = built(exercise=EXERCISE)
     for folder in ("exercises", "solutions"):
         text = (root / folder / "02_exercise.ipynb").read_text()
         assert "double(21)" not in text and "hidden" not in text
@@ -271,9 +291,8 @@ def test_an_exercise_stores_what_the_stub_gives_and_no_verdict(checkout):
     assert "tags" not in solution.metadata
 
 
-def test_what_a_check_expects_is_built_into_a_file_of_its_own(checkout):
-    root = checkout(exercise=EXERCISE)
-    builder.build(root)
+def test_what_a_check_expects_is_built_into_a_file_of_its_own(built):
+    root = built(exercise=EXERCISE)
     for folder in ("exercises", "solutions"):
         cells = by_id(read(root / folder / "02_exercise.ipynb"))
         assert cells["double-check"].source == 'verdict = check_of("02.1", double)\nverdict'
@@ -382,9 +401,8 @@ def test_a_setup_for_checks_alone_is_refused(tmp_path):
         parts_of(tmp_path, "def right():\n    return 1\n")
 
 
-def test_a_second_build_touches_no_file(checkout):
-    root = checkout(lesson=LESSON, exercise=EXERCISE)
-    assert builder.build(root)
+def test_a_second_build_touches_no_file(built):
+    root = built(lesson=LESSON, exercise=EXERCISE)
     before = snapshot(root)
     assert builder.build(root)
     assert builder.build(root, check=True)
@@ -407,9 +425,8 @@ print(time.time())
 )
 
 
-def test_a_picture_or_an_ignored_output_alone_is_no_change(checkout):
-    root = checkout(lesson=PICTURE)
-    assert builder.build(root)
+def test_a_picture_or_an_ignored_output_alone_is_no_change(built):
+    root = built(lesson=PICTURE)
     before = snapshot(root)
     assert builder.build(root) and builder.build(root, check=True)
     assert snapshot(root) == before
@@ -525,9 +542,8 @@ def test_exercises_keep_no_pictures(checkout):
         assert cells[-2].outputs[0].data == {"text/plain": "a picture"}
 
 
-def test_check_tells_an_edited_notebook_and_writes_nothing(checkout, capsys):
-    root = checkout(lesson=LESSON)
-    builder.build(root)
+def test_check_tells_an_edited_notebook_and_writes_nothing(built, capsys):
+    root = built(lesson=LESSON)
     target = root / "notebooks/00_lesson.ipynb"
     for old, new in (("42", "43"), ("6 * 7", "7 * 6"), ("Some prose", "Some other prose")):
         built = target.read_text()
@@ -540,9 +556,8 @@ def test_check_tells_an_edited_notebook_and_writes_nothing(checkout, capsys):
     assert builder.build(root, check=True)
 
 
-def test_what_a_check_does_not_run_is_compared_but_for_its_outputs(checkout):
-    root = checkout(lesson=LESSON, exercise=EXERCISE)
-    builder.build(root)
+def test_what_a_check_does_not_run_is_compared_but_for_its_outputs(built):
+    root = built(lesson=LESSON, exercise=EXERCISE)
     target = root / "notebooks/00_lesson.ipynb"
     built = target.read_text()
     target.write_text(built.replace('"42"', '"43"'))
@@ -605,9 +620,8 @@ def test_an_answer_cell_must_run_as_a_stub(checkout):
         builder.build(root)
 
 
-def test_a_notebook_without_a_source_is_told_and_a_copy_of_ones_own_is_not(checkout, capsys):
-    root = checkout(lesson=LESSON)
-    builder.build(root)
+def test_a_notebook_without_a_source_is_told_and_a_copy_of_ones_own_is_not(built, capsys):
+    root = built(lesson=LESSON)
     built = (root / "notebooks/00_lesson.ipynb").read_text()
     (root / "notebooks/00_lesson-Copy1.ipynb").write_text(built)
     assert builder.build(root, check=True)
@@ -616,9 +630,8 @@ def test_a_notebook_without_a_source_is_told_and_a_copy_of_ones_own_is_not(check
     assert "notebooks/01_gone.ipynb has no source" in capsys.readouterr().out
 
 
-def test_the_start_page_lists_what_is_built(checkout):
-    root = checkout(lesson=LESSON, exercise=EXERCISE)
-    builder.build(root)
+def test_the_start_page_lists_what_is_built(built):
+    root = built(lesson=LESSON, exercise=EXERCISE)
     assert (root / "START.md").read_text() == (
         "# Start\n\n- 00 [A lesson](notebooks/00_lesson.ipynb), 5 minutes\n\n"
         "- 02 [An exercise](exercises/02_exercise.ipynb), 10 minutes"
@@ -703,9 +716,8 @@ def test_a_lesson_without_an_exercise_has_an_empty_place(checkout):
     assert last == "| 00 | [A lesson](notebooks/00_lesson.ipynb): printing, and an error | |"
 
 
-def test_a_readme_that_was_edited_between_the_marks_is_told(checkout, capsys):
-    root = checkout(lesson=LESSON)
-    builder.build(root)
+def test_a_readme_that_was_edited_between_the_marks_is_told(built, capsys):
+    root = built(lesson=LESSON)
     page = root / "README.md"
     page.write_text(page.read_text().replace("# Course", "# The course"))
     assert builder.build(root, check=True)

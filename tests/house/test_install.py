@@ -59,19 +59,24 @@ def write_script(path, text):
     return path
 
 
+def make(folder, target="install", start=subprocess.run, **variables):
+    """Run, or `start`, make in a checkout with the fake Python beside it."""
+    environment = {**os.environ, "PYTHON": str(folder.parent / "python"), "CI": "", **variables}
+    command = ["make", "--no-print-directory", "-C", folder, target]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return start(command, env=environment, **pipes)
+
+
 @pytest.fixture
 def machine(tmp_path):
-    """``machine(venv_says, pip_says, version)``: a checkout and a Python that fails like this.
-
-    Returns a function that runs `make install` there.
-    """
+    """``machine(venv_says, pip_says, version)``: a checkout; its Python fails like this."""
     folder = tmp_path / "a course"
     folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
 
-    def make(venv_says=None, pip_says=None, version="3.11"):
+    def with_python(venv_says=None, pip_says=None, version="3.11"):
         def fail(text):
             return f"printf '%s\\n' '{text}' >&2; exit 1"
 
@@ -79,7 +84,7 @@ def machine(tmp_path):
         pip = fail(pip_says) if pip_says else works
         venv_python = write_script(tmp_path / "venv_python", FAKE_VENV_PYTHON.format(pip=pip))
         venv = f'for venv; do :; done; mkdir -p "$venv/bin"; cp "{venv_python}" "$venv/bin/python"'
-        python = write_script(
+        write_script(
             tmp_path / "python",
             FAKE_PYTHON.format(
                 is_new_enough="exit 1" if version == "3.9" else "exit 0",
@@ -88,32 +93,9 @@ def machine(tmp_path):
                 python=sys.executable,
             ),
         )
+        return folder
 
-        def begin(**variables):
-            begun = subprocess.Popen(
-                ["make", "--no-print-directory", "-C", folder, "install"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHON": str(python), "CI": "", **variables},
-            )
-            begun.folder = folder
-            return begun
-
-        def run(**variables):
-            begun = begin(**variables)
-            try:
-                out, err = begun.communicate(timeout=60)
-            finally:
-                begun.kill()
-            done = subprocess.CompletedProcess(begun.args, begun.returncode, out, err)
-            done.folder = folder
-            return done
-
-        run.begin = begin
-        return run
-
-    return make
+    return with_python
 
 
 def asked_of_pip(folder):
@@ -130,13 +112,10 @@ def sentence(done):
     return lines[0]
 
 
-def test_an_old_python(machine):
-    said = sentence(machine(version="3.9")())
+def test_a_python_that_is_old_or_not_there(machine):
+    said = sentence(make(machine(version="3.9")))
     assert "is Python 3.9, and the course needs 3.11 or newer" in said
-
-
-def test_a_python_that_is_not_there(machine):
-    said = sentence(machine()(PYTHON="/no/such/python"))
+    said = sentence(make(machine(), PYTHON="/no/such/python"))
     assert said == "There is no program /no/such/python: set PYTHON to a Python 3.11 or newer."
 
 
@@ -156,26 +135,17 @@ OLD_PYTHON = '#!/bin/sh\ncase "$2" in *print*) echo 3.8;; *) exit 1;; esac\n'
 
 @pytest.mark.parametrize(
     "programs, expected",
-    [
-        ([], "There is no Python here, and the course needs 3.11 or newer"),
-        (
-            [("python3", OLD_PYTHON)],
-            "The newest Python here is 3.8, and the course needs 3.11 or newer",
-        ),
-    ],
-    ids=["none", "only an old one"],
+    [([], "There is no Python here"), ([("python3", OLD_PYTHON)], "The newest Python here is 3.8")],
 )
 def test_no_python_that_is_new_enough(machine, tmp_path, programs, expected):
-    said = sentence(machine()(PYTHON="", PATH=bare_path(tmp_path, *programs)))
-    assert said.startswith(expected)
+    said = sentence(make(machine(), PYTHON="", PATH=bare_path(tmp_path, *programs)))
+    assert said.startswith(f"{expected}, and the course needs 3.11 or newer")
 
 
 def test_a_new_python_is_found_by_its_name(machine, tmp_path):
-    run = machine()
     found = f'#!/bin/sh\nexec "{tmp_path}/python" "$@"\n'
-    path = bare_path(tmp_path, ("python3.13", found)) + ":/usr/bin:/bin"
-    write_script(Path(path.partition(":")[0]) / "python3.11", "#!/bin/sh\nexit 1\n")
-    done = run(PYTHON="", PATH=path)
+    path = bare_path(tmp_path, ("python3.13", found), ("python3.11", "#!/bin/sh\nexit 1\n"))
+    done = make(machine(), PYTHON="", PATH=f"{path}:/usr/bin:/bin")
     assert done.returncode == 0, done.stderr
 
 
@@ -200,16 +170,28 @@ FAILURES = [
 
 @pytest.mark.parametrize("program, says, expected", FAILURES)
 def test_what_a_program_says_becomes_one_sentence(machine, program, says, expected):
-    assert expected in sentence(machine(**{f"{program}_says": says})())
+    assert expected in sentence(make(machine(**{f"{program}_says": says})))
 
 
-def test_the_second_time_nothing_is_installed(machine):
-    run = machine()
-    first = run()
-    assert "Installed." in first.stdout
-    second = run()
+def change_lists(folder):
+    with open(folder / "constraints.txt", "a") as constraints:
+        constraints.write("# changed\n")
+
+
+def test_what_is_installed_again_and_what_is_not(machine):
+    folder = machine()
+    first, second = make(folder), make(folder)
+    assert "Installed." in first.stdout and "Downloading torch\n" in first.stdout
     assert second.returncode == 0 and second.stdout.count("Install") == 0
-    assert asked_of_pip(first.folder) == [FOR_LEARNERS]
+    assert asked_of_pip(folder) == [FOR_LEARNERS]
+    change_lists(folder)
+    assert "installing what is new" in make(folder).stdout
+    assert asked_of_pip(folder) == [FOR_LEARNERS, FOR_LEARNERS]
+    (folder / ".venv" / "bin" / "python").unlink()
+    again = make(folder)
+    assert again.returncode == 0 and "Installed." in again.stdout
+    moved = folder.rename(folder.with_name("moved here"))
+    assert "installing what is new" in make(moved).stdout
 
 
 @pytest.mark.parametrize(
@@ -221,83 +203,39 @@ def test_the_second_time_nothing_is_installed(machine):
     ],
 )
 def test_an_extra_is_added_once_and_anew_when_the_lists_change(machine, extra, told):
-    folder = machine()().folder
-
-    def add():
-        environment = {**os.environ, "PYTHON": str(folder.parent / "python"), "CI": ""}
-        command = ["make", "-C", folder, extra]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-
-    assert told in add().stdout
-    assert "Installing" not in add().stdout
+    folder = machine()
+    assert told in make(folder, extra).stdout
+    assert "Installing" not in make(folder, extra).stdout
     assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"]
-    with open(folder / "constraints.txt", "a") as constraints:
-        constraints.write("# changed\n")
-    assert told in add().stdout
+    change_lists(folder)
+    assert told in make(folder, extra).stdout
     assert asked_of_pip(folder) == [FOR_LEARNERS, f".[{extra}]"] * 2
 
 
-def test_a_change_of_the_lists_installs_again(machine):
-    run = machine()
-    folder = run().folder
-    with open(folder / "constraints.txt", "a") as constraints:
-        constraints.write("# changed\n")
-    assert "installing what is new" in run().stdout
-    assert asked_of_pip(folder) == [FOR_LEARNERS, FOR_LEARNERS]
-
-
-def test_a_checkout_that_was_moved_installs_again(machine):
-    done = machine()()
-    moved = done.folder.with_name("moved here")
-    done.folder.rename(moved)
-    environment = {**os.environ, "PYTHON": str(moved.parent / "python")}
-    again = subprocess.run(
-        ["make", "-C", moved, "install"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=60,
-    )
-    assert "installing what is new" in again.stdout
-
-
 def test_an_interrupted_install_is_repaired(machine):
-    failed = machine(pip_says="Read timed out.")()
-    leftover = failed.folder / ".venv" / "half"
-    leftover.write_text("")
-    (failed.folder / ".venv" / "installed").unlink(missing_ok=True)
-    again = machine()()
+    folder = machine(pip_says="Read timed out.")
+    assert make(folder).returncode
+    (folder / ".venv" / "half").write_text("")
+    again = make(machine())
     assert again.returncode == 0 and "was not finished: starting again" in again.stdout
 
 
 def test_two_installs_at_once_follow_each_other(machine):
     """The second would take away the half-made .venv of the first."""
-    run = machine()
-    folder = run().folder
+    folder = machine()
+    make(folder)
     stamp = folder / ".venv" / "installed"
     text = stamp.read_text()
     stamp.unlink()  # as while the first is at work
     lock = os.open(folder, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    second = run.begin()
-    assert "Another install" in second.stdout.readline()
-    stamp.write_text(text)
-    os.close(lock)
-    out, _ = second.communicate(timeout=60)
+    with make(folder, start=subprocess.Popen) as second:
+        assert "Another install" in second.stdout.readline()
+        stamp.write_text(text)
+        os.close(lock)
+        out, _ = second.communicate(timeout=60)
     assert second.returncode == 0 and out == ""
     assert asked_of_pip(folder) == [FOR_LEARNERS]
-
-
-def test_a_venv_whose_python_is_gone_is_made_again(machine):
-    run = machine()
-    folder = run().folder
-    (folder / ".venv" / "bin" / "python").unlink()
-    again = run()
-    assert again.returncode == 0 and "Installed." in again.stdout
-
-
-def test_what_pip_tells_of_its_progress_is_seen(machine):
-    assert "Downloading torch\n" in machine()().stdout
 
 
 def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capfd):
@@ -315,7 +253,7 @@ def test_an_extra_that_is_not_there_is_said(capsys):
 def test_each_extra_is_everybodys_or_can_be_asked_for_by_make():
     rules = (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {*install.FOR_LEARNERS, *install.EXTRAS}
+    extras = {*install.FOR_LEARNERS, *install.EXTRAS, "classroom"}  # another name of grading
     assert extras == set(project["optional-dependencies"])
     for extra in install.EXTRAS:
         rule = "book-tools" if extra == "book" else extra  # make book builds it

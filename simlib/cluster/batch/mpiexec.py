@@ -422,7 +422,7 @@ def check_versions(wanted: dict[str, str | None]) -> None:
     for name in ("Python", "torch", "simlib"):
         version = wanted[name]
         parts = 2 if name == "Python" else 3
-        if here[name].split(".")[:parts] != version.split(".")[:parts]:
+        if (here[name] or "").split(".")[:parts] != (version or "").split(".")[:parts]:
             raise JobError(
                 f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
                 f"the same on every node ({sys.executable} runs there)"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -357,24 +358,24 @@ def _order(transfer):
 class Past:
     """A network of its own in which a collective is played again up to the present."""
 
-    def __init__(self, topology):
+    def __init__(self, topology: Topology) -> None:
         self.network = Network(topology)
-        self.notes = []  # heap of (time_s, number, action)
-        self._on_end = {}
+        self.notes: list = []  # heap of (time_s, number, action)
+        self._on_end: dict[Transfer, Callable] = {}
         self._number = 0
 
-    def send(self, time_s, src, dst, nbytes, on_end):
+    def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
         """As `Transfers.send`."""
         transfer = self.network.start(time_s, src, dst, nbytes)
         self._on_end[transfer] = on_end
         return transfer
 
-    def at(self, time_s, action):
+    def at(self, time_s: float, action: Callable[..., Any]) -> None:
         """As `Scheduler.at`."""
         self._number += 1
         heapq.heappush(self.notes, (time_s, self._number, action))
 
-    def advance(self, time_s):
+    def advance(self, time_s: float) -> None:
         """Let happen what happens up to this moment."""
         while True:
             note_s = self.notes[0][0] if self.notes else inf

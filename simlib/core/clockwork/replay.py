@@ -240,11 +240,8 @@ class _Rank:
 
     def _waited(self, number):
         """Whether the op is complete; where it is not, this rank is called when it is."""
-        clocks, op, request = (
-            self._simulation.scheduler.clocks,
-            self.ops[number],
-            self._requests[number],
-        )
+        clocks = self._simulation.scheduler.clocks
+        op, request = self.ops[number], self._requests[number]
         if op.wait_s is None:
             op.wait_s = clocks[self.number]
         if request.end_s is None:

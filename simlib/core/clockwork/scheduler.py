@@ -57,7 +57,7 @@ class Scheduler:
         self.clocks = [begin_s] * world_size
         self.now_s = begin_s
         self.network = network
-        self.on_arrival: Callable[[Any], None] | None = None
+        self.on_arrival: Any = None
         self.failure: Exception | None = None
         self.on_resume = lambda rank: None
         self.random = None if seed is None else random.Random(seed)
@@ -106,20 +106,14 @@ class Scheduler:
 
     def leave(self) -> None:
         """The last thing a rank's thread does: hand the baton on for good."""
-        self._batons[self._pick()].release()
+        self._batons[self.next_rank()].release()
 
     def run(self) -> None:
         """Start, and return when nothing can go on. For the controller's thread."""
-        following = self._pick()
+        following = self.next_rank()
         if following != CONTROLLER:
             self._batons[following].release()
             self._batons[CONTROLLER].acquire()
-
-    # For a replay, whose ranks are no threads
-
-    def next_rank(self) -> int:
-        """Let events happen until a rank is next; returns it, or `CONTROLLER`."""
-        return self._pick()
 
     # What may be called by whoever has the baton
 
@@ -185,7 +179,7 @@ class Scheduler:
         return moment
 
     def _hand_on(self, rank):
-        following = self._pick()
+        following = self.next_rank()
         if following != rank:
             self._batons[following].release()
             self._batons[rank].acquire()
@@ -195,10 +189,11 @@ class Scheduler:
         while self._events and self._events[0][-1] is None:
             heapq.heappop(self._events)
 
-    def _pick(self):
-        """Let events happen until a rank is next; returns it, or the controller.
+    def next_rank(self) -> int:
+        """Let events happen until a rank is next; returns it, or `CONTROLLER`.
 
-        An error in an event is the engine's own: it ends the simulation, and is no rank's.
+        A replay, whose ranks are no threads, goes on by it. An error in an event is the engine's
+        own: it ends the simulation, and is no rank's.
         """
         try:
             while not self._is_over:

@@ -122,20 +122,9 @@ class Request:
     complete, or None; ``give_up()`` takes it back where the rank has waited for ``limit_s``.
     """
 
-    __slots__ = (
-        "rank",
-        "start",
-        "simulation",
-        "end_s",
-        "deliver",
-        "source",
-        "meeting",
-        "failure",
-        "give_up",
-        "limit_s",
-        "_is_awaited",
-        "_looked_s",
-        "_result",
+    __slots__ = tuple(
+        "rank start simulation end_s deliver source meeting failure give_up limit_s "
+        "_is_awaited _looked_s _result".split()
     )
 
     def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:

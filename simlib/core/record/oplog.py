@@ -39,19 +39,9 @@ CAPACITY = 256 << 20
 KEPT_MEMORY = 4 << 20
 """Memory of a log, in bytes, that is kept from one run to the next."""
 
-KINDS = (
-    "send",
-    "recv",
-    "broadcast",
-    "scatter",
-    "gather",
-    "reduce",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "barrier",
-    "new_group",
+KINDS = tuple(
+    "send recv broadcast scatter gather reduce all_reduce all_gather reduce_scatter all_to_all "
+    "barrier new_group".split()
 )
 KIND_ID = {name: number for number, name in enumerate(KINDS)}
 

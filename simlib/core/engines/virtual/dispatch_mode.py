@@ -89,22 +89,6 @@ def _dispatches(kind):
 aten = torch.ops.aten
 
 
-def _mv(matrix, vector, **_):
-    return 2 * prod(matrix)
-
-
-def _addmv(bias, matrix, vector, **_):
-    return 2 * prod(matrix)
-
-
-def _dot(one, other, **_):
-    return 2 * prod(one)
-
-
-def _addbmm(bias, one, other, **_):
-    return 2 * prod(one) * other[-1]
-
-
 def _rnn_layer(steps, input_weight, hidden_weight, *_, **__):
     """One layer in one direction: every item of every step meets both weights."""
     return 2 * prod(steps[:-1]) * (prod(input_weight) + prod(hidden_weight))
@@ -121,11 +105,11 @@ def _of_torch(op):
 
 # What torch's table leaves out: products with vectors, and ops that only CPUs have.
 _MORE = {
-    aten.mv: _mv,
-    aten.addmv: _addmv,
-    aten.dot: _dot,
-    aten.vdot: _dot,
-    aten.addbmm: _addbmm,
+    aten.mv: lambda matrix, vector, **_: 2 * prod(matrix),
+    aten.addmv: lambda bias, matrix, vector, **_: 2 * prod(matrix),
+    aten.dot: lambda one, other, **_: 2 * prod(one),
+    aten.vdot: lambda one, other, **_: 2 * prod(one),
+    aten.addbmm: lambda bias, one, other, **_: 2 * prod(one) * other[-1],
     aten._addmm_activation: _of_torch(aten.addmm),
     aten._scaled_dot_product_flash_attention_for_cpu: _of_torch(
         aten._scaled_dot_product_flash_attention

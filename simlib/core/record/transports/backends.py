@@ -176,11 +176,8 @@ GLOO = Capabilities(
     reduces=frozenset(FLOATS | WHOLES | COMPLEX),
     not_complex=frozenset({"gather", "allgather"}),
 )
-GLOO_ON_CUDA = Capabilities(
-    "Gloo",
-    carries=GLOO.carries,
-    reduces=GLOO.reduces,
-    not_complex=GLOO.not_complex,
+GLOO_ON_CUDA = replace(
+    GLOO,
     lacks={
         "send": ON_CPU,
         "recv": ON_CPU,

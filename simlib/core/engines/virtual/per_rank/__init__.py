@@ -12,33 +12,13 @@ import sys
 
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
-from .libraries import (
-    WorldPerThread,
-    foreign_threads,
-    one_profiler_at_a_time,
-    own_state_of_libraries,
-    refuse_parts_of_torch,
-)
-from .started import WorkBeside, own_commands, own_threads_and_processes
-from .surroundings import (
-    EnvironmentPerRank,
-    OutputPerRank,
-    end_virtual_time,
-    flush,
-    own_clock,
-    write_to_descriptors,
-)
+from . import libraries, started, surroundings
+from .libraries import WorldPerThread, foreign_threads
+from .started import WorkBeside
+from .surroundings import EnvironmentPerRank, OutputPerRank, flush
 from .turns import StateInTurn, Turns, own_random_numbers
 
-__all__ = [
-    "StateInTurn",
-    "Turns",
-    "WorkBeside",
-    "flush",
-    "foreign_threads",
-    "local",
-    "separate_threads",
-]
+__all__ = ["StateInTurn", "Turns", "WorkBeside", "flush", "foreign_threads", "local"]
 
 
 def separate_threads(write_out, all_cpus):
@@ -47,16 +27,16 @@ def separate_threads(write_out, all_cpus):
     Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
     """
     own_random_numbers()
-    own_clock()
-    os.register_at_fork(after_in_child=end_virtual_time)
-    one_profiler_at_a_time()
-    refuse_parts_of_torch()
-    own_state_of_libraries()
+    surroundings.own_clock()
+    os.register_at_fork(after_in_child=surroundings.end_virtual_time)
+    libraries.one_profiler_at_a_time()
+    libraries.refuse_parts_of_torch()
+    libraries.own_state_of_libraries()
     use_world(WorldPerThread())
-    own_commands(write_out, all_cpus)
-    own_threads_and_processes()
+    started.own_commands(write_out, all_cpus)
+    started.own_threads_and_processes()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
     sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)
-    write_to_descriptors(sys.stdout, sys.stderr)
+    surroundings.write_to_descriptors(sys.stdout, sys.stderr)
     return sys.stdout, sys.stderr
