@@ -228,7 +228,7 @@ COMMUNICATION = {
 }
 
 PATCHED = """
-import builtins, simlib, simlib.checks, simlib.checks.check, simlib.checks.compare
+import builtins, simlib, simlib.checks, simlib.classroom.checks.checking, simlib.checks.compare
 import simlib.classroom.grading.graded_checks as graded
 import numpy
 builtins.print_ = builtins.print
@@ -236,9 +236,9 @@ builtins.print = lambda *args, **options: print_('NAME: right')
 torch.allclose = torch.equal = torch.isclose = lambda *args, **options: True
 numpy.allclose = numpy.array_equal = lambda *args, **options: True
 simlib.checks.compare.difference = lambda got, want: None
-simlib.checks.check.difference = lambda got, want: None
+simlib.classroom.checks.checking.difference = lambda got, want: None
 import sys
-module = sys.modules["simlib.checks.check"]
+module = sys.modules["simlib.classroom.checks.checking"]
 module.verdict_on = module.run_answer = module.run_on_processes = None
 simlib.run = simlib.Run = None
 graded.GradedChecks.measure = graded.GradedChecks.check = lambda *args, **options: 'NAME: right'

@@ -9,7 +9,7 @@ from synthetic import RunMaker
 import simlib
 from simlib import checks
 from simlib.classroom.checks import check
-from simlib.classroom.checks.check import fingerprint
+from simlib.classroom.checks.checking import fingerprint
 from simlib.classroom.checks.compare import (
     OneOf,
     describe,

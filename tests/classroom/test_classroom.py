@@ -23,6 +23,7 @@ import torch
 from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook, solved, table
 
 import simlib
+from simlib.classroom.checks import checking
 from simlib.classroom.grading import (
     commands,
     graded_checks,
@@ -467,7 +468,7 @@ def test_more_time_for_a_notebook_is_more_for_ranks_that_do_nothing_to_be_seen(m
     def no_inputs(rank, world_size):
         return ()
 
-    for module in (sys.modules["simlib.checks.check"], graded_checks):
+    for module in (checking, graded_checks):
         monkeypatch.setattr(module, "run_on_processes", stuck)
     graded = GradedChecks(sandbox.Limits(cell_s=150).patience)
     graded.check("some", answer, no_inputs, list)
@@ -510,7 +511,7 @@ def test_a_rank_that_did_not_answer_is_named_and_graded_again(monkeypatch, death
         trace = Trace(2, spans=[(0.0, 1.0)] * 2, deaths=deaths)
         return Run("twice", trace, results, output=["", ""])
 
-    for module in (sys.modules["simlib.checks.check"], graded_checks):
+    for module in (checking, graded_checks):
         monkeypatch.setattr(module, "run_on_processes", run)
 
     def inputs(rank, world_size):

@@ -11,7 +11,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from simlib.classroom.checks.check import fingerprint
+from simlib.classroom.checks.checking import fingerprint
 from simlib.classroom.checks.compare import difference
 from simlib.classroom.grading import whole_class
 from simlib.classroom.grading.source import number_of, solution_source, stub_source

@@ -11,7 +11,7 @@ A check of an exercise is written as one call, in the exercise's source::
 The notebook shows none of it: its check cell is ``verdict = check_of("02.2", shift_right)``.
 """
 
-from .check import check, measure
+from .checking import check, measure
 from .compare import OneOf
 from .rules import (
     Fits,

@@ -11,8 +11,8 @@ import pickle
 
 from ...core.engines.processes.real_run import run as run_on_processes
 from ...core.model.errors import SimlibError
-from ..checks.check import TIMEOUT_S
-from ..checks.check import check as check_answer
+from ..checks.checking import TIMEOUT_S
+from ..checks.checking import check as check_answer
 from ..checks.compare import EXACT, describe, difference
 from ..checks.complaints import (
     NO_RESULT,
