@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = ROOT / ".jupyter"
 SETTINGS = Path(__file__).resolve().parent / "lab_settings"
 EXTENSIONS = Path(__file__).resolve().parent / "lab_extensions"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from install import write_checks  # noqa: E402
+
 START_PAGE = "START.md"
 NOT_SHOWN = (
     *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
@@ -117,6 +120,7 @@ def main(further):
         return f"PORT={port} is not a port: choose a number from 1024 to 65535."
     if port and port_is_taken(int(port)):
         return f"Port {port} is taken by another program: choose another, PORT={int(port) + 1}."
+    write_checks()
     settle_in()
     print("Starting JupyterLab.", flush=True)
     from jupyterlab.labapp import LabApp  # reads the variables when it is imported
