@@ -61,3 +61,24 @@ def test_virtual_seconds_are_refused_where_time_is_real():
     faults = simlib.Faults(kill={2: 0.5}, on_death="continue", detection_s=1.0)
     with pytest.raises(simlib.InvalidCallError, match="only simulate takes it"):
         simlib.run(three, 3, faults=faults)
+
+
+def refused(call):
+    with pytest.raises(simlib.InvalidCallError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_what_only_another_call_takes_is_refused_and_not_left_out():
+    restarts, watched = simlib.Restarts(1, restart_s=9.0), simlib.Diagnosis(watch=True)
+
+    def main(rank, world_size):
+        return rank
+
+    assert "restart_s=9.0 is for simulate" in refused(
+        lambda: simlib.run(main, 1, restarts=restarts)
+    )
+    said = refused(lambda: simlib.simulate(main, 1, diagnosis=watched))
+    assert said == "watch=True is for run: simulate has no such option"
+    said = refused(lambda: simlib.submit(main, 1, diagnosis=simlib.Diagnosis(strict=True)))
+    assert "strict=True is for run and simulate" in said

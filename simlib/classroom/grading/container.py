@@ -212,7 +212,7 @@ class View:
     shown : dict of str to str
         Which file or folder of the machine is at a place; for reading only.
     covers : list of (Path, str or None)
-        As `hidden_places.covered` gives them.
+        As `sandbox.covered` gives them.
     shares : dict of str to int
         Folders to write to, and their bytes.
     simlib : str

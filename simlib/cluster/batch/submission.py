@@ -29,6 +29,7 @@ from ...core.engines.options import (
     either,
     name_of,
     pack,
+    refuse_foreign,
     restarts_of,
     script,
 )
@@ -253,12 +254,14 @@ def submit(
     _check_place(to, world_size)
     watched = either("diagnosis", diagnosis, Diagnosis(timeout_s=timeout_s, check=check))
     check_timeout(watched.timeout_s)
+    refuse_foreign("submit", watched, strict="run and simulate", watch="run")
     by_keyword = Faults(slow=slow, kill=kill, on_death=on_death)
     wrong = checked_faults(either("faults", faults, by_keyword), world_size)
     if backend != "gloo":  # which ranks have wherever they are, and however they are started
         _check_backend(backend, to.uses_mpi, wrong.on_death)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
+    refuse_foreign("submit", plan, restart_s="simulate")
     program = program_of(function, args, kwargs, argv, world_size)
     packed_plan = _packed_plan(to, plan, wrong.kill) if plan.most else None
     where = context_here(program.argv)

@@ -38,7 +38,7 @@ class Confinement:
         """Called before the learner's function is unpacked: go where it may import from."""
 
     def ties(self, world_size: int, plain: Callable[[int], Any]) -> Any:
-        """What connects the ranks of a world, on the kernel's side: see `worlds.Commons`.
+        """What connects the ranks of a world, on the kernel's side: see `worlds.SharedRendezvous`.
 
         ``plain(world_size)`` makes those of a plain run.
         """

@@ -220,6 +220,26 @@ def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
     return given
 
 
+def refuse_foreign(call: str, asked: Any, **others: str) -> None:
+    """Refuse what an object says and another call would take: nothing is left out silently.
+
+    Parameters
+    ----------
+    call : str
+        The call that was made, by its name.
+    asked : Restarts or Diagnosis
+    others : str
+        Field of the object -> the call that alone takes it.
+    """
+    usual = type(asked)()
+    for field_name, other in others.items():
+        if getattr(asked, field_name) != getattr(usual, field_name):
+            raise InvalidCallError(
+                f"{field_name}={getattr(asked, field_name)!r} is for {other}: {call} has no such "
+                "option"
+            )
+
+
 def checked_faults(
     asked: Faults, world_size: int, topology: Topology | None = None
 ) -> CheckedFaults:

@@ -61,8 +61,9 @@ def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, s
     """Serve runs until the kernel closes the control socket.
 
     ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on their way
-    from the kernel; ``ties`` are what joins the rank to the others, see `worlds.Commons`: the store
-    (a descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
+    from the kernel; ``ties`` are what joins the rank to the others, see
+    `worlds.SharedRendezvous`: the store (a descriptor or a path) and the table of fingerprints; or
+    the one descriptor of a `Broker`.
     """
     confined = confinement()
     confined.process_begins()

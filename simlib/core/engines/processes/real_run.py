@@ -37,12 +37,22 @@ from ..options import (
     either,
     program_of_function,
     program_of_script,
+    refuse_foreign,
     restarts_of,
     seconds_between_lines,
 )
 from ..restarts import remaining_kills, with_restarts
 from ..run_outputs import MAX_PROCESSES
-from ..session import Engine, Failure, SilentDisplay, cell_numbers, context_here, new_cells, perform
+from ..session import (
+    Engine,
+    Failure,
+    SilentDisplay,
+    answer_of,
+    cell_numbers,
+    context_here,
+    new_cells,
+    perform,
+)
 from ..torch_versions import warn_of_untested_torch
 from .rank_main import RunRequest
 from .worlds import RankProcess, World, kill_count, pool, sleep_count, why_killed
@@ -166,6 +176,8 @@ def run(
     asked = checked_faults(either("faults", faults, by_keyword), size)
     watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check, watch=watch)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
+    plan = restarts_of(restarts, plan, size)
+    refuse_foreign("run", plan, restart_s="simulate")
     engine = ProcessEngine(
         program=program,
         world_size=size,
@@ -174,7 +186,7 @@ def run(
         backend=spoken,
         fresh=fresh,
     )
-    return _attempts(engine, restarts_of(restarts, plan, size))
+    return _attempts(engine, plan)
 
 
 def run_script(
@@ -465,7 +477,7 @@ class ProcessMonitor(RunMonitor):
 
     def _read_answer(self, rank: RankProcess) -> None:
         try:
-            answer = rank.control.recv_bytes()
+            answer = answer_of(rank.control)
         except (EOFError, OSError):
             self._forget(rank.control)
             return

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ...environment import uninterrupted
@@ -29,13 +28,12 @@ from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
+from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
 from .rank_main import rank_main
 
 GLOO = BACKENDS["gloo"]
 """Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
-START_LIMIT_S = 300
-"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
 BY_KERNEL = ", by the kernel for want of memory"
 PERHAPS = ", perhaps for want of memory"
 LOG_S = 2.0
@@ -108,7 +106,7 @@ class RankProcess:
     def __init__(self, context, rank, world_size, backend_name, ties):
         self.rank = rank
         own, control = socket.socketpair()
-        self.control = Connection(own.detach())
+        self.control = kernels_end(own)
         lifeline, self._lifeline = os.pipe()
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -215,9 +213,9 @@ class World:
         return not multiprocessing.connection.wait([rank.control for rank in self.ranks], 0)
 
     def _answer(self, rank):
-        if not rank.control.poll(START_LIMIT_S):
-            raise TimeoutError(f"rank {rank.rank} did not answer for {START_LIMIT_S} s")
-        return self.read(rank.control.recv_bytes())[1]
+        if not rank.control.poll(ANSWER_LIMIT_S):
+            raise TimeoutError(f"rank {rank.rank} did not answer for {ANSWER_LIMIT_S} s")
+        return self.read(answer_of(rank.control))[1]
 
     def start_cleaning(self):
         """Ask the ranks to put back what the run changed; the answer is awaited at the next run.

@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 from ...environment import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
+from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
 from .child import child_main
 from .ranks import PAGE, RUNNING
@@ -23,8 +23,6 @@ from .ranks import PAGE, RUNNING
 MEMORY = 1 << 36
 """Address space for the logs of all ranks, in bytes; memory is taken as it is used."""
 LARGEST_LOG = 256 << 20
-START_LIMIT_S = 300
-"""As for a world: thirty of a class may begin at the same moment."""
 
 
 class SimulatorProcess:
@@ -33,7 +31,7 @@ class SimulatorProcess:
     def __init__(self):
         self.cells_sent = set()
         own, control = socket.socketpair()
-        self.control = Connection(own.detach())
+        self.control = kernels_end(own)
         lifeline, self._lifeline = os.pipe()
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -63,9 +61,9 @@ class SimulatorProcess:
         if self._state == "ready":
             return True
         try:
-            if not self.control.poll(START_LIMIT_S):
+            if not self.control.poll(ANSWER_LIMIT_S):
                 return False
-            reason = safe_pickle.loads(self.control.recv_bytes())[1]
+            reason = safe_pickle.loads(answer_of(self.control))[1]
         except (EOFError, OSError):
             return False
         self._state = "ready"

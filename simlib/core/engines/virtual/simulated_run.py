@@ -32,6 +32,7 @@ from ..options import (
     either,
     program_of_function,
     program_of_script,
+    refuse_foreign,
     restarts_of,
 )
 from ..restarts import with_restarts
@@ -182,6 +183,7 @@ def simulate(
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart, restart_s=restart_s)
     asked = either("diagnosis", diagnosis, watched)
     check_timeout(asked.timeout_s)
+    refuse_foreign("simulate", asked, watch="run")
     faulty = either("faults", faults, faulty)
     measured = either("measurement", measurement, measured)
     options, seed = _options(on, topology, faulty, measured)

@@ -16,7 +16,7 @@ from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Wat
 from ...model import errors
 from ...record import safe_pickle
 from ..request import FRAME
-from ..session import SilentDisplay, cell_numbers
+from ..session import SilentDisplay, answer_of, cell_numbers
 from .one_cpu import OneCpu
 from .process import SimulatorProcess
 
@@ -173,11 +173,10 @@ class SimulationMonitor(RunMonitor):
 
     def _read_report(self):
         try:
-            received = self.process.control.recv_bytes()
+            word, report = safe_pickle.loads(answer_of(self.process.control))
         except (EOFError, OSError):
             self._process_died = True
             return
-        word, report = safe_pickle.loads(received)
         if word == "failed":
             self._failure = report
             return
