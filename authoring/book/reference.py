@@ -32,7 +32,7 @@ def names_of(module):
     return [
         name
         for name, value in vars(found).items()
-        if getattr(value, "__module__", None) == module and not name.startswith("_")
+        if getattr(value, "__module__", None) == found.__name__ and not name.startswith("_")
     ]
 
 
