@@ -216,8 +216,8 @@ def cases_of(task: str) -> Cases:
                 return Cases(path.read_text(encoding="utf-8"), str(path))
     if (ROOT / "authoring" / "exercises").is_dir():
         raise InvalidCallError(
-            f"the cases of task {task} are not here: `make lab` in {ROOT} writes them, and so does "
-            "`pip install -e .` there"
+            f"the cases of task {task} are not here: `make install` in {ROOT} writes them, "
+            "and so does `pip install -e .` there"
         )
     raise InvalidCallError(
         f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the course "
