@@ -160,7 +160,7 @@ def chain_broadcast(rank, world_size, x, latency_s, bandwidth_Bps):
     clock = getattr(here, "clock", None)
     def set_back():
         if clock:
-            clock.func.__self__.scheduler.clocks[rank] = 0.0
+            clock.func.__self__._scheduler.clocks[rank] = 0.0
     if rank > 0:
         dist.recv(x, src=rank - 1)
         set_back()
