@@ -1,7 +1,7 @@
 """Carries out a schedule on sets of contributions: what every rank holds of every chunk.
 
 A set of ranks is an integer, one bit for each. Adding is refused where a contribution would count
-twice (but in a barrier, where it only means to have heard).
+twice (but in a barrier, where it only means to have heard). Messages without data change nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ def carried(schedule, start):
     chunks = len(schedule.chunk_nbytes)
     for round_ in schedule.rounds:
         before = held.copy()  # within a round all send what they had when it began
-        for src, dst, nbytes, first, count, adds in zip(
-            round_.src,
-            round_.dst,
-            round_.nbytes,
-            round_.first,
-            round_.count,
-            round_.adds,
-            strict=True,
-        ):
+        columns = round_.src, round_.dst, round_.nbytes, round_.first, round_.count, round_.adds
+        for src, dst, nbytes, first, count, adds in zip(*columns, strict=True):
+            if not count:
+                assert not nbytes
+                continue
             places = first + np.arange(count)
             run = places % chunks if round_.order is None else round_.order[places]
             assert len(set(run)) == count
             assert nbytes == schedule.chunk_nbytes[run].sum()
-            assert src != dst and 0 <= first < chunks and 0 < count <= chunks
+            assert src != dst and 0 <= first < chunks and count <= chunks
             coming = before[src, run]
             assert coming.all(), "sends what it does not have"
             if adds:
@@ -40,16 +36,20 @@ def carried(schedule, start):
     return held
 
 
+def owners(schedule):
+    """Which rank each chunk belongs to: each has as many, one after the other."""
+    chunks = len(schedule.chunk_nbytes)
+    return np.arange(chunks) // max(chunks // schedule.n, 1)
+
+
 def beginning(schedule):
     """What each rank brings: its own contribution, where it has one."""
     n, chunks, own = schedule.n, len(schedule.chunk_nbytes), 1 << np.arange(schedule.n)
-    chunk = np.arange(chunks)
+    owner = owners(schedule)
     if schedule.kind in ("broadcast", "scatter"):
         has = np.arange(n)[:, None] == schedule.root
-    elif schedule.kind in ("all_gather", "gather"):
-        has = np.arange(n)[:, None] == chunk
-    elif schedule.kind == "all_to_all":
-        has = np.arange(n)[:, None] == chunk // n
+    elif schedule.kind in ("all_gather", "gather", "all_to_all"):
+        has = np.arange(n)[:, None] == owner
     else:
         has = True
     return np.where(has & np.ones((n, chunks), dtype=bool), own[:, None], 0)
@@ -62,23 +62,29 @@ def result(schedule):
     everywhere = np.ones((n, chunks), dtype=bool)
     all_of_us = np.full((n, chunks), (1 << n) - 1)
     at_root = everywhere & (ranks == schedule.root)
-    owner = np.broadcast_to(1 << np.minimum(chunk, n - 1), (n, chunks))
+    own = owners(schedule)
+    owner = np.broadcast_to(1 << np.minimum(own, n - 1), (n, chunks))
     from_root = np.full((n, chunks), 1 << (schedule.root or 0))
     return {
         "broadcast": (from_root, everywhere),
-        "scatter": (from_root, ranks == chunk),
+        "scatter": (from_root, ranks == own),
         "gather": (owner, at_root),
         "reduce": (all_of_us, at_root),
         "all_reduce": (all_of_us, everywhere),
         "all_gather": (owner, everywhere),
-        "reduce_scatter": (all_of_us, ranks == chunk),
+        "reduce_scatter": (all_of_us, ranks == own),
         "all_to_all": (np.broadcast_to(1 << (chunk // n), (n, chunks)), ranks == chunk % n),
         "barrier": (all_of_us, everywhere),
     }[schedule.kind]
 
 
-def is_right(schedule):
-    """Whether the schedule computes what its kind promises."""
+def is_right(schedule, padded=False):
+    """Whether the schedule computes what its kind promises.
+
+    Chunks that are beyond the end of a ``padded`` vector need not be right.
+    """
     wanted, matters = result(schedule)
     held = carried(schedule, beginning(schedule))
+    if padded:
+        matters = matters & (schedule.chunk_nbytes > 0)
     return bool((held == wanted)[matters].all())
