@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import simlib
 from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
 
 SEED = int(os.environ["SEED"])
@@ -198,47 +197,3 @@ def test_results_are_the_same_to_the_bit():
     plain, seen = train(), []
     flops_of(lambda: seen.append(train()))
     assert seen == [plain]
-
-
-def rank_function(kind):
-    """Trains 4 -> 8 -> 4 once, the way of ``kind``; returns its flops and its gradients' sum."""
-
-    def main(rank, world_size):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel,
-            RowwiseParallel,
-            parallelize_module,
-        )
-
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
-        mesh = init_device_mesh("cpu", (world_size,))
-        if kind == "ddp":
-            net = nn.parallel.DistributedDataParallel(net)
-        elif kind == "fsdp":
-            fully_shard(net, mesh=mesh)
-        elif kind == "tp":
-            parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-
-        def train():
-            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-            net(torch.ones(6, 4)).sum().backward()
-            optimizer.step()
-
-        counted = []
-        with DispatchMode(counted.append, FlopCounts()):
-            train()
-        return sum(counted)
-
-    return main
-
-
-# Forward 2 * 6 * (32 + 32); backward the same for the weights, and half for the hidden values.
-ONE_RANK = 768 + 768 + 384
-
-
-@pytest.mark.parametrize("kind, share", [("plain", 1), ("ddp", 1), ("fsdp", 1), ("tp", 2)])
-def test_every_rank_counts_its_own_work(kind, share):
-    assert simlib.run(rank_function(kind), 2).results == [ONE_RANK // share] * 2

@@ -11,15 +11,24 @@ import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
+from collective_calls import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import checkpoint
 
 import simlib
+from simlib.core.collectives import KINDS
 from simlib.core.engines.virtual import memory_meter
-from simlib.core.engines.virtual.dispatch_mode import DispatchMode
+from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
 from simlib.core.engines.virtual.memory_meter import MemoryHooks, MemoryMeter
 from simlib.core.model.errors import OutOfMemoryError
 from simlib.core.model.ledger import CATEGORIES, Ledger
@@ -75,60 +84,43 @@ def test_a_perceptron_with_momentum_by_hand():
     assert rank.peak == (456, 136, 456, 128 + 3 * 512 + 2 * 4)
 
 
-def test_adam_by_hand():
-    with Measured() as rank:
-        net = nn.Linear(16, 4, bias=False)  # 256 bytes
-        optimizer = torch.optim.Adam(net.parameters())
-        x = torch.ones(1, 16)  # 64 bytes
-        net(x).sum().backward()
-        assert rank.current == (256, 256, 0, 64)
-        optimizer.step()
-        # Two moments, and the number of steps as a float32.
-        assert rank.current == (256, 256, 2 * 256 + 4, 64)
-    # Most is held in the step: the root of the second moment, and it over the bias correction.
-    assert rank.peak == (256, 256, 516, 64 + 2 * 256)
-
-
 def blocks():
     """Two blocks of two layers; a weight has 8 x 8 x 4 = 256 bytes."""
-    return [
-        nn.Sequential(
-            nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.ReLU()
-        )
-        for _ in range(2)
-    ]
+    layers = [nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU()) for _ in range(4)]
+    return [nn.Sequential(*layers[:2]), nn.Sequential(*layers[2:])]
 
 
-def test_activations_kept_by_hand():
-    unit = 64 * 8 * 4  # bytes of a batch, and of each activation
+UNIT = 64 * 8 * 4  # bytes of a batch, and of each activation
+
+
+@pytest.mark.parametrize(
+    "forward, forward_units, peak",
+    [
+        # The input, and the result of each of four ReLUs. Most is held as the last layer has made
+        # the gradients of its input and of its weight: these, the five, the gradient of its output;
+        # the loss and its gradient, 4 bytes each.
+        (lambda block, y: block(y), 5, (1024, 0, 0, 7 * UNIT + 256 + 8)),
+        # The input, and the result of each block. Most is held as the first block has been
+        # recomputed, with the gradients of two weights made: input, output, the gradient of the
+        # block's result, the results of its first ReLU, its second layer and its second ReLU; the
+        # loss and its gradient.
+        (
+            lambda block, y: checkpoint(block, y, use_reentrant=False),
+            3,
+            (1024, 512, 0, 6 * UNIT + 8),
+        ),
+    ],
+    ids=["kept", "recomputed"],
+)
+def test_activations_by_hand(forward, forward_units, peak):
     with Measured() as rank:
         y = x = torch.ones(64, 8).requires_grad_()
         for block in blocks():
-            y = block(y)
-        # The input, and the result of each of four ReLUs.
-        assert rank.current == (1024, 0, 0, 5 * unit)
+            y = forward(block, y)
+        assert rank.current == (1024, 0, 0, forward_units * UNIT)
         y.sum().backward()
-        assert rank.current == (1024, 1024, 0, 3 * unit)  # input, its gradient, output
-    # Most is held as the last layer has made the gradients of its input and of its weight: these,
-    # the five, the gradient of its output; the loss and its gradient, 4 bytes each.
-    assert rank.peak == (1024, 0, 0, 7 * unit + 256 + 8)
-    assert x.grad is not None
-
-
-def test_activations_recomputed_by_hand():
-    unit = 64 * 8 * 4
-    with Measured() as rank:
-        y = x = torch.ones(64, 8).requires_grad_()
-        for block in blocks():
-            y = checkpoint(block, y, use_reentrant=False)
-        # The input, and the result of each block.
-        assert rank.current == (1024, 0, 0, 3 * unit)
-        y.sum().backward()
-        assert rank.current == (1024, 1024, 0, 3 * unit)
-    # Most is held as the first block has been recomputed, with the gradients of two weights made:
-    # input, output, the gradient of the block's result, the results of its first ReLU, its second
-    # layer and its second ReLU; the loss and its gradient.
-    assert rank.peak == (1024, 512, 0, 6 * unit + 8)
+        assert rank.current == (1024, 1024, 0, 3 * UNIT)  # input, its gradient, output
+    assert rank.peak == peak
     assert x.grad is not None
 
 
@@ -144,19 +136,6 @@ def test_a_shared_weight_is_held_once():
         optimizer = torch.optim.AdamW(head.parameters())
         optimizer.step()
         assert rank.current == (160, 160, 324, 24)
-
-
-def test_views_and_ops_in_place_hold_nothing_more():
-    with Measured() as rank:
-        x = torch.zeros(10)
-        y = x[2:5].view(3, 1).expand(3, 7)
-        x += 1
-        x.mul_(2)[3] = 4
-        assert rank.current == (0, 0, 0, 40)
-        del x
-        assert rank.current == (0, 0, 0, 40)
-        del y
-        assert rank.current == (0, 0, 0, 0)
 
 
 def test_a_model_converted_has_other_parameters():
@@ -278,7 +257,7 @@ def test_a_random_program_against_a_dictionary(steps):
         del names
 
 
-def test_out_of_memory_names_rank_line_and_ledger():
+def test_adam_by_hand_and_out_of_memory_names_rank_line_and_ledger():
     site = Site("computing", "cell", 7, "main", cell=3)
 
     def train(**options):
@@ -288,6 +267,9 @@ def test_out_of_memory_names_rank_line_and_ledger():
             torch.optim.Adam(net.parameters()).step()
         return rank.peak
 
+    # A weight of 256 bytes; two moments, and the number of steps as a float32; and in the step the
+    # root of the second moment, and it over the bias correction.
+    assert train() == (256, 256, 2 * 256 + 4, 2 * 256)
     needed = sum(train())
     assert sum(train(memory_bytes=needed)) == needed
     with pytest.raises(OutOfMemoryError) as caught:
@@ -311,6 +293,14 @@ def test_out_of_memory_in_backward_comes_through_autograd():
         rank.meter._limit = sum(rank.current) + 4  # room for the gradient of the loss alone
         with pytest.raises(OutOfMemoryError):
             y.backward()
+    with Measured(memory_bytes=1e3), pytest.raises(OutOfMemoryError, match="has 1,000 bytes"):
+        torch.ones(1000)
+
+
+def counted(main, ranks, **device):
+    """A simulation on devices that count; a limit of memory makes them."""
+    device = simlib.Device(**device or {"flops_per_s": 1e9})
+    return simlib.simulate(main, ranks, cluster=simlib.clusters.ethernet_10g(ranks, device=device))
 
 
 def test_a_rank_can_ask_what_it_holds_at_a_moment():
@@ -322,9 +312,7 @@ def test_a_rank_can_ask_what_it_holds_at_a_moment():
         net(torch.ones(1, 4)).sum().backward()
         return [tuple(moment.values()) for moment in (before, between, simlib.held())]
 
-    device = simlib.Device(memory_bytes=300)
-    cluster = simlib.clusters.ethernet_10g(2, device=device)
-    assert simlib.simulate(main, 2, cluster=cluster).results == [
+    assert counted(main, 2, memory_bytes=300).results == [
         [(0, 0, 0, 0), (64, 0, 0, 0), (64, 64, 0, 0)],
         [(0, 0, 0, 0), (128, 0, 0, 0), (128, 128, 0, 0)],
     ]
@@ -347,8 +335,7 @@ def test_a_program_can_say_what_its_tensors_are():
         optimizer.zero_grad()
         return simlib.held()
 
-    device = simlib.Device(flops_per_s=1e9)
-    run = simlib.simulate(main, 1, cluster=simlib.clusters.ethernet_10g(1, device=device))
+    run = counted(main, 1)
     n = 256 * 4
     expected = [2 * n, 0, 4 * n + 4 * n]  # parameters; gradients; master copy and momentum
     assert list(run.results[0].values())[:3] == expected
@@ -356,23 +343,20 @@ def test_a_program_can_say_what_its_tensors_are():
     assert run.memory[0].peak["optimizer state"] >= 8 * n
 
 
-def test_shards_of_fsdp_are_parameters_from_the_first_step_on():
-    from torch.distributed.fsdp import fully_shard
-
+def test_shards_of_fsdp2_are_parameters_before_any_optimizer_is_made():
     def main(rank, world_size):
         net = fully_shard(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         held = [simlib.held()]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(2):
             net(torch.ones(1, 16)).sum().backward()
             held.append(simlib.held())
             optimizer.step()
         return [moment["parameters"] for moment in held], held[1]["gradients"]
 
-    device = simlib.Device(flops_per_s=1e9)
-    run = simlib.simulate(main, 4, cluster=simlib.clusters.ethernet_10g(4, device=device))
     shard = (16 * 16 + 16) * 4 // 4
-    assert run.results == [([shard] * 3, shard)] * 4
+    for run in (counted(main, 4), simlib.simulate(main, 4, memory=True)):
+        assert run.results == [([shard] * 3, shard)] * 4
 
 
 def test_what_a_program_says_of_released_memory_is_forgotten():
@@ -384,18 +368,13 @@ def test_what_a_program_says_of_released_memory_is_forgotten():
         y = torch.ones(1000)
         return first, simlib.held()["gradients"], y.nbytes
 
-    device = simlib.Device(flops_per_s=1e9)
-    run = simlib.simulate(main, 1, cluster=simlib.clusters.ethernet_10g(1, device=device))
-    assert run.results == [(4000, 0, 4000)]
+    assert counted(main, 1).results == [(4000, 0, 4000)]
 
 
-def test_an_unknown_category_is_refused_and_where_nobody_counts_nothing_happens():
+def test_who_counts_nothing_refuses_unknown_categories_and_to_say_what_is_held():
     with pytest.raises(simlib.InvalidCallError, match='"optimizer state"'):
         simlib.hold(torch.ones(1), "state")
     simlib.hold(torch.ones(1), "gradients")
-
-
-def test_nobody_asks_what_is_held_where_nobody_counts():
     with pytest.raises(simlib.InvalidCallError, match=r"simlib.held\(\) is for ranks of"):
         simlib.held()
 
@@ -405,13 +384,7 @@ def test_nobody_asks_what_is_held_where_nobody_counts():
         except simlib.InvalidCallError:
             return "refused"
 
-    assert simlib.simulate(main, 1).results == ["refused"]
-    assert simlib.run(main, 1).results == ["refused"]
-
-
-def test_a_limit_given_as_a_float_is_told_in_whole_bytes():
-    with Measured(memory_bytes=1e3), pytest.raises(OutOfMemoryError, match="has 1,000 bytes"):
-        torch.ones(1000)
+    assert simlib.simulate(main, 1).results == simlib.run(main, 1).results == ["refused"]
 
 
 def test_history_is_in_order_and_holds_peak_and_end():
@@ -472,49 +445,36 @@ def test_each_rank_has_its_own_meter():
     assert found == {0: (64, 64, 64, 0), 1: (128, 128, 128, 0)}
 
 
-def big(*sizes):
-    return torch.ones(*sizes, 1024)
+def send_and_recv(rank, n):
+    if rank < 2:
+        (dist.send if rank == 0 else dist.recv)(torch.ones(1024), 1 - rank)
 
 
-LET_GO = {
-    "all_reduce": lambda rank, n, root: dist.all_reduce(big()),
-    "broadcast": lambda rank, n, root: dist.broadcast(big(), root),
-    "reduce": lambda rank, n, root: dist.reduce(big(), root),
-    "gather": lambda rank, n, root: dist.gather(
-        big(), list(big(n)) if rank == root else None, root
-    ),
-    "scatter": lambda rank, n, root: dist.scatter(
-        big(), list(big(n)) if rank == root else None, root
-    ),
-    "all_gather": lambda rank, n, root: dist.all_gather(list(big(n)), big()),
-    "reduce_scatter": lambda rank, n, root: dist.reduce_scatter(big(), list(big(n))),
-    "all_to_all": lambda rank, n, root: dist.all_to_all(list(big(n)), list(big(n))),
-    "send and recv": lambda rank, n, root: (
-        (dist.send if rank == 0 else dist.recv)(big(), 1 - rank) if rank < 2 else None
-    ),
-    "isend and irecv": lambda rank, n, root: [
+def isend_and_irecv(rank, n):
+    requests = (
+        dist.isend(torch.ones(1024), (rank + 1) % n),
+        dist.irecv(torch.ones(1024), (rank - 1) % n),
+    )
+    for request in requests:
         request.wait()
-        for request in (
-            dist.isend(big(), (rank + 1) % n),
-            dist.irecv(big(), (rank - 1) % n),
-        )
-    ],
-}
 
 
 @pytest.mark.parametrize("eager_limit_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("root", [0, 2])
-@pytest.mark.parametrize("name", LET_GO)
-def test_what_an_op_took_is_let_go_when_it_ends_whoever_ends_first(name, root, eager_limit_bytes):
-    op = LET_GO[name]
-
+def test_what_an_op_took_is_let_go_when_it_ends_whoever_ends_first(root, eager_limit_bytes):
     def main(rank, world_size):
-        op(rank, world_size, root)
-        return sum(simlib.held().values())
+        held = {}
+        for kind in KINDS:
+            call(kind, world_size, 1024, root)
+            held[kind] = sum(simlib.held().values())
+        for messages in (send_and_recv, isend_and_irecv):
+            messages(rank, world_size)
+            held[messages.__name__] = sum(simlib.held().values())
+        return held
 
     cluster = simlib.clusters.ethernet_10g(3, device=simlib.Device(flops_per_s=1e9))
     run = simlib.simulate(main, 3, cluster=cluster, eager_limit_bytes=eager_limit_bytes)
-    assert run.results == [0, 0, 0]
+    assert {held for found in run.results for held in found.values()} == {0}
 
 
 def test_a_ledger_is_a_plain_table_and_pickles():
@@ -529,6 +489,12 @@ def test_a_ledger_is_a_plain_table_and_pickles():
         "total                              1,288  1,544"
     )
     assert pickle.loads(pickle.dumps(ledger)) == ledger
+    with Measured() as rank:  # whole numbers beside one floating dtype leave it short
+        x = torch.ones(8), torch.arange(4)
+        ledger = rank.meter.ledger()
+    assert list(ledger.by_dtype) == ["float32", "int64"]
+    assert len(repr(ledger).splitlines()) == 2 + len(CATEGORIES)
+    assert len(x) == 2
 
 
 def test_a_step_in_two_precisions_is_told_by_dtype():
@@ -563,44 +529,19 @@ def test_a_step_in_two_precisions_is_told_by_dtype():
     assert pickle.loads(pickle.dumps(ledger)) == ledger
 
 
-def test_shards_of_fsdp2_are_parameters_before_any_optimizer_is_made():
-    def main(rank, world_size):
-        net = fully_shard(nn.Linear(500, 500, bias=False))
-        before = simlib.held()
-        net(torch.ones(4, 500)).sum().backward()
-        return before["parameters"], simlib.held()["gradients"]
-
-    assert simlib.simulate(main, 4, memory=True).results == [(250_000, 250_000)] * 4
-
-
-def test_whole_numbers_beside_one_floating_dtype_leave_the_table_short():
-    with Measured() as rank:
-        x = torch.ones(8), torch.arange(4)
-        ledger = rank.meter.ledger()
-    assert list(ledger.by_dtype) == ["float32", "int64"]
-    assert len(repr(ledger).splitlines()) == 2 + len(CATEGORIES)
-    assert len(x) == 2
-
-
 def rank_function(kind, others):
     """Trains 4 -> 8 -> 4 without biases for two steps of SGD with momentum, in the way of ``kind``.
 
-    Returns what is held in the end; Gloo's threads get time to let go of all but ``others`` bytes.
+    Returns the flops, and what is held in the end; Gloo's threads get time to let go of all but
+    ``others`` bytes.
     """
 
     def main(rank, world_size):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-        from torch.distributed.tensor.parallel import (
-            ColwiseParallel,
-            RowwiseParallel,
-            parallelize_module,
-        )
-
-        meter = MemoryMeter(rank, lambda: 0.0)
+        meter, counted = MemoryMeter(rank, lambda: 0.0), []
         mesh = init_device_mesh("cpu", (world_size,))
-        with MemoryHooks(lambda: meter), DispatchMode(memory=meter):
+        mode = DispatchMode(counted.append, FlopCounts(), memory=meter)
+        sgd = {"lr": 0.1, "momentum": 0.9}
+        with MemoryHooks(lambda: meter), mode:
             net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
             if kind.startswith("ddp"):
                 net = nn.parallel.DistributedDataParallel(
@@ -612,11 +553,9 @@ def rank_function(kind, others):
             elif kind == "tp":
                 parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
             if kind == "ddp and zero":
-                optimizer = ZeroRedundancyOptimizer(
-                    net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9
-                )
+                optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, **sgd)
             else:
-                optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+                optimizer = torch.optim.SGD(net.parameters(), **sgd)
             for _ in range(2):
                 optimizer.zero_grad()
                 net(torch.ones(6, 4)).sum().backward()
@@ -625,26 +564,30 @@ def rank_function(kind, others):
             while True:
                 *rest, other = meter.ledger().current.values()
                 if other <= others or time.monotonic() > end_s:
-                    return *rest, other
+                    return sum(counted), *rest, other
                 time.sleep(0.001)
 
     return main
 
 
+# Two steps: forward 2 * 6 * (32 + 32); backward the same for the weights, half for hidden values.
+FLOPS = 2 * (768 + 768 + 384)
+
+
 @pytest.mark.parametrize(
-    "kind, held, buckets",
+    "kind, flops, held, buckets",
     [
         # 2 x 32 weights of 4 bytes: 256, and as much of gradients and of momentum.
-        ("plain", (256, 256, 256), 0),
-        ("ddp", (256, 256, 256), 256),
-        ("ddp with views", (256, 256, 256), 0),  # its buckets are the gradients
-        ("ddp and zero", (256, 256, 128), 256),
-        ("fsdp", (128, 128, 128), 0),
-        ("tp", (128, 128, 128), 0),
+        ("plain", FLOPS, (256, 256, 256), 0),
+        ("ddp", FLOPS, (256, 256, 256), 256),
+        ("ddp with views", FLOPS, (256, 256, 256), 0),  # its buckets are the gradients
+        ("ddp and zero", FLOPS, (256, 256, 128), 256),
+        ("fsdp", FLOPS, (128, 128, 128), 0),
+        ("tp", FLOPS // 2, (128, 128, 128), 0),
     ],
 )
-def test_what_real_ranks_hold_after_training(kind, held, buckets):
+def test_what_real_ranks_compute_and_hold_after_training(kind, flops, held, buckets):
     for *found, other in simlib.run(rank_function(kind, buckets + 8), 2).results:
-        assert tuple(found) == held
+        assert tuple(found) == (flops, *held)
         # Threads of Gloo may not have let go yet of the loss and the gradient of it.
         assert buckets <= other <= buckets + 8
