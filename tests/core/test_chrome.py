@@ -82,8 +82,10 @@ def by_thread(events):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_slices_of_a_thread_nest(name, tmp_path):
-    for slices in by_thread(read_back(RUNS[name](), tmp_path)).values():
+def test_slices_nest_calls_follow_each_other_and_arrows_are_pairs(name, tmp_path):
+    events = read_back(RUNS[name](), tmp_path)
+    threads = by_thread(events)
+    for (pid, tid), slices in threads.items():
         outer = []
         for event in sorted(slices, key=lambda e: (ns(e)[0], -ns(e)[1])):
             begin, end = ns(event)
@@ -92,27 +94,11 @@ def test_slices_of_a_thread_nest(name, tmp_path):
                 outer.pop()
             assert not outer or end <= outer[-1]
             outer.append(end)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_calls_of_a_thread_follow_each_other(name, tmp_path):
-    for slices in by_thread(read_back(RUNS[name](), tmp_path)).values():
         calls = sorted(ns(event) for event in slices if event["name"] not in NO_CALLS)
         assert all(a[1] <= b[0] for a, b in zip(calls, calls[1:], strict=False))
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_every_slice_of_a_rank_lies_in_its_function(name, tmp_path):
-    for (pid, tid), slices in by_thread(read_back(RUNS[name](), tmp_path)).items():
-        if pid == tid:
+        if pid == tid:  # the slices of a rank lie in its function
             span = next(ns(event) for event in slices if event["name"] == "main")
             assert all(span[0] <= ns(e)[0] and ns(e)[1] <= span[1] for e in slices)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_arrows_are_pairs_inside_slices(name, tmp_path):
-    events = read_back(RUNS[name](), tmp_path)
-    threads = by_thread(events)
     ends = defaultdict(dict)
     for event in events:
         if event["ph"] in "sf":
@@ -165,12 +151,9 @@ def test_ranks_are_named_and_sorted(tmp_path):
     assert threads <= {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
 
 
-def test_save_returns_the_path(tmp_path):
+def test_a_trace_is_saved_where_asked_and_a_picture_is_no_trace(tmp_path):
     path = ring(2).save(str(tmp_path / "a.json"))
     assert path == tmp_path / "a.json" and path.exists()
-
-
-def test_a_picture_is_not_saved_as_a_trace(tmp_path):
     with pytest.raises(InvalidCallError, match=r"timeline\(\)\.savefig"):
         ring(2).save(tmp_path / "run.png")
-    assert not list(tmp_path.iterdir())
+    assert [*tmp_path.iterdir()] == [path]

@@ -23,26 +23,23 @@ def names(topology, src, dst):
     return [topology.link_name(link) for link in topology.links(src, dst)]
 
 
-def test_a_path_between_nodes_crosses_every_link_in_order():
+def test_a_path_crosses_the_links_of_ranks_nodes_and_backbone_in_order():
     topology = Topology(cluster(intra=BUS, backbone=Link(2e-6, 3e9)), 4)
     path = ["rank 0 up", "node 0 up", "backbone", "node 1 down", "rank 3 down"]
     assert names(topology, 0, 3) == path
     assert topology.latency_s(0, 3) == 1e-6 + 30e-6 + 2e-6
     assert topology.bandwidth_Bps(0, 3) == 1.25e9
-
-
-def test_a_path_within_a_node_crosses_the_links_of_the_two_ranks():
-    topology = Topology(cluster(intra=BUS, backbone=Link(2e-6, 3e9)), 4)
     assert names(topology, 2, 3) == ["rank 2 up", "rank 3 down"]
-    assert topology.latency_s(2, 3) == 1e-6
-    assert topology.bandwidth_Bps(2, 3) == 10e9
+    assert (topology.latency_s(2, 3), topology.bandwidth_Bps(2, 3)) == (1e-6, 10e9)
 
 
-def test_without_intra_a_node_costs_nothing():
+def test_without_intra_a_node_costs_nothing_and_every_link_has_a_name_of_its_own():
     topology = Topology(cluster(), 4)
     assert names(topology, 0, 1) == []
     assert (topology.latency_s(0, 1), topology.bandwidth_Bps(0, 1)) == (0, math.inf)
     assert names(topology, 0, 2) == ["node 0 up", "node 1 down"]
+    found = [topology.link_name(link) for link in range(len(topology.link_bandwidth_Bps) - 1)]
+    assert len(set(found)) == len(found) == 2 * 4 + 2 * 2 + 1
 
 
 def test_links_are_full_duplex_and_the_backbone_is_one():
@@ -85,22 +82,13 @@ def test_arrays_say_what_single_pairs_say():
     ]
 
 
-def test_every_link_has_a_name_of_its_own():
-    topology = Topology(cluster(), 4)
-    found = [topology.link_name(link) for link in range(len(topology.link_bandwidth_Bps) - 1)]
-    assert len(set(found)) == len(found) == 2 * 4 + 2 * 2 + 1
-
-
-@pytest.mark.parametrize(
-    "placement, nodes",
-    [
+def test_placements():
+    for placement, nodes in (
         ("block", [0, 0, 1, 1, 2]),
         ("round_robin", [0, 1, 2, 0, 1]),
         ([2, 0, 2, 1, 1], [2, 0, 2, 1, 1]),
-    ],
-)
-def test_placements(placement, nodes):
-    assert Topology(cluster(nodes=3), 5, placement).node_of.tolist() == nodes
+    ):
+        assert Topology(cluster(nodes=3), 5, placement).node_of.tolist() == nodes
 
 
 @pytest.mark.parametrize(

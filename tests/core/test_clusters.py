@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 from simlib import clusters
 from simlib.core.model.cluster import Cluster, Link, Topology
 
@@ -16,31 +14,25 @@ PRESETS = [
 ]
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__name__)
-def test_a_preset_is_a_cluster_of_the_size_asked_for_and_names_its_source(preset):
-    found = preset(nodes=3, ranks_per_node=4)
-    assert isinstance(found, Cluster) and (found.nodes, found.ranks_per_node) == (3, 4)
-    assert "**Source**" in preset.__doc__
-
-
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.__name__)
-def test_fields_can_be_replaced(preset):
+def test_presets_have_the_size_asked_for_a_source_and_fields_that_can_be_replaced():
     slow = Link(1.0, 1.0)
-    found = preset(nodes=2, ranks_per_node=1, inter=slow, intra=slow, envelope_bytes=40)
-    assert (found.inter, found.intra, found.envelope_bytes) == (slow, slow, 40)
+    assert len(PRESETS) == 6
+    for preset in PRESETS:
+        found = preset(nodes=3, ranks_per_node=4)
+        assert isinstance(found, Cluster) and (found.nodes, found.ranks_per_node) == (3, 4)
+        assert "**Source**" in preset.__doc__
+        found = preset(nodes=2, ranks_per_node=1, inter=slow, intra=slow, envelope_bytes=40)
+        assert (found.inter, found.intra, found.envelope_bytes) == (slow, slow, 40)
 
 
-@pytest.mark.parametrize(
-    "preset, bits_per_s",
-    [
+def test_line_rates():
+    for preset, bits_per_s in (
         (clusters.ethernet_1g, 1e9),
         (clusters.ethernet_10g, 10e9),
         (clusters.ethernet_100g, 100e9),
         (clusters.infiniband_hdr, 200e9),
-    ],
-)
-def test_line_rates(preset, bits_per_s):
-    assert Topology(preset(nodes=2), 2).bandwidth_Bps(0, 1) * 8 == bits_per_s
+    ):
+        assert Topology(preset(nodes=2), 2).bandwidth_Bps(0, 1) * 8 == bits_per_s
 
 
 def test_gpus_of_a_node_exchange_150_GB_per_second_each_way():
@@ -48,7 +40,3 @@ def test_gpus_of_a_node_exchange_150_GB_per_second_each_way():
     assert topology.bandwidth_Bps(0, 1) == 6 * 25e9  # a V100: six NVLinks, 25 GB/s each way
     assert topology.bandwidth_Bps(0, 8) == 6 * 25e9  # its own link is the slowest on the way
     assert clusters.nvlink_nodes(nodes=2).inter.bandwidth_Bps * 8 == 8 * 200e9
-
-
-def test_there_are_six():
-    assert len(PRESETS) == 6

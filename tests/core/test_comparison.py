@@ -6,6 +6,8 @@ import torch.distributed as dist
 from matplotlib.colors import to_hex
 
 import simlib
+from simlib.core.draw import draw_comparison
+from simlib.core.draw.run_pictures import COMMON, OWN, SHARED
 
 
 def main(rank, world_size, sums, sends=0):
@@ -44,23 +46,17 @@ def test_what_is_common_comes_first_then_the_differences(engine):
     assert [op.call for op in found.differences] == ["all_reduce(SUM)", "message"]
 
 
-def test_lines_say_where_each_came_from_and_how_often():
+def test_lines_say_where_each_came_from_and_how_often_and_smaller_groups_are_rows_of_their_own():
     found = simlib.compare(
         {"two": simlib.simulate(main, 2, (2,)), "three": simlib.simulate(main, 2, (3, 1))}
     )
-    sums = found.differences[0]
-    ((line, count),) = sums.lines[1].items()
+    ((line, count),) = found.differences[0].lines[1].items()
     assert line.endswith("dist.all_reduce(x)") and "test_comparison.py" in line and count == 3
     told = str(found)
     assert "three, what not all have so often:" in told
     assert "3 x all_reduce(SUM), 40 B" in told and "      3 x" in told
-
-
-def test_groups_smaller_than_the_world_are_rows_of_their_own():
-    found = simlib.compare(
-        {"world": simlib.simulate(main, 4, (1,)), "halves": simlib.simulate(in_halves, 4)}
-    )
-    assert rows_of(found) == [
+    world, halves = simlib.simulate(main, 4, (1,)), simlib.simulate(in_halves, 4)
+    assert rows_of(simlib.compare({"world": world, "halves": halves})) == [
         ("barrier", (1, 1)),
         ("all_reduce(SUM), 40 B", (1, 0)),
         ("all_reduce(SUM), 40 B, 2 ranks", (0, 2)),
@@ -77,22 +73,16 @@ def test_the_picture_has_a_row_for_each_op_and_says_how_many_more():
     texts = [text.get_text() for text in simlib.compare([one, other]).picture().axes[0].texts]
     assert texts[:2] == ["main", "main 2"]
     assert {"barrier", "all_reduce(SUM), 40 B", "message, 40 B"} <= set(texts)
-    from simlib.core.draw import draw_comparison
-
     many = [(f"op {i}", (i, 1), False) for i in range(50)]
     texts = [text.get_text() for text in draw_comparison(["a", "b"], many).axes[0].texts]
     assert "and 20 more" in texts
 
 
 def test_the_pictures_colours_say_what_is_common_shared_or_a_runs_own():
-    from simlib.core.draw import draw_comparison
-    from simlib.core.draw.run_pictures import COMMON, OWN, SHARED
-
     rows = [("all", (2, 2, 2), True), ("two", (3, 3, 0), False), ("one", (1, 4, 0), False)]
     boxes = draw_comparison("abc", rows).axes[0].patches
-    assert [to_hex(box.get_facecolor()) for box in boxes] == [
-        *[COMMON] * 3, *[SHARED] * 2, *[OWN] * 2
-    ]  # fmt: skip
+    colors = [to_hex(box.get_facecolor()) for box in boxes]
+    assert colors == [*[COMMON] * 3, *[SHARED] * 2, *[OWN] * 2]
 
 
 def test_refusals():

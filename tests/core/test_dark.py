@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from kernel_client import Kernel
+from kernel_client import kernel_with
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -108,15 +108,11 @@ def test_ranks_keep_their_colours_and_all_24_are_seen_and_told_apart():
     assert nearest > 9
 
 
-@pytest.mark.parametrize("share", [0.0, PARTIAL])
-def test_numbers_in_cells_of_rounds_are_as_readable_as_on_light_paper(share):
-    for rank in range(8):
+def test_numbers_in_cells_are_readable():
+    for share, rank in itertools.product((0.0, PARTIAL), range(8)):  # of rounds
         fill = mix(rank_color(rank), PAPER, share)
         ink = readable_on(fill)
         assert contrast(on_dark(ink), on_dark(fill)) >= min(4.5, 0.95 * contrast(ink, fill)), rank
-
-
-def test_numbers_in_cells_of_states_are_readable():
     states = [torch.tensor([float(rank)]) for rank in range(8)]
     run = simlib.Run("main", simlib.Trace(8), [(s, s) for s in states], [""] * 8)
     texts = simlib.draw.draw_states(run).axes[0].texts
@@ -191,14 +187,11 @@ def test_hatching_and_what_shines_through_are_seen_on_dark_paper():
     assert np.abs(drawn(figure)[1][50, 50].astype(int) - (0x11 + 0xFF) / 2).max() <= 2
 
 
-def test_a_picture_is_saved_light_or_dark(run, tmp_path):
+def test_a_picture_is_saved_light_or_dark_and_the_player_has_the_same_colours(run, tmp_path):
     figure = run.timeline()
     for dark, level in ((False, 255), (True, 0x11), (False, 255)):
         figure.savefig(tmp_path / "picture.png", dark=dark)
         assert image_of((tmp_path / "picture.png").read_bytes())[0, 0].tolist() == [level] * 3
-
-
-def test_the_player_has_the_same_colours(run):
     lanes = scene_of(run)["lanes"]
     assert [lane["on_dark"] for lane in lanes] == [on_dark(rank_color(r)) for r in range(9)]
     assert lanes[7]["on_dark"] == "#ffffff"  # its black would not be seen
@@ -224,49 +217,44 @@ def test_readers_of_png_may_pass_over_the_variant():
 @pytest.mark.parametrize("words", ["", "a", "some words"])
 def test_a_picture_of_few_colours_has_a_variant(words):
     figure = Picture(figsize=(1, 1))
-    if words:
-        figure.text(0.2, 0.5, words)
+    figure.text(0.2, 0.5, words)
     assert image_of(dark_variant(png_of(figure)))[0, 0].tolist() == [0x11] * 3
 
 
 # The learner's own figures
 
 
-def figure_on(color, image=None):
-    figure = Figure(facecolor=color)
-    if image is not None:
-        figure.subplots().imshow(image)
-    return figure
-
-
 def test_photographs_and_figures_that_are_dark_stay_as_they_are():
-    assert has_dark_variant(figure_on("white")) and has_dark_variant(figure_on("white", np.eye(3)))
-    assert not has_dark_variant(figure_on("black"))
-    assert not has_dark_variant(figure_on("none"))
-    assert not has_dark_variant(figure_on("white", np.zeros((3, 3, 3))))
-    figure = figure_on("white")
+    def has(color, image=None):
+        figure = Figure(facecolor=color)
+        if image is not None:
+            figure.subplots().imshow(image)
+        return has_dark_variant(figure)
+
+    assert has("white") and has("white", np.eye(3))
+    assert not has("black") and not has("none") and not has("white", np.zeros((3, 3, 3)))
+    figure = Figure(facecolor="white")
     figure.figimage(np.zeros((4, 4, 3)))
     assert not has_dark_variant(figure)
 
 
 def test_a_notebook_shows_every_figure_with_its_variant():
     """Also where pyplot has been used before simlib, and where its settings change."""
-    kernel = Kernel()
-    kernel.cell("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nimport simlib")
-    for cell in (
-        "plt.plot([1, 2])\nplt.show()",
-        "from simlib import labs\nlabs.draw_crossover()",
-        "%config InlineBackend.figure_formats = ['retina']\nplt.plot([1, 2]);",
-    ):
-        _, error, displays = kernel.finish(kernel.start(cell))
-        assert error is None, error
-        shown = base64.b64decode(displays[-1][1]["image/png"])
-        light, dark = image_of(shown), image_of(dark_variant(shown))
-        assert light[0, 0].tolist() == [255] * 3 and dark[0, 0].tolist() == [0x11] * 3
-        assert light.shape == dark.shape
-        is_ours = "labs" in cell  # as small as without pyplot
-        assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
-    kernel.close()
+    setup = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nimport simlib"
+    with kernel_with(setup=setup) as kernel:
+        for cell in (
+            "plt.plot([1, 2])\nplt.show()",
+            "from simlib import labs\nlabs.draw_crossover()",
+            "%config InlineBackend.figure_formats = ['retina']\nplt.plot([1, 2]);",
+        ):
+            _, error, displays = kernel.finish(kernel.start(cell))
+            assert error is None, error
+            shown = base64.b64decode(displays[-1][1]["image/png"])
+            light, dark = image_of(shown), image_of(dark_variant(shown))
+            assert light[0, 0].tolist() == [255] * 3 and dark[0, 0].tolist() == [0x11] * 3
+            assert light.shape == dark.shape
+            is_ours = "labs" in cell  # as small as without pyplot
+            assert (Image.open(io.BytesIO(shown)).mode == "P") == is_ours
 
 
 def test_a_figure_whose_variant_cannot_be_drawn_is_shown_as_it_is():
@@ -292,12 +280,8 @@ def test_a_lab_is_drawn_for_its_page():
     lab.controls["rounds_done"].value = 0
     lab._theme.dark = False
     assert lab.image.value == light
-
-
-def test_what_was_drawn_ahead_is_drawn_ahead_again():
-    lab = labs.rounds_lab("ring", 3)
     lab.draw_ahead("n")
-    for dark in (True, False):
+    for dark in (True, False):  # what was drawn ahead is drawn ahead again
         lab._theme.dark = dark
         misses = lab._picture.cache_info().misses
         lab.controls["n"].value += 1

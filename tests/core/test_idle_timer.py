@@ -21,21 +21,6 @@ from simlib.core.engines.workers.server import server_context
 from simlib.core.environment import VARIABLE as CONFINEMENT
 
 
-class Clock:
-    """Makes timers that go off when the test says so."""
-
-    def __init__(self):
-        self.timers = []
-
-    def __call__(self, seconds, function):
-        self.timers.append(ByHand(seconds, function))
-        return self.timers[-1]
-
-    @property
-    def running(self):
-        return [one for one in self.timers if one.runs]
-
-
 class ByHand:
     """A `threading.Timer` whose time is up when the test says so."""
 
@@ -50,11 +35,25 @@ class ByHand:
         self.runs = False
 
 
+class Clock:
+    """Makes such timers."""
+
+    def __init__(self):
+        self.timers = []
+
+    def __call__(self, seconds, function):
+        self.timers.append(ByHand(seconds, function))
+        return self.timers[-1]
+
+    @property
+    def running(self):
+        return [one for one in self.timers if one.runs]
+
+
 class Resting:
     """Something that counts how often it was sent to sleep."""
 
-    def __init__(self):
-        self.slept = 0
+    slept = 0
 
     def sleep(self):
         self.slept += 1
@@ -75,22 +74,16 @@ def no_server(monkeypatch):
     return stopped
 
 
-def test_what_rests_goes_when_the_time_is_up(clock, no_server):
+def test_what_rests_goes_when_the_time_is_up_and_each_run_begins_it_anew(clock, no_server):
     idle, resting = IdleTimer(clock), Resting()
-    with idle.busy(resting):
-        assert not clock.running
+    for number in range(1, 4):
+        with idle.busy(resting):
+            assert not clock.running
+        assert len(clock.timers) == number and clock.running == clock.timers[-1:]
     (timer,) = clock.running
     assert timer.seconds == 60 * MINUTES and not resting.slept
     timer.is_up()
     assert resting.slept == 1 and no_server == [True]
-
-
-def test_a_run_begins_the_time_anew(clock, no_server):
-    idle, resting = IdleTimer(clock), Resting()
-    for _ in range(3):
-        with idle.busy(resting):
-            assert not clock.running
-    assert len(clock.timers) == 3 and clock.running == clock.timers[-1:]
 
 
 def test_a_time_that_is_up_while_a_run_begins_ends_nothing(clock, no_server):
@@ -104,36 +97,27 @@ def test_a_time_that_is_up_while_a_run_begins_ends_nothing(clock, no_server):
     assert not resting.slept and not no_server
 
 
-def test_time_begins_when_the_last_of_several_runs_has_ended(clock, no_server):
+def test_time_begins_when_the_last_of_several_runs_has_ended_or_failed(clock, no_server):
     idle, one, other = IdleTimer(clock), Resting(), Resting()
-    with idle.busy(one):
+    with pytest.raises(ValueError), idle.busy(one):
         with idle.busy(other):
             pass
         assert not clock.timers
+        raise ValueError
     clock.timers[0].is_up()
     assert one.slept == other.slept == 1
-
-
-def test_time_begins_after_a_run_that_failed(clock, no_server):
-    with pytest.raises(ValueError), IdleTimer(clock).busy(Resting()):
-        raise ValueError
-    assert clock.running
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [("", MINUTES), ("3", 3), ("0.5", 0.5), ("0", math.inf), ("-1", math.inf), ("ten", MINUTES)],
 )
-def test_a_hub_chooses_the_minutes(monkeypatch, said, expected):
+def test_a_hub_chooses_the_minutes(monkeypatch, clock, said, expected):
     monkeypatch.setenv(IDLE_VARIABLE, said)
     assert minutes() == expected
-
-
-def test_zero_minutes_start_no_timer(monkeypatch, clock):
-    monkeypatch.setenv(IDLE_VARIABLE, "0")
     with IdleTimer(clock).busy(Resting()):
         pass
-    assert not clock.timers
+    assert len(clock.timers) == (expected < math.inf)
 
 
 def test_a_kernel_that_grades_keeps_its_server(monkeypatch):
@@ -164,11 +148,10 @@ def own_idleness(monkeypatch, clock):
     idle._stop_timer()
 
 
-def results_of_both():
-    return simlib.run(all_reduce, 2).results, simlib.simulate(all_reduce, 3).results
-
-
 def test_no_process_stays_and_both_engines_come_back(own_idleness, clock):
+    def results_of_both():
+        return simlib.run(all_reduce, 2).results, simlib.simulate(all_reduce, 3).results
+
     expected = results_of_both()
     pool()._prepare_spare(2)
     server = psutil.Process(forkserver._forkserver._forkserver_pid)
@@ -188,14 +171,10 @@ def test_no_process_stays_and_both_engines_come_back(own_idleness, clock):
     assert len(os.listdir("/proc/self/fd")) == left_open
 
 
-def wait_for(event):
-    event.wait()
-
-
 def test_the_server_stays_while_it_has_a_process_of_the_learner_s(own_idleness, clock):
     simlib.run(all_reduce, 2)
     event = multiprocessing.get_context("forkserver").Event()
-    own = server_context().Process(target=wait_for, args=(event,))
+    own = server_context().Process(target=event.wait)
     own.start()
     pid = forkserver._forkserver._forkserver_pid
     clock.running[-1].is_up()

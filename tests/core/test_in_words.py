@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from kernel_client import Kernel
+from kernel_client import kernel_with
 from synthetic import RunMaker
 
 import simlib
@@ -71,16 +71,14 @@ def test_a_part_of_a_run_is_told_alone(run):
     assert "all_reduce" not in words and "rank 3" not in words
 
 
-def test_one_rank_that_waits_is_told_with_its_time():
+def test_one_rank_that_waits_is_told_with_its_time_and_of_many_waits_the_longest():
+    assert "No rank waits for long." in RunMaker(2).run().in_words()
     maker = RunMaker(2)
     maker.send(0, 1, 60, 60, 62, numel=1000)
     maker.recv(1, 0, 10, 10, 62, numel=1000)
     words = maker.run().in_words()
     assert "Rank 1 waits 50 us for rank 0 in recv (main, line 1)." in words
     assert words.endswith("1 message of 4 kB.")
-
-
-def test_only_the_longest_waits_are_told():
     maker = RunMaker(2)
     for number in range(6):
         begin, end = 15 * number, 15 * number + 5 + number
@@ -91,10 +89,6 @@ def test_only_the_longest_waits_are_told():
     assert "waits 10 us for rank 0 in recv (main, line 5)" in words
 
 
-def test_a_run_without_waits_says_so():
-    assert "No rank waits for long." in RunMaker(2).run().in_words()
-
-
 def test_a_deadlock_says_who_waits_for_ever():
     run = failed(circle, 3)
     assert "It failed: 3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0." in run.in_words()
@@ -103,12 +97,10 @@ def test_a_deadlock_says_who_waits_for_ever():
     assert run.graph.picture().in_words() == run.graph.in_words()
 
 
-def test_who_never_came_to_a_collective_is_named():
+def test_who_never_came_to_a_collective_is_named_and_a_message_nobody_received_told():
     words, where = failed(ends_early, 3).in_words(), line(ends_early, 3)
     assert f"Ranks 1 and 2 wait for rank 0 in broadcast {where} and never go on." in words
 
-
-def test_a_message_that_nobody_received_is_told():
     def leaves(rank, world_size):
         if rank == 0:
             dist.isend(torch.ones(1), dst=1)
@@ -140,10 +132,8 @@ def test_player_and_picture_say_the_same(run):
 
 
 def test_a_notebook_keeps_them_beside_each_picture():
-    kernel = Kernel()
-    try:
-        kernel.cell("import simlib\nfrom IPython import get_ipython")
-        kernel.cell("run = simlib.simulate(lambda rank, world_size: None, 2)")
+    setup = "import simlib\nrun = simlib.simulate(lambda rank, world_size: None, 2)"
+    with kernel_with(setup=setup) as kernel:
         kernel.cell("show = get_ipython().display_formatter.format")
         for thing in ("run", "run.timeline()", "run.heat_map()", "simlib.compare([run, run])"):
             kernel.cell(
@@ -156,5 +146,3 @@ def test_a_notebook_keeps_them_beside_each_picture():
             "axes.set(xlabel='steps', ylabel='loss')\n"
             "assert show(figure)[1]['image/png']['alt'] == 'A figure. loss over steps.'"
         )
-    finally:
-        kernel.close()
