@@ -13,7 +13,7 @@ from . import classroom, cluster, course
 from .core.engines import run_outputs
 from .core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from .core.environment import VERSION, MissingExtra
-from .core.model.errors import RunInterrupted, SimlibError
+from .core.model.errors import InvalidCallError, RunInterrupted, SimlibError
 
 
 def main(argv=None):
@@ -24,9 +24,11 @@ def main(argv=None):
     options = _parser().parse_args(argv)
     try:
         return options.command(options)
-    except MissingExtra as error:
+    except (MissingExtra, InvalidCallError) as error:
         print(f"simlib: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

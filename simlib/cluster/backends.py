@@ -70,12 +70,7 @@ MPI4PY = Backend(
 )
 
 
-def register() -> None:
-    """Let ``backend="mpi4py"`` be known, in this process."""
-    BACKENDS.setdefault(MPI4PY.name, MPI4PY)
-
-
-register()
+BACKENDS.setdefault(MPI4PY.name, MPI4PY)
 
 
 def check_for_host(backend: Backend, ranks: int) -> None:

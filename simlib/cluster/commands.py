@@ -11,6 +11,7 @@ import glob
 import os
 import sys
 import warnings
+from dataclasses import fields
 
 from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
@@ -86,12 +87,7 @@ def _doctor(options):
     from .doctor import doctor
 
     hosts = None if options.hosts is None else options.hosts.split(",")
-    try:
-        report = doctor(hosts, launcher=options.launcher, folder=options.folder)
-    except InvalidCallError as error:
-        return _refused(error)
-    except KeyboardInterrupt:
-        return 130
+    report = doctor(hosts, launcher=options.launcher, folder=options.folder)
     print(report)
     return 0 if report.ok else 1
 
@@ -179,17 +175,11 @@ FOR_RANKS = (
     ("working-dir", "F", "where the ranks run (this folder)", str),
     ("name", "NAME", "of the job (the script's); a number is added", str),
 )
-OF_EVERY_PLACE = (
-    "launcher", "time_limit", "setup", "cpus_per_rank", "gpus_per_rank", "memory", "container",
-    "working_dir",
-)  # fmt: skip
 ONLY_BY_SSH = ("ssh_python", "sync")
 
 
 def _submit(options):
-    wrong = _wrong_call(options)
-    if wrong:
-        return _refused(wrong)
+    _refuse(_wrong_call(options))
     from .batch.submission import submit
 
     try:
@@ -206,7 +196,7 @@ def _submit(options):
             folder=options.folder,
         )
     except SimlibError as error:
-        return _refused(error)
+        raise InvalidCallError(str(error)) from None
     shown = os.path.relpath(job.path)
     print(f"{job.name} is submitted; simlib follow, result and cancel take {shown}", flush=True)
     return _looked_at(job) if options.follow else 0
@@ -270,25 +260,18 @@ def _place(options):
 
 def _place_there(options):
     """A `Mpiexec`, or the place of a batch system."""
-    given = {name: getattr(options, name) for name in OF_EVERY_PLACE}
+    place, per_node = SYSTEMS.get(options.system, Mpiexec), options.ranks_per_node
+    given = {one.name: getattr(options, one.name, None) for one in fields(place) if one.init}
     given["env"] = dict(text.split("=", 1) for text in options.env or ())
-    given["stage"] = options.stage or None
+    if not options.stage:
+        given.pop("stage", None)
     if options.system is not None:
-        place = SYSTEMS[options.system]
-        given |= {flag.name: getattr(options, flag.name) for flag in place.flags}
-        given["nodes"] = options.nodes or _over(options.n, options.ranks_per_node or options.n)
-        given["ranks_per_node"] = options.ranks_per_node or _over(options.n, given["nodes"])
-        return place(**_without_none(given))
-    hosts = None if options.hosts is None else options.hosts.split(",")
-    per_node = options.ranks_per_node
-    if per_node is None and hosts is not None:
-        per_node = _over(options.n, len(hosts))
-    given |= {"hosts": hosts, "hostfile": options.hostfile, "ranks_per_node": per_node}
-    return Mpiexec(**_without_none(given))
-
-
-def _without_none(given):
-    return {name: value for name, value in given.items() if value is not None}
+        given["nodes"] = options.nodes or _over(options.n, per_node or options.n)
+        given["ranks_per_node"] = per_node or _over(options.n, given["nodes"])
+    elif options.hosts is not None:
+        given["hosts"] = options.hosts.split(",")
+        given["ranks_per_node"] = per_node or _over(options.n, len(given["hosts"]))
+    return place(**{name: value for name, value in given.items() if value is not None})
 
 
 def _over(count, by):
@@ -337,9 +320,7 @@ def _ended(job):
 
 
 def _result(options):
-    wrong = run_outputs.wrong_files(options)
-    if wrong:
-        return _refused(wrong)
+    _refuse(run_outputs.wrong_files(options))
 
     def result(job):
         code, run = _ended(job)
@@ -369,15 +350,10 @@ def _with_job(options, do):
     places = (options.job, os.path.join(options.folder, options.job))
     path = next((one for one in places if os.path.isfile(os.path.join(one, "job.json"))), None)
     if path is None:
-        return _refused(_no_such_job(options))
+        _refuse(_no_such_job(options))
     from .batch.job import Job
 
-    try:
-        return do(Job(path))
-    except InvalidCallError as error:
-        return _refused(error)
-    except KeyboardInterrupt:
-        return 130
+    return do(Job(path))
 
 
 def _no_such_job(options):
@@ -391,6 +367,7 @@ def _no_such_job(options):
     return f"there is no job {options.job} in {options.folder}: {known}"
 
 
-def _refused(words):
-    print(f"simlib: {words}", file=sys.stderr)
-    return 2
+def _refuse(wrong):
+    """End the command with a sentence on what is wrong with the call, if anything is."""
+    if wrong:
+        raise InvalidCallError(wrong)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.model.errors import InvalidCallError
@@ -186,8 +186,6 @@ HYDRA_FAILURES = (
     (r"execvp error on file (?P<host>\S+)", NO_PYTHON),
     (r"APPLICATION TIMED OUT", OUT_OF_TIME),
 )
-HYDRA_HOPELESS = ("execvp error", r"prox\w*: No such file")
-HYDRA_GONE = (r"PID (?P<starter>\d+) RUNNING AT (?P<host>\S+)",)
 
 MPICH = Launcher(
     name="MPICH",
@@ -197,23 +195,18 @@ MPICH = Launcher(
     version=r"Version:? *([\d.]+\d)",
     library="MPICH",
     failures=(*HYDRA_FAILURES, (r"unsupported PMI version", OTHER_MPI)),
-    hopeless=HYDRA_HOPELESS,
-    gone=HYDRA_GONE,
+    hopeless=("execvp error", r"prox\w*: No such file"),
+    gone=(r"PID (?P<starter>\d+) RUNNING AT (?P<host>\S+)",),
     environ=_environ_mpich,
     proxy="hydra_pmi_proxy",
 )
-INTEL_MPI = Launcher(
+INTEL_MPI = replace(
+    MPICH,
     name="Intel MPI",
-    place=_place_hydra,
-    identity=(PMI,),
     marks=("Intel",),
-    version=r"Version:? *([\d.]+\d)",
     library="Intel",
     failures=HYDRA_FAILURES,
-    hopeless=HYDRA_HOPELESS,
-    gone=HYDRA_GONE,
     environ=_environ_mpiexec,
-    proxy="hydra_pmi_proxy",
     wheel="impi-rt<=2021.18.1",  # 2021.19.0 lacks a dependency
 )
 OPEN_MPI = Launcher(

@@ -1,42 +1,42 @@
 """The parts of jobs of another place, without another place: what travels, and how ssh is told."""
 
 import errno
+import io
 import json
 import os
 import struct
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 import simlib
-from simlib.cluster.batch import remote_agent, remote_state, ssh, staging
+from simlib.cluster.batch import remote_agent, remote_state, ssh
 from simlib.cluster.batch.ssh import HELLO, Line, UnreachableError, quoted
 from simlib.core.model.errors import JobError
 from simlib.core.record.oplog import COMMITTED, HEADER
 
 
 @pytest.fixture
-def sides(tmp_path):
-    """A far folder, one here, and what brings the one to the other; pieces are of 4 bytes."""
+def sides(tmp_path, monkeypatch):
+    """A far folder, and one here; pieces are of 4 bytes."""
+    monkeypatch.setattr(remote_state, "PIECE_BYTES", 4)
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
-    return there, here, remote_state.Mirror(here)
+    return there, here
 
 
-def fetch(there, mirror, is_over=False, between=lambda: None):
-    asked = []
-
-    def read(wanted):
-        asked.append([name for name, _, _ in wanted])
-        answer = remote_state.read_pieces(there, wanted)
-        between()
-        return answer
-
-    mirror.fetch(remote_state.listing(there, is_over), read)
-    return asked
+def fetch(there, here, is_over=False):
+    """Bring what is new; returns the names of each answer."""
+    answers = []
+    while not answers or answers[-1]:
+        messages, body = remote_state.news(there, remote_state.held(here), is_over)
+        remote_state.take(here, messages, body)
+        answers.append([message["name"] for message in messages])
+    return answers[:-1]
 
 
 def log(committed, room=1 << 12):
@@ -46,52 +46,51 @@ def log(committed, room=1 << 12):
     return bytes(header) + body + bytes(room - committed)
 
 
-def test_only_what_has_changed_is_asked_for(sides, monkeypatch):
-    monkeypatch.setattr(remote_state, "PIECE_BYTES", 4)
-    there, here, mirror = sides
+def test_only_what_has_changed_is_brought(sides):
+    there, here = sides
     (there / "rank-0.out").write_text("one\ntwo\n")
     (there / "rank-0.answer").write_bytes(b"an answer")
     (there / "rank-0.log").write_bytes(log(HEADER + 9))
     (there / "attempt-1").mkdir()
     (there / "attempt-1" / "job.json").write_text("{}")
+    (there / "empty").touch()
     (there / "job.json").write_text("its own")
-    fetch(there, mirror)
+    fetch(there, here)
     assert (here / "rank-0.out").read_text() == "one\ntwo\n"
     assert (here / "rank-0.answer").read_bytes() == b"an answer"
-    assert sorted(os.listdir(here)) == ["attempt-1", "rank-0.answer", "rank-0.out"]
-    assert fetch(there, mirror) == []
+    assert sorted(os.listdir(here)) == ["attempt-1", "empty", "rank-0.answer", "rank-0.out"]
+    assert fetch(there, here) == []
     with open(there / "rank-0.out", "a") as file:
         file.write("three\n")
-    assert fetch(there, mirror) == [["rank-0.out"]] * 2
+    assert fetch(there, here) == [["rank-0.out"]] * 2
     assert (here / "rank-0.out").read_text() == "one\ntwo\nthree\n"
-    fetch(there, mirror, is_over=True)
+    fetch(there, here, is_over=True)
     assert (here / "rank-0.log").read_bytes() == log(HEADER + 9, room=HEADER + 9)
-    assert fetch(there, remote_state.Mirror(here), is_over=True) == []  # a new kernel's
+    assert fetch(there, here, is_over=True) == []
 
 
-def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides, monkeypatch):
-    monkeypatch.setattr(remote_state, "PIECE_BYTES", 4)
-    there, here, mirror = sides
-    (there / "rank-0.json").write_text("before")
-    fetch(there, mirror, between=lambda: (there / "rank-0.json").write_text("after that"))
-    assert not (here / "rank-0.json").exists()
-    fetch(there, mirror)
+def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides):
+    there, here = sides
+    for text in ("before", "after that"):
+        (there / "rank-0.json").write_text(text)
+        remote_state.take(here, *remote_state.news(there, remote_state.held(here), False))
+        assert not (here / "rank-0.json").exists()
+    fetch(there, here)
     assert (here / "rank-0.json").read_text() == "after that"
-    (there / "gone").write_text("x")
-    fetch(there, mirror, between=lambda: (there / "gone").unlink(missing_ok=True))
-    assert (here / "gone").read_text() == "x"
+    assert os.listdir(here) == ["rank-0.json"]
+    (there / "rank-0.json").write_text("at last")
+    fetch(there, here)
+    assert (here / "rank-0.json").read_text() == "at last"
 
 
 def test_the_far_side_names_no_files_elsewhere(sides):
-    there, here, mirror = sides
     names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *remote_state.OWN]
     names += ["attempt-1/remote.json", "attempt-1/native.json"]
-    mirror.fetch(dict.fromkeys(names, [1, 1]), lambda wanted: pytest.fail(f"asked for {wanted}"))
-    assert os.listdir(here) == []
-    there = {"remote.json": [1, 1], "good": [1, 1]}
-    with pytest.raises(JobError, match="sends 'remote.json', and was not asked for it"):
-        mirror.fetch(there, lambda wanted: ([("remote.json", 0, 1, 1, 1)], b"x"))
-    assert os.listdir(here) == []
+    for name in names:
+        message = {"name": name, "at": 0, "length": 1, "of": [1, 1]}
+        with pytest.raises(JobError, match=f"the far side sends {name!r}, which is no file for"):
+            remote_state.take(sides[1], [message], b"x")
+    assert os.listdir(sides[1]) == []
 
 
 def far_side(words):
@@ -100,32 +99,44 @@ def far_side(words):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "told", "was_sent"),
     [
         (
             "echo 'ssh: connect to host login port 22: Connection refused' >&2; exit 255",
             "login answers, but no ssh server runs there: start sshd on it",
+            False,
         ),
-        ("echo Killed by us >&2; exit 255", r"the connection to login has broken \(Killed by us\)"),
+        (
+            "echo 'simlib is here: '; read asked; echo Killed by us >&2; exit 255",
+            r"the connection to login has broken \(Killed by us\)",
+            True,
+        ),
         (
             "echo 'sh: 1: exec: /far/python: not found' >&2; exit 127",
             "login has no Python /far/python: name the one of the course's",
+            False,
         ),
         (
             "echo 'No module named simlib.cluster.batch.remote' >&2; exit 1",
             "login has no simlib like this one for /far/python .*install the same environment",
+            False,
         ),
-        ("echo Welcome; exit 3", r"the far side on login has ended \(exit code 3\)"),
+        ("echo Welcome; exit 3", r"the far side on login has ended \(exit code 3\)", False),
     ],
 )
-def test_why_there_is_no_connection(words, told):
-    with pytest.raises(UnreachableError, match=told):
+def test_why_there_is_no_connection(words, told, was_sent):
+    with pytest.raises(UnreachableError, match=told) as broken:
         far_side(words).ask({"do": "hello"})
+    assert broken.value.was_sent == was_sent
 
 
-def test_what_is_printed_before_the_first_word_is_passed_over():
-    answer = '{"error": "so it is", "nbytes": 0}'
-    line = far_side(f"echo Welcome; echo 'simlib is here: '; read question; echo '{answer}'; cat")
+def test_what_is_printed_before_the_first_word_and_the_answer_is_passed_over():
+    """Empty lines say that the far side is at work."""
+    begin = "echo Welcome; echo 'simlib is here: '; read asked; echo; echo"
+    line = far_side(f"{begin}; echo '{{\"nbytes\": 2}}'; echo x; cat")
+    assert line.ask({"do": "hello"}) == ({"nbytes": 2}, b"x\n")
+    line._drop()
+    line = far_side(f'{begin}; echo \'{{"error": "so it is", "nbytes": 0}}\'; cat')
     with pytest.raises(JobError, match="so it is"):
         line.ask({"do": "hello"})
     line._drop()
@@ -134,67 +145,6 @@ def test_what_is_printed_before_the_first_word_is_passed_over():
 def test_the_home_folder_is_the_far_shells():
     assert quoted("~/my course/bin/python") == "~/'my course/bin/python'"
     assert quoted("$HOME/x") == "'$HOME/x'"
-
-
-def carried(source, target, name, told=None):
-    messages, told = source.changes(name, told)
-    for message, content in messages:
-        target.apply(message, content)
-    return told
-
-
-def test_staging_carries_what_is_new(tmp_path):
-    sides = [tmp_path / name for name in ("spoke", "hub")]
-    for side in sides:
-        side.mkdir()
-    spoke, hub = (staging.Files(str(side), [HEADER, COMMITTED]) for side in sides)
-    (sides[0] / "rank-0.out").write_text("one\n")
-    told = carried(spoke, hub, "rank-0.out")
-    with open(sides[0] / "rank-0.out", "a") as file:
-        file.write("two\n")
-    assert [message["at"] for message, _ in spoke.changes("rank-0.out", told)[0]] == [4]
-    carried(spoke, hub, "rank-0.out", told)
-    assert (sides[1] / "rank-0.out").read_text() == "one\ntwo\n"
-
-
-def test_the_first_who_refuses_counts_at_the_hub(tmp_path):
-    hub = staging.Files(str(tmp_path), [HEADER, COMMITTED])
-    for words in (b"node1 has no torch", b"node2 heard of it"):
-        hub.apply({"name": "refused"}, words)
-    assert (tmp_path / "refused").read_bytes() == b"node1 has no torch"
-
-
-def test_a_spoke_that_sees_the_folder_needs_no_copy(tmp_path):
-    (tmp_path / ".staged-1").touch()
-    ours, theirs = os.pipe(), os.pipe()
-    staging.Pipe(ours[0], ours[1]).send({"folder": str(tmp_path), "mark": ".staged-1"})
-    staging.Spoke(staging.Pipe(ours[0], theirs[1])).serve()
-    assert staging.Pipe(theirs[0], theirs[1]).receive()[0]["is"] == "shared"
-    for number in (*ours, *theirs):
-        os.close(number)
-
-
-def test_empty_lines_say_that_the_far_side_is_at_work():
-    line = far_side(
-        "echo 'simlib is here: '; read asked; echo; echo; echo '{\"nbytes\": 2}'; echo x"
-    )
-    assert line.ask({"do": "hello"}) == ({"nbytes": 2}, b"x\n")
-    line._drop()
-
-
-def test_whether_a_message_was_sent_is_known():
-    with pytest.raises(UnreachableError) as broken:
-        far_side("echo 'simlib is here: '; read asked; exit 255").ask({"do": "hello"})
-    assert broken.value.was_sent
-    with pytest.raises(UnreachableError) as none:
-        far_side("exit 255").ask({"do": "hello"})
-    assert not none.value.was_sent
-
-
-def pipe():
-    """The end to read from, and that to write to."""
-    reader, writer = os.pipe()
-    return os.fdopen(reader, "rb"), os.fdopen(writer, "wb")
 
 
 def test_the_far_side_writes_empty_lines_as_long_as_it_is_at_work(monkeypatch):
@@ -206,21 +156,20 @@ def test_the_far_side_writes_empty_lines_as_long_as_it_is_at_work(monkeypatch):
             go.wait()
             return {"is": "done"}, body
 
-    asked, answers = pipe(), pipe()
-    thread = threading.Thread(target=remote_agent.serve, args=(Slow(), asked[0], answers[1]))
-    thread.start()
-    asked[1].write(b'{"do": "work", "nbytes": 1}\nx')
-    asked[1].close()
-    said = [answers[0].readline() for _ in range(4)]
-    go.set()
-    thread.join()
-    answers[1].close()
-    said += answers[0].readlines()
+    reader, writer = os.pipe()
+    asked = io.BytesIO(b'{"do": "work", "nbytes": 1}\nx')
+    monkeypatch.setattr(remote_agent, "select", SimpleNamespace(select=lambda *_: [True]))
+    with os.fdopen(reader, "rb") as answers:
+        with os.fdopen(writer, "wb") as out:
+            serve = threading.Thread(target=remote_agent.serve, args=(Slow(), asked, out))
+            serve.start()
+            said = [answers.readline() for _ in range(4)]
+            go.set()
+            serve.join()
+        said += answers.readlines()
     assert said[:4] == [b"\n", HELLO + b"\n", b"\n", b"\n"]
     assert {*said[2:-2]} == {b"\n"}
     assert json.loads(said[-2]) == {"is": "done", "nbytes": 1} and said[-1] == b"x"
-    asked[0].close()
-    answers[0].close()
 
 
 @dataclass(frozen=True)
@@ -275,24 +224,20 @@ def handed_over(tmp_path, there="there"):
 
 
 def test_a_job_that_may_have_arrived_is_not_refused(cable, tmp_path):
-    cable.breaks = "after"
-    with pytest.warns(UserWarning, match=r"whether login has taken print-1 \(it is broken\)"):
-        job = handed_over(tmp_path)
-    assert job.status == "queued" and "it is broken" in repr(job)
-    cable.breaks = ""
-    assert repr(job) == "print-1: queued, 1 ranks on login"
-    assert len(Nothing.started) == 1
-    (path,) = Nothing.started
-    (path / "state.json").write_text('{"state": "ended", "code": 0, "why": "code"}')
-    assert job.status == "done"
-
-
-def test_a_job_that_cannot_have_arrived_is_refused(cable, tmp_path):
     cable.breaks = "before"
     with pytest.raises(JobError, match="it is broken"):
         handed_over(tmp_path)
     (job,) = simlib.jobs(tmp_path / "here")
     assert job.status == "failed"
+    cable.breaks = "after"
+    with pytest.warns(UserWarning, match=r"whether login has taken print-2 \(it is broken\)"):
+        job = handed_over(tmp_path)
+    assert job.status == "queued" and "it is broken" in repr(job)
+    cable.breaks = ""
+    assert repr(job) == "print-2: queued, 1 ranks on login"
+    (path,) = Nothing.started
+    (path / "state.json").write_text('{"state": "ended", "code": 0, "why": "code"}')
+    assert job.status == "done"
 
 
 def test_a_job_that_is_cancelled_before_it_arrives_does_not_begin(cable, tmp_path, monkeypatch):
@@ -338,14 +283,25 @@ def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path, monkeypatch):
     assert not (job.path / "cancel").exists()
 
 
-def test_a_full_disk_there_leaves_nothing(cable, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(remote_agent, "prepare", full)
-    with pytest.raises(JobError, match="made and filled in .*there .No space left on device"):
+
+def test_a_full_disk_is_told(cable, tmp_path, monkeypatch):
+    """There it leaves nothing; here the job goes on."""
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(JobError, match="made and filled in .*there .No space left on device"),
+    ):
+        patched.setattr(remote_agent, "prepare", full)
         handed_over(tmp_path)
     assert not (tmp_path / "there").exists()
+    job = handed_over(tmp_path)
+    (Nothing.started[0] / "rank-0.out").write_text("x")
+    monkeypatch.setattr(remote_state, "_write", full)
+    monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
+    assert job.status == "queued"
+    assert f"{job.name} cannot be filled (No space left on device): make room" in repr(job)
 
 
 def test_a_folder_there_that_is_anybodys_is_refused(cable, tmp_path):
@@ -355,16 +311,3 @@ def test_a_folder_there_that_is_anybodys_is_refused(cable, tmp_path):
     with pytest.raises(JobError, match="any account can put other folders into .*there"):
         handed_over(tmp_path)
     assert not os.listdir(there) and not Nothing.started
-
-
-def test_a_full_disk_here_is_told(cable, tmp_path, monkeypatch):
-    job = handed_over(tmp_path)
-    (Nothing.started[0] / "rank-0.out").write_text("x")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(remote_state, "_write", full)
-    monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
-    assert job.status == "queued"
-    assert "print-1 cannot be filled (No space left on device): make room" in repr(job)

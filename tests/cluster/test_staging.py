@@ -22,52 +22,60 @@ LOG = [HEADER, COMMITTED]
 
 
 class Carried:
-    """A log that is written in one folder, and its copy in another."""
+    """A file that is written in one folder, and its copy in another."""
 
-    def __init__(self, here, there):
+    def __init__(self, folder, name="rank-0.log"):
+        here, there = folder / "here", folder / "there"
         here.mkdir()
         there.mkdir()
         self._files, self._copy = Files(here, LOG), Files(there, LOG)
         self._told = None
-        self.path = here / "rank-0.log"
-        self.writer = logs.writer(logs.create(self.path))
-        self.log = logs.LogFile(there / "rank-0.log", 0)
+        self.path, self.copy = here / name, there / name
 
     def look(self, **options):
-        """Carry what has changed; returns how much of it was not the header."""
-        messages, self._told = self._files.changes("rank-0.log", self._told, **options)
+        """Carry what has changed; returns how much of it was not at the begin."""
+        messages, self._told = self._files.changes(self.path.name, self._told, **options)
         for message, content in messages:
             self._copy.apply(message, content)
-        self.log.refresh(anew=True)
         return sum(len(content) for message, content in messages if message["at"])
 
     def ops(self):
-        return self.log.ops(0, {})
+        log = logs.LogFile(self.copy, 0)
+        log.refresh(anew=True)
+        return log.ops(0, {})
 
 
 @pytest.fixture
 def carried(tmp_path):
-    return Carried(tmp_path / "here", tmp_path / "there")
+    """A log."""
+    carried = Carried(tmp_path)
+    carried.writer = logs.writer(logs.create(carried.path))
+    return carried
+
+
+def test_only_what_is_new_of_an_output_is_sent(tmp_path):
+    carried = Carried(tmp_path, "rank-0.out")
+    carried.path.write_text("one\n")
+    assert carried.look() == 0
+    with open(carried.path, "a") as file:
+        file.write("two\n")
+    assert carried.look() == 4
+    assert carried.copy.read_text() == "one\ntwo\n"
 
 
 def test_an_op_that_was_sent_under_way_ends_in_the_copy(carried):
-    start = post(carried.writer)
+    start, other = post(carried.writer), post(carried.writer)
     carried.writer.wait_begin(start)
     carried.look()
-    assert [(op.done, op.wait_s is None) for op in carried.ops()] == [(False, False)]
+    assert [(op.done, op.wait_s is None) for op in carried.ops()] == [(False, False), (False, True)]
     carried.writer.wait_end(start)
     carried.look()
-    assert [op.done for op in carried.ops()] == [True]
+    assert [op.done for op in carried.ops()] == [True, False]
     assert carried.look() == 0
-
-
-def test_the_last_look_takes_what_the_header_does_not_tell(carried):
-    start = post(carried.writer)
-    carried.look()
-    carried.writer.ended(start)  # nobody waited for it
+    carried.writer.ended(other)  # nobody waited for it, so the header does not tell
     assert carried.look() == 0
     carried.look(is_last=True)
-    assert [op.done for op in carried.ops()] == [True]
+    assert [op.done for op in carried.ops()] == [True, True]
     assert carried.look(is_last=True) == 0
 
 
@@ -100,12 +108,18 @@ class Pipe(staging.Pipe):  # on this machine the copy has to be at another path
 
 staging.Spoke(Pipe(0, 1)).serve()
 """
+BATCH = str(Path(staging.__file__).parent)
+
+
+def spoke_of(folder):
+    """What starts a host as a process of this machine, with its copy at this path."""
+    return [sys.executable, "-I", "-c", SPOKE, BATCH, str(folder)]
 
 
 def start_spoke(folder):
-    """A host, as a process of this machine with its copy at this path."""
-    words = [sys.executable, "-I", "-c", SPOKE, Path(staging.__file__).parent, folder]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    return subprocess.Popen(
+        spoke_of(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
 
 
 @pytest.fixture
@@ -133,14 +147,16 @@ def make_hub(tmp_path, copies, monkeypatch):
         hub.leave()
 
 
-def ran(script, *words):
-    return subprocess.Popen(["sh", "-c", script, *words])
-
-
 def test_what_a_host_writes_comes_back_and_the_copy_goes(make_hub, copies):
+    old = copies / "node1" / "job-1"  # of a job that is no more: it makes way
+    old.mkdir(parents=True)
+    (old / ".staged").touch()
+    (old / "end").touch()
     hub = make_hub("node1", "node2")
     assert hub.stage()
-    hub.carry_while(ran("until test -e $0; do sleep 0.01; done", copies / "node1/job-1/job.json"))
+    assert not (old / "end").exists()
+    script = "until test -e $0; do sleep 0.01; done"
+    hub.carry_while(subprocess.Popen(["sh", "-c", script, old / "job.json"]))
     (copies / "node2/job-1/rank-1.out").write_text("done")
     hub.carry_the_last()
     assert (hub.folder / "rank-1.out").read_text() == "done"
@@ -167,14 +183,25 @@ def test_the_copy_of_a_running_job_is_nobody_elses(make_hub, copies):
     assert (copies / "node1/job-1/.staged").exists()
 
 
-def test_the_copy_of_a_job_that_is_no_more_makes_way(make_hub, copies):
-    old = copies / "node1" / "job-1"
-    old.mkdir(parents=True)
-    (old / ".staged").touch()
-    (old / "end").touch()
-    hub = make_hub("node1")
-    assert hub.stage()
-    assert not (old / "end").exists()
+def test_a_spoke_that_sees_the_folder_needs_no_copy(tmp_path):
+    (tmp_path / ".staged-1").touch()
+    ours, theirs = os.pipe(), os.pipe()
+    staging.Pipe(ours[0], ours[1]).send({"folder": str(tmp_path), "mark": ".staged-1"})
+    staging.Spoke(staging.Pipe(ours[0], theirs[1])).serve()
+    assert staging.Pipe(theirs[0], theirs[1]).receive()[0]["is"] == "shared"
+    for number in (*ours, *theirs):
+        os.close(number)
+
+
+RANK = """
+import os, time
+folder = os.path.dirname(__file__)
+print("begun", flush=True)
+while not os.path.exists(os.path.join(folder, "end")):
+    time.sleep(0.01)
+time.sleep(0.3)  # it takes its time
+assert os.path.exists(folder)
+"""
 
 
 def test_where_the_hub_is_gone_ranks_end_before_their_copy_does(copies):
@@ -193,24 +220,12 @@ def test_where_the_hub_is_gone_ranks_end_before_their_copy_does(copies):
     assert not folder.exists()
 
 
-RANK = """
-import os, time
-folder = os.path.dirname(__file__)
-print("begun", flush=True)
-while not os.path.exists(os.path.join(folder, "end")):
-    time.sleep(0.01)
-time.sleep(0.3)  # it takes its time
-assert os.path.exists(folder)
-"""
-
-
-def test_the_first_reason_is_kept(make_hub):
-    hub = make_hub()
+def test_the_first_reason_is_kept(tmp_path):
     for name in staging.FIRST_COUNTS:
         for words in (b"first", b"second"):
-            hub._files.apply({"name": name}, words)
-        assert (hub.folder / name).read_bytes() == b"first"
-    assert not list(hub.folder.glob(".refused*"))
+            Files(str(tmp_path), LOG).apply({"name": name}, words)
+        assert (tmp_path / name).read_bytes() == b"first"
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_host_that_goes_on_telling_is_waited_for(make_hub, monkeypatch):
@@ -255,24 +270,21 @@ sys.exit(staging.main(json.loads(sys.argv[3]), sys.argv[4:]))
 """
 
 
-def test_who_ends_it_early_leaves_no_copy(tmp_path, copies):
+@pytest.mark.parametrize("more", [{"node2": ["sleep", "1000"]}, {}], ids=["no answer", "running"])
+def test_who_ends_it_early_leaves_no_copy(tmp_path, copies, more):
     """While another host has not answered yet, and while the command runs."""
-    batch = Path(staging.__file__).parent
-    for number, second in enumerate((["sleep", "1000"], None)):
-        folder = tmp_path / f"job-{number}"
-        folder.mkdir()
-        (folder / "job.json").write_text("{}")
-        copy = copies / folder.name
-        spokes = {"node1": [sys.executable, "-I", "-c", SPOKE, str(batch), str(copy)]}
-        spokes |= {} if second is None else {"node2": second}
-        plan = {"hosts": list(spokes), "python": "", "log": LOG}
-        script = f"touch {folder}/begun; exec sleep 1000"
-        words = [json.dumps(spokes), json.dumps(plan), "sh", "-c", script, str(folder / "start.py")]
-        hub = subprocess.Popen([sys.executable, "-I", "-c", MAIN, batch, *words])
-        wait_until((copy / "job.json" if second else folder / "begun").exists)
-        hub.terminate()
-        assert hub.wait(WAIT_S) == 1
-        wait_until(lambda: not list(copies.iterdir()))
+    folder, copy = tmp_path / "job-1", copies / "job-1"
+    folder.mkdir()
+    (folder / "job.json").write_text("{}")
+    spokes = {"node1": spoke_of(copy), **more}
+    plan = {"hosts": list(spokes), "python": "", "log": LOG}
+    script = f"touch {folder}/begun; exec sleep 1000"
+    words = [json.dumps(spokes), json.dumps(plan), "sh", "-c", script, str(folder / "start.py")]
+    hub = subprocess.Popen([sys.executable, "-I", "-c", MAIN, BATCH, *words])
+    wait_until((copy / "job.json" if more else folder / "begun").exists)
+    hub.terminate()
+    assert hub.wait(WAIT_S) == 1
+    wait_until(lambda: not list(copies.iterdir()))
 
 
 def test_its_launcher_has_time_for_the_last_files(tmp_path, monkeypatch):

@@ -34,36 +34,24 @@ class BatchJob:
     name : str
     script : Path
         A shell script, to be run on the first of the nodes.
-    nodes, ranks_per_node : int
     minutes : int
         After which it is to be ended.
-    partition, account : str, optional
-    extra : sequence of str
-        Further options of the command that submits.
-    cpus_per_rank, gpus_per_rank : int, optional
-    memory : str, optional
-        For each rank; see `Resources`.
+    needs : Queued
+        The nodes, and what else the queue is asked for.
     """
 
     name: str
     script: Path
-    nodes: int
-    ranks_per_node: int
     minutes: int
-    partition: str | None = None
-    account: str | None = None
-    extra: Sequence[str] = ()
-    cpus_per_rank: int | None = None
-    gpus_per_rank: int | None = None
-    memory: str | None = None
+    needs: Queued
 
     def memory_of_node(self) -> tuple[int, str] | None:
         """``(number, unit)`` of the memory of all ranks of one node; None where nobody asks."""
-        found = MEMORY.fullmatch(self.memory or "")
+        found = MEMORY.fullmatch(self.needs.memory or "")
         if found is None:
             return None
         number, unit = found.groups()
-        return int(number) * self.ranks_per_node, unit
+        return int(number) * self.needs.ranks_per_node, unit
 
 
 @dataclass(frozen=True)
@@ -330,13 +318,8 @@ class Queued(Resources):
         # A minute more than our own limit, which says more when it is over.
         minutes = math.ceil(self.time_limit / 60) + 1
         login = words_of(self.login)
-        job = BatchJob(
-            folder.path.name, script, self.nodes, self.ranks_per_node, minutes,
-            self.partition, self.account, self.extra,
-            self.cpus_per_rank, self.gpus_per_rank, self.memory,
-        )  # fmt: skip
         scheduler = self.scheduler(login)
-        number = self._hand_over(scheduler, job)
+        number = self._hand_over(scheduler, BatchJob(folder.path.name, script, minutes, self))
         native = {"scheduler": scheduler.name, "id": number, "login": login}
         try:
             folder.write_json(native, "native.json")

@@ -31,6 +31,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pwd
@@ -301,7 +302,7 @@ def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterato
     try:
         parent.mkdir(parents=True, exist_ok=True)
         check_place(parent)
-        path = _make_exact(parent, name) if is_exact else _make(parent, name)
+        path = _make(parent, name, is_exact)
         check_folder(path)
         yield JobFolder(path)
     except BaseException as error:
@@ -320,22 +321,11 @@ def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterato
         raise
 
 
-def _make_exact(parent: Path, name: str) -> Path:
-    path = parent / name
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        raise TakenError(f"{path} is there already") from None
-    return path
-
-
-def _make(parent: Path, name: str) -> Path:
+def _make(parent: Path, name: str, is_exact: bool) -> Path:
     safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    number = 1
-    while True:
-        path = parent / f"{safe}-{number}"
-        try:
-            os.mkdir(path, 0o700)
-            return path
-        except FileExistsError:
-            number += 1
+    names = [name] if is_exact else (f"{safe}-{number}" for number in itertools.count(1))
+    for one in names:
+        with suppress(FileExistsError):
+            os.mkdir(parent / one, 0o700)
+            return parent / one
+    raise TakenError(f"{parent / name} is there already")

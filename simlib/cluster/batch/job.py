@@ -21,7 +21,7 @@ from . import logs
 from .failures import DIED, cause_in, ended_by_queue, lost_hosts, lost_ranks
 from .folder import JOBS, JobFolder
 from .logs import JobMonitor
-from .remote_state import RemoteQueue, RemoteState
+from .remote_state import RemoteState
 from .state import JobInQueue, JobState
 
 LOOK_S = 0.1
@@ -238,7 +238,7 @@ class JobOutcome:
         self._state = RemoteState(folder) if is_remote else JobState(folder, about["submitted"])
 
     @property
-    def queue(self) -> JobInQueue | RemoteQueue:
+    def queue(self) -> JobInQueue | RemoteState:
         """What the scheduler says."""
         return self._state.queue
 

@@ -42,7 +42,7 @@ from ..rendezvous import own_address_towards
 from . import logs
 from .folder import JobFolder
 from .mpiexec import check_versions
-from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, die_with_the_supervisor, supervise
+from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, Supervisor, die_with_the_supervisor
 
 LEAVE_S = 5
 """How long exit handlers may take."""
@@ -57,7 +57,7 @@ def main(path):
     pid = os.fork()
     if pid:
         os.close(writer)
-        os._exit(supervise(folder, pid, reader))
+        os._exit(Supervisor(folder, pid, reader).until_the_end())
     os.close(reader)
     die_with_the_supervisor()
     try:

@@ -47,7 +47,8 @@ def main(folder):
     """Run the command of ``launch.json`` and write ``state.json`` before and after."""
     with open(os.path.join(folder, "launch.json")) as file:
         plan = json.load(file)
-    write_state(folder, {"state": "active", **whereabouts(), "began": time.time()})
+    here = {"host": os.uname().nodename, "pid": os.getpid(), "began": time.time()}
+    write_state(folder, {"state": "active", **here})
     environ = {**os.environ, **plan["environ"]}
     with (
         open(os.path.join(folder, "launcher.out"), "wb") as out,
@@ -262,10 +263,6 @@ def trim_logs(folder, layout):
                 if len(start) == header:  # else its rank was ended before it had one
                     used = struct.unpack_from("q", start, committed)[0]
                     file.truncate(max(header, used))
-
-
-def whereabouts():
-    return {"host": os.uname().nodename, "pid": os.getpid()}
 
 
 def touch(folder, name):

@@ -21,7 +21,6 @@ from ...core.diagnose.matching import Wait
 from ...core.diagnose.monitor import DeadlockDetector, RunMonitor
 from ...core.diagnose.verdicts import WaitGraph
 from ...core.model import errors
-from ...core.model.errors import FailureReport
 from ...core.model.trace import Group, Op, Site
 from ...core.record.oplog import CAPACITY, COMMITTED, ENTERED, FUTURES, HEADER, READERS, OpLogWriter
 from ...core.record.oplog_reader import OpLogReader
@@ -310,15 +309,11 @@ class JobMonitor(RunMonitor):
         death = self._folder.read_json("exit", rank)
         if answer is not None:
             try:
-                word, content = load_answer(answer, may_call=not self._folder.is_recorded)
-                if word in ("error", "exit") and isinstance(content, dict):  # an older simlib's
-                    content = FailureReport(**content)
-                self.answers[rank] = word, content
+                self.answers[rank] = load_answer(answer, may_call=not self._folder.is_recorded)
             except Exception as error:  # it arrived, but cannot be rebuilt here
                 report = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", report)
         elif death is not None:
-            death = {"code": death} if isinstance(death, int) else death  # an older simlib's
             self.deaths[rank] = death["code"]
             self.death_words[rank] = failures.death_of(rank, death["code"], death.get("why", ""))
             if death.get("time_s") is not None:

@@ -42,16 +42,16 @@ class PbsScheduler(Scheduler):
     ended_by_queue = "PBS: job killed: "
 
     def submit(self, job: BatchJob) -> str:
-        folder = job.script.parent
+        folder, needs = job.script.parent, job.needs
         options = [
             "-N", job.name[:NAME_LENGTH], "-V", "-r", "n",
             "-o", str(folder / "batch.out"), "-e", str(folder / "batch.err"),
             "-l", _selection(job), "-l", "place=scatter",
             "-l", f"walltime={job.minutes // 60:02}:{job.minutes % 60:02}:00",
         ]  # fmt: skip
-        options += ["-q", job.partition] if job.partition else []
-        options += ["-A", job.account] if job.account else []
-        return self.hand_over("qsub", *options, *job.extra, str(job.script))
+        options += ["-q", needs.partition] if needs.partition else []
+        options += ["-A", needs.account] if needs.account else []
+        return self.hand_over("qsub", *options, *needs.extra, str(job.script))
 
     def ask(self, number: str) -> JobStatus:
         try:
@@ -85,12 +85,11 @@ class PbsScheduler(Scheduler):
 
 def _selection(job: BatchJob) -> str:
     """As many chunks as nodes, with what all ranks of one node need."""
-    ranks = job.ranks_per_node
-    parts = [f"select={job.nodes}", f"ncpus={ranks * (job.cpus_per_rank or 1)}"]
+    needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
+    parts = [f"select={needs.nodes}", f"ncpus={ranks * (needs.cpus_per_rank or 1)}"]
     parts.append(f"mpiprocs={ranks}")
-    if job.gpus_per_rank:
-        parts.append(f"ngpus={ranks * job.gpus_per_rank}")
-    memory = job.memory_of_node()
+    if needs.gpus_per_rank:
+        parts.append(f"ngpus={ranks * needs.gpus_per_rank}")
     if memory is not None:
         number, unit = memory
         parts.append(f"mem={number}{unit.lower()}b")

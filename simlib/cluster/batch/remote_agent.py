@@ -27,10 +27,10 @@ from ...core.record.safe_pickle import dumps_tree, loads_tree
 from .folder import JobFolder, TakenError, new_folder
 from .job import Job
 from .mpiexec import check_versions, versions
-from .remote_state import listing, read_pieces
+from .remote_state import news
 from .ssh import HELLO
 from .state import JobState
-from .submission import noting_refusal, prepare, prepare_attempts
+from .submission import noting_refusal, prepare
 
 IDLE_S = 600.0
 """When nobody has asked anything for so long, whoever asks next starts another one."""
@@ -74,30 +74,20 @@ class Far:
                 return {"is_known": is_known}, b""
 
     def look(self, message: dict, body: bytes) -> Answer:
-        """How a job stands, and which files it has."""
-        path = _path(message["folder"])
+        """How a job stands, and what is new in its files."""
+        path, here = _path(message["folder"]), message["here"]
         if path not in self._states:
             about = JobFolder(path).read_json("job.json")
             if about is None:  # not there yet, or refused before it had one
                 state = JobFolder(path).read_json("state.json")
-                return {"state": state, "files": listing(path, True) if state else {}}, b""
+                files, content = news(path, here, True) if state else ([], b"")
+                return {"state": state, "files": files}, content
             self._states[path] = JobState(JobFolder(path), about["submitted"])
         known = self._states[path]
-        state = known.now()
-        queue = {
-            "state": known.queue.state(), "words": known.queue.words(),
-            "reason": known.queue.reason(),
-        }  # fmt: skip
-        return {
-            "state": state,
-            "queue": queue if queue["state"] else None,
-            "files": listing(path, state["state"] == "ended"),
-        }, b""
-
-    def read(self, message: dict, body: bytes) -> Answer:
-        """Pieces of a job's files."""
-        pieces, content = read_pieces(_path(message["folder"]), message["wanted"])
-        return {"pieces": pieces}, content
+        state, queue = known.now(), known.queue
+        said = {"state": queue.state(), "words": queue.words(), "reason": queue.reason()}
+        files, content = news(path, here, state["state"] == "ended")
+        return {"state": state, "queue": said if said["state"] else None, "files": files}, content
 
     def cancel(self, message: dict, body: bytes) -> Answer:
         """End a job; one that may still be on its way here (not ``is_known``) will not begin."""
@@ -160,10 +150,7 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
         request["payload"] = pickle.dumps((function, (there,), kwargs))
         request["argv"][0] = there
     packed = dumps_tree(request)
-    if parts["restarts"] is None:
-        prepare(folder, about, packed, to, command)
-    else:
-        prepare_attempts(folder, about, packed, to, parts["restarts"])
+    prepare(folder, about, packed, to, command, parts["restarts"])
     _check_is_wanted(folder)
     to.start(folder)
 

@@ -1,7 +1,8 @@
 """`RemoteState`: how a job stands that another host looks after, and its files, brought here.
 
-There files are listed (`listing`) and read (`read_pieces`); here a `Mirror` asks for what is new.
-Logs come when the job is over: their 256 MB are room, of which only the used part travels.
+A look tells the far side what is here (`held`); it answers with what is new (`news`), as far as one
+answer has room, and here `take` puts that into place. Logs come when the job is over: their 256 MB
+are room, of which only the used part travels.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,124 +31,91 @@ GROWING = (".out", ".err", ".log")
 """Files of these kinds are only added to, so what is here already stays."""
 NAME = re.compile(r"(attempt-\d+/)?\w[\w.-]*", re.ASCII)
 """Other names are never written here, whatever the far side says."""
+DRAFT = ".part"
+"""Ends the name of a file that is not all here, which a dot begins."""
 PIECE_BYTES = 8 << 20
 
-Listing = Mapping[str, list[int]]
-Piece = tuple[str, int, int, int, int]
-"""Name, offset, length; size and time of the whole file."""
-Reader = Callable[[list[list]], tuple[list[Piece], bytes]]
+Held = Mapping[str, list[int]]
+"""By the name of a file, how many bytes of it are here, and of which time (ns) it is."""
 
 
-def listing(folder: Path, is_over: bool) -> dict[str, list[int]]:
-    """Size and time of last change (ns) of each file that travels, by its name in the folder."""
+def held(folder: Path) -> dict[str, list[int]]:
+    """What is here of the files that travel; a draft counts more than what it is to replace."""
     found = {}
-    for path in _files(folder):
-        try:
+    for path in sorted(_files(folder), key=_is_draft):
+        name = path.name[1 : -len(DRAFT)] if _is_draft(path) else path.name
+        with suppress(FileNotFoundError):  # another kernel looks, too
             stat = path.stat()
-            size = stat.st_size
-            if path.suffix == ".log":
-                if not is_over:
-                    continue
-                size = logs.used_bytes(path)
-        except OSError:  # taken away just now
-            continue
-        found[path.relative_to(folder).as_posix()] = [size, stat.st_mtime_ns]
+            place = path.relative_to(folder).with_name(name).as_posix()
+            found[place] = [stat.st_size, stat.st_mtime_ns]
     return found
+
+
+def _is_draft(path: Path) -> bool:
+    return path.name[0] == "." and path.suffix == DRAFT
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.is_file() and path.name not in OWN and path.name[0] != ".":
+        if path.is_dir() and path.name.startswith("attempt-"):
+            yield from (one for one in path.iterdir() if one.is_file())
+        elif path.is_file() and path.name not in OWN:
             yield path
-        elif path.is_dir() and path.name.startswith("attempt-"):
-            yield from (one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
 
 
-def read_pieces(folder: Path, wanted: list[list]) -> tuple[list[Piece], bytes]:
-    """Of each file the bytes from an offset up to an end, as far as one answer has room.
+def news(folder: Path, here: Held, is_over: bool) -> tuple[list[dict[str, Any]], bytes]:
+    """Messages that bring files up to date, as far as one answer has room, and their bytes.
 
-    ``wanted`` holds ``[name, offset, end]``. A file that is gone has a piece of no bytes.
+    Each has the file's ``name``, ``at`` which byte its part begins, and how long that is; ``of``
+    how many bytes the file is, and its time.
     """
-    pieces: list[Piece] = []
+    messages: list[dict[str, Any]] = []
     body = bytearray()
-    for name, offset, end in wanted:
+    for path in _files(folder):
+        if path.name[0] == "." or (path.suffix == ".log" and not is_over):
+            continue
+        name = path.relative_to(folder).as_posix()
         try:
-            with open(folder / name, "rb") as file:
+            with open(path, "rb") as file:
                 stat = os.fstat(file.fileno())
-                file.seek(offset)
-                content = file.read(max(0, min(end - offset, PIECE_BYTES - len(body))))
-        except FileNotFoundError:
-            content, stat = b"", os.stat_result([0] * 10)
-        pieces.append((name, offset, len(content), stat.st_size, stat.st_mtime_ns))
+                size = logs.used_bytes(path) if path.suffix == ".log" else stat.st_size
+                have, time_ns = here.get(name, (-1, 0))
+                is_begun = name.endswith(GROWING) or time_ns == stat.st_mtime_ns
+                if is_begun and have >= size:
+                    continue
+                at = max(0, have) if is_begun else 0
+                content = os.pread(file.fileno(), min(size - at, PIECE_BYTES - len(body)), at)
+        except OSError:  # taken away just now
+            continue
+        of = [size, stat.st_mtime_ns]
+        messages.append({"name": name, "at": at, "length": len(content), "of": of})
         body += content
         if len(body) >= PIECE_BYTES:
             break
-    return pieces, bytes(body)
+    return messages, bytes(body)
 
 
-class Mirror:
-    """Brings the files of a far folder into one that is here, as far as they have changed.
+def take(folder: Path, messages: list[dict[str, Any]], body: bytes) -> None:
+    """Put what the far side has sent into place.
 
     Growing files are added to where they are; others appear whole, with the time of the far one, by
     which it is known that they have not changed. So a new kernel needs no more than the folder.
-
-    Parameters
-    ----------
-    folder : Path
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def fetch(self, there: Listing, read: Reader) -> None:
-        """Take in all that differs from a listing; ``read`` asks for pieces."""
-        done: set[str] = set()
-        while wanted := [one for name in there if (one := self._wanted(name, there, done))]:
-            pieces, body = read(wanted)
-            asked = {one[0] for one in wanted}
-            start = 0
-            for piece in pieces:
-                if piece[0] not in asked:
-                    raise JobError(f"the far side sends {piece[0]!r}, and was not asked for it")
-                self._take(piece, body[start : start + piece[2]], there, done)
-                start += piece[2]
-
-    def _wanted(self, name: str, there: Listing, done: set[str]) -> list | None:
-        """``[name, offset, end]`` of what is still to come of a file, or None."""
-        size, changed_ns = there[name]
-        if name in done or not _is_brought(name):
-            return None
-        here = _stat(self._folder / name)
-        if name.endswith(GROWING):
-            have = -1 if here is None else here.st_size
-            return [name, max(0, have), size] if have < size else None
-        if here is not None and (here.st_size, here.st_mtime_ns) == (size, changed_ns):
-            return None
-        draft = _stat(self._draft(name))
-        is_begun = draft is not None and draft.st_mtime_ns == changed_ns
-        return [name, draft.st_size if draft is not None and is_begun else 0, size]
-
-    def _take(self, piece: Piece, content: bytes, there: Listing, done: set[str]) -> None:
-        name, offset, length, size, changed_ns = piece
-        path, draft = self._folder / name, self._draft(name)
+    for message in messages:
+        name, at, (size, time_ns) = message["name"], message["at"], message["of"]
+        content, body = body[: message["length"]], body[message["length"] :]
+        if not _is_brought(name):
+            raise JobError(f"the far side sends {name!r}, which is no file for this side")
+        path = folder / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if name.endswith(GROWING):
-            _write(path, offset, content)
-            if not length:
-                done.add(name)
-            return
-        if [size, changed_ns] != there[name]:  # replaced meanwhile, or gone: the next look has it
-            done.add(name)
-            draft.unlink(missing_ok=True)
-            return
-        _write(draft, offset, content)
-        os.utime(draft, ns=(changed_ns, changed_ns))
-        if offset + length == size:
+            _write(path, at, content)
+            continue
+        draft = path.with_name(f".{path.name}{DRAFT}")
+        _write(draft, at, content)
+        os.utime(draft, ns=(time_ns, time_ns))
+        if at + len(content) == size:
             os.replace(draft, path)
-
-    def _draft(self, name: str) -> Path:
-        path = self._folder / name
-        return path.with_name(f".{path.name}.part")
 
 
 def _is_brought(name: str) -> bool:
@@ -162,13 +131,6 @@ def _write(path: Path, offset: int, content: bytes) -> None:
         file.write(content)
 
 
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
 LOOK_S = 0.5
 PATIENT_S = 15.0
 """So long nobody is told that the far side cannot be reached: most of it passes."""
@@ -179,7 +141,7 @@ CANCEL_S = 40.0
 class RemoteState:
     """The same as `JobState`, of a job that the far side has; each look brings what is new.
 
-    While the far side cannot be reached, what it said last holds.
+    While the far side cannot be reached, what it said last holds. It is its own ``queue``.
 
     Parameters
     ----------
@@ -188,12 +150,11 @@ class RemoteState:
     """
 
     def __init__(self, folder: JobFolder) -> None:
-        self.queue = RemoteQueue(self)
+        self.queue = self
         self.folder = folder
         remote = folder.read_json("remote.json")
         self._there = remote["folder"]
         self._line = line_to(remote["host"], tuple(remote["ssh"]), tuple(remote["python"]))
-        self._mirror = Mirror(folder.path)
         self._next_s = 0.0
         self._since_s: float | None = None
         self._why = ""
@@ -236,48 +197,42 @@ class RemoteState:
         self._since_s = self._since_s or time.monotonic()
 
     def _look(self) -> None:
-        found, _ = self.ask("look")
-        if found["state"] is None:
-            words = f"{self._line.host} has no folder {self._there}"
-            if not self.folder.has("submitted"):
-                raise JobError(f"{words} yet: it may not have arrived there")
-            found["state"] = {"state": "ended", "code": None, "why": "lost", "words": words}
-        elif not self.folder.has("submitted"):  # so it has arrived
-            self.folder.mark("submitted")
-        self._mirror.fetch(found.get("files", {}), self._read)
+        while True:
+            found, body = self.ask("look", here=held(self.folder.path))
+            if found["state"] is None:
+                words = f"{self._line.host} has no folder {self._there}"
+                if not self.folder.has("submitted"):
+                    raise JobError(f"{words} yet: it may not have arrived there")
+                found["state"] = {"state": "ended", "code": None, "why": "lost", "words": words}
+            elif not self.folder.has("submitted"):  # so it has arrived
+                self.folder.mark("submitted")
+            take(self.folder.path, found["files"], body)
+            if found["state"]["state"] != "ended" or not found["files"]:
+                break
         state = {**found["state"], "queue": found.get("queue")}
         if state != self.written():  # last of all: a job has ended when all of it is here
             self.folder.write_json(state, "state.json")
-
-    def _read(self, wanted: list[list]) -> tuple[list, bytes]:
-        answer, body = self.ask("read", wanted=wanted)
-        return answer["pieces"], body
 
     def ask(self, do: str, wait_s: float | None = None, **what: Any) -> tuple[dict, bytes]:
         """Ask the far side about this job."""
         return self._line.ask({"do": do, "folder": self._there, **what}, wait_s=wait_s)
 
+    # The same as `JobInQueue`, as the far queue has it
 
-class RemoteQueue:
-    """The same as `JobInQueue`, of such a job."""
-
-    def __init__(self, state: RemoteState) -> None:
-        self._state = state
-
-    def _said(self) -> dict[str, Any]:
-        return self._state.written().get("queue") or {}
+    def _said(self, what: str) -> Any:
+        return (self.written().get("queue") or {}).get(what)
 
     def state(self) -> str | None:
         """How the far queue has it; None where none does."""
-        return self._said().get("state")
+        return self._said("state")
 
     def words(self) -> str:
         """What the batch job and the scheduler have said."""
-        return self._said().get("words", "")
+        return self._said("words") or ""
 
     def reason(self) -> str:
         """Why the job still waits, in words."""
-        return self._said().get("reason", "")
+        return self._said("reason") or ""
 
     def cancel(self) -> None:
         """Have the far side end the job.
@@ -287,9 +242,9 @@ class RemoteQueue:
         JobError
             It cannot be reached, or refuses.
         """
-        folder = self._state.folder
+        folder = self.folder
         try:
-            self._state.ask("cancel", CANCEL_S, is_known=folder.has("submitted"))
+            self.ask("cancel", CANCEL_S, is_known=folder.has("submitted"))
         except JobError as error:
             if isinstance(error, UnreachableError) and error.was_sent:
                 raise JobError(

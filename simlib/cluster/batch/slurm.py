@@ -117,28 +117,26 @@ class SlurmScheduler(Scheduler):
             time.sleep(LOOK_S)
 
     def _options(self, job: BatchJob) -> list[str]:
-        options = [
-            f"--job-name={job.name}", f"--nodes={job.nodes}",
-            f"--ntasks={job.nodes * job.ranks_per_node}",
-            f"--ntasks-per-node={job.ranks_per_node}", f"--time={job.minutes}",
-        ]  # fmt: skip
-        options += [f"--partition={job.partition}"] if job.partition else []
-        options += [f"--account={job.account}"] if job.account else []
-        return [*options, *self._needs(job), *job.extra]
-
-    def _needs(self, job: BatchJob) -> list[str]:
         """Its options for what ranks need.
 
         GPUs for the node: with ``--gpus-per-task`` each rank would see its own only, as number 0,
         and a script that takes number LOCAL_RANK, as torchrun's do, would fail.
         """
-        options = [f"--cpus-per-task={job.cpus_per_rank}"] if job.cpus_per_rank else []
-        if job.gpus_per_rank:
-            options.append(f"--gpus-per-node={job.gpus_per_rank * job.ranks_per_node}")
-        memory = job.memory_of_node()
-        if memory is not None:
-            options.append("--mem={}{}".format(*memory))
-        return options
+        needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
+        given = {
+            "job-name": job.name,
+            "nodes": needs.nodes,
+            "ntasks": needs.nodes * ranks,
+            "ntasks-per-node": ranks,
+            "time": job.minutes,
+            "partition": needs.partition,
+            "account": needs.account,
+            "cpus-per-task": needs.cpus_per_rank,
+            "gpus-per-node": needs.gpus_per_rank and needs.gpus_per_rank * ranks,
+            "mem": memory and "{}{}".format(*memory),
+        }
+        options = [f"--{name}={value}" for name, value in given.items() if value]
+        return [*options, *needs.extra]
 
     def ask(self, number: str) -> JobStatus:
         # Words with a space would not pass through an ssh of `login`.

@@ -307,34 +307,6 @@ class Ssh:
         where = self.to.place
         return f"{self.host}" if where == "this machine" else f"{where}, by {self.host}"
 
-    @property
-    def hosts(self) -> Sequence[str] | None:
-        """The hosts, where they are named."""
-        return getattr(self.to, "hosts", None)
-
-    @property
-    def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI who they are."""
-        return self.to.uses_mpi
-
-    @property
-    def time_limit(self) -> float:
-        """In seconds, for the ranks."""
-        return self.to.time_limit
-
-    @property
-    def gpus_per_rank(self) -> int | None:
-        """See `Resources`."""
-        return self.to.gpus_per_rank
-
-    def threads(self) -> int:
-        """See `Resources.threads`."""
-        return self.to.threads()
-
-    def cwd(self, here: str) -> str:
-        """This one: that of the ranks, the far side finds."""
-        return here
-
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""
         self.to.check(world_size)

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import cloudpickle
 from ...core.engines.options import (
     Diagnosis,
     Faults,
+    Program,
     Restart,
     Restarts,
     check_function,
@@ -29,9 +30,9 @@ from ...core.engines.options import (
     either,
     name_of,
     pack,
+    program_of_script,
     refuse_foreign,
     restarts_of,
-    script,
 )
 from ...core.engines.request import ExecutionContext
 from ...core.engines.restarts import remaining_kills, with_restarts
@@ -55,28 +56,6 @@ from .ssh import Ssh
 from .staging import LAST_S
 
 
-@dataclass(frozen=True)
-class Program:
-    """What the ranks of a job run.
-
-    Attributes
-    ----------
-    called : str
-        The function's name, or the script's file.
-    name : str
-        Of the job, where it gets no other.
-    payload : bytes
-        See `pack`.
-    argv : list of str, optional
-        ``sys.argv`` of a script; None for a function, which finds the notebook's.
-    """
-
-    called: str
-    name: str
-    payload: bytes
-    argv: list[str] | None
-
-
 def program_of(
     what: Callable[..., Any] | str | os.PathLike,
     args: Sequence[Any],
@@ -85,18 +64,14 @@ def program_of(
     world_size: int,
 ) -> Program:
     """The program that a call of `submit` means; refused where there can be none."""
-    if isinstance(what, str | os.PathLike):
-        return _of_script(Path(what), args, kwargs, argv, world_size)
-    check_function(what, "submit")
-    if argv is not None:
-        raise InvalidCallError(
-            f"argv={argv!r} is for a script: a function is given its arguments by args=..."
-        )
-    called = name_of(what)
-    return Program(called, called, pack(what, args, kwargs, world_size), None)
-
-
-def _of_script(path, args, kwargs, argv, world_size):
+    if not isinstance(what, str | os.PathLike):
+        check_function(what, "submit")
+        if argv is not None:
+            raise InvalidCallError(
+                f"argv={argv!r} is for a script: a function is given its arguments by args=..."
+            )
+        return Program(name=name_of(what), payload=pack(what, args, kwargs, world_size))
+    path = Path(what)
     if not path.is_file():
         raise InvalidCallError(f"there is no file {path}: submit runs a function or a script")
     if args or kwargs:
@@ -106,9 +81,7 @@ def _of_script(path, args, kwargs, argv, world_size):
         )
     if isinstance(argv, str):
         raise InvalidCallError(f"argv={argv!r} must be a list of words: argv={argv.split()!r}")
-    payload = pack(script, (os.path.abspath(path),), None, world_size)
-    words = [str(path), *map(str, argv or ())]
-    return Program(path.name, path.stem, payload, words)
+    return program_of_script(str(path), list(map(str, argv or ())), world_size)
 
 
 START_ATTEMPTS = (
@@ -125,7 +98,12 @@ ATTEMPTS_OBEY_S = 2 * OBEY_S
 
 
 def prepare(
-    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, words: list[str]
+    folder: JobFolder,
+    about: dict[str, Any],
+    request: bytes,
+    to: Any,
+    words: list[str],
+    attempts: bytes | None = None,
 ) -> None:
     """Write down what the ranks of a job need, and what its launcher process starts.
 
@@ -139,36 +117,26 @@ def prepare(
     to : Mpiexec, Queued or Ssh
     words : list of str
         The launcher's command, up to what `Resources.write_start` writes.
+    attempts : bytes, optional
+        Of a job that may begin anew, for its ``restarts.pkl``.
     """
-    if isinstance(to, Ssh):
-        return _write_plan(folder, about, request, to, [], {}, NO_WORDS, {}, [])
-    command = [*words, str(to.write_start(folder))]
-    look = [*to.before_launcher(), sys.executable, "-I", LAUNCH, "--look"]
-    times = STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
-    _write_plan(folder, about, request, to, command, to.environ(), HOPELESS, times, look)
-
-
-def prepare_attempts(
-    folder: JobFolder, about: dict[str, Any], request: bytes, to: Any, plan: bytes
-) -> None:
-    """The same of a job that may begin anew; ``plan`` is for its ``restarts.pkl``."""
-    folder.write(plan, "restarts.pkl")
-    command = [sys.executable, "-I", "-c", START_ATTEMPTS, about["root"], str(folder.path)]
-    times = {"obey_s": ATTEMPTS_OBEY_S}
-    _write_plan(folder, about, request, to, command, {}, NO_WORDS, times, [])
-
-
-def _write_plan(folder, about, request, to, command, environ, hopeless, times, look):
+    command: list[str] = []
+    plan: dict[str, Any] = {"environ": {}, "hopeless": NO_WORDS, "reach": []}
+    if attempts is not None:
+        folder.write(attempts, "restarts.pkl")
+        command = [sys.executable, "-I", "-c", START_ATTEMPTS, about["root"], str(folder.path)]
+        plan["obey_s"] = ATTEMPTS_OBEY_S
+    elif not isinstance(to, Ssh):
+        command = [*words, str(to.write_start(folder))]
+        plan |= {"environ": to.environ(), "hopeless": HOPELESS}
+        plan["reach"] = [*to.before_launcher(), sys.executable, "-I", LAUNCH, "--look"]
+        plan |= STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
     folder.write(request, "request.pkl")
     within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
-    plan = {
+    plan |= {
         "command": command,
-        "environ": environ,
-        "time_limit": to.time_limit,
-        "hopeless": hopeless,
-        **times,
+        "time_limit": _started_by(to).time_limit,
         "cancelled_by": [str(path) for path in within],
-        "reach": look,
         "world_size": about["world_size"],
         "timeout_s": about["timeout_s"],
         "log": [HEADER, COMMITTED],
@@ -258,7 +226,7 @@ def submit(
     by_keyword = Faults(slow=slow, kill=kill, on_death=on_death)
     wrong = checked_faults(either("faults", faults, by_keyword), world_size)
     if backend != "gloo":  # which ranks have wherever they are, and however they are started
-        _check_backend(backend, to.uses_mpi, wrong.on_death)
+        _check_backend(backend, _started_by(to).uses_mpi, wrong.on_death)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
     refuse_foreign("submit", plan, restart_s="simulate")
@@ -270,7 +238,7 @@ def submit(
     request = _request(program, where, cells, wrong.slow)
     about = {
         **_about_place(to, world_size, where.cwd),
-        "function": program.called,
+        "function": program.name,
         "kill": remaining_kills(wrong.kill, world_size, 0.0) if wrong.kill else {},
         "on_death": wrong.on_death,
         "timeout_s": watched.timeout_s,
@@ -278,11 +246,8 @@ def submit(
         "backend": backend,
         "cells": cells,
     }
-    with new_folder(folder, name or program.name) as job:
-        if packed_plan is None:
-            prepare(job, about, request, to, command)
-        else:
-            prepare_attempts(job, about, request, to, packed_plan)
+    with new_folder(folder, name or Path(program.name).stem) as job:
+        prepare(job, about, request, to, command, packed_plan)
         with noting_refusal(job):
             to.start(job)
     return Job(job.path)
@@ -296,6 +261,11 @@ def _check_place(to: object, world_size: int) -> None:
             f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
         )
     to.check(world_size)
+
+
+def _started_by(to: Any) -> Any:
+    """What starts the ranks: of `Ssh`, what the far side does with the job."""
+    return to.to if isinstance(to, Ssh) else to
 
 
 def _command(to: Mpiexec | Queued | Ssh, world_size: int) -> list[str]:
@@ -321,16 +291,17 @@ def _request(
 
 def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[str, Any]:
     """What ``job.json`` says of where the ranks run, and of what they must find there."""
+    there = _started_by(to)
     return {
         "world_size": world_size,
         "to": to.place,
-        "hosts": getattr(to, "hosts", None),
-        "uses_mpi": to.uses_mpi,
+        "hosts": getattr(there, "hosts", None),
+        "uses_mpi": there.uses_mpi,
         "versions": versions(),
         "log_format": FORMAT,
-        "cwd": to.cwd(cwd),
-        "threads": to.threads(),
-        "gpus_per_rank": to.gpus_per_rank,
+        "cwd": there.cwd(cwd),
+        "threads": there.cpus_per_rank or 1,
+        "gpus_per_rank": there.gpus_per_rank,
         "root": str(ROOT),
         "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
         "within": None,
@@ -364,9 +335,8 @@ def noting_refusal(folder: JobFolder) -> Iterator[None]:
 def _packed_plan(
     to: Mpiexec | Queued | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
 ) -> bytes:
-    to = to.to if isinstance(to, Ssh) else to  # where it begins anew, it is there already
-    try:
-        return cloudpickle.dumps((to, plan, kill), protocol=5)
+    try:  # where it begins anew, it is there already
+        return cloudpickle.dumps((_started_by(to), plan, kill), protocol=5)
     except Exception as error:
         raise InvalidCallError(
             "on_restart cannot be sent to where the job begins anew, in another process "

@@ -56,19 +56,12 @@ def show_presence(folder):
         time.sleep(SEND_S)
 
 
-def supervise(folder, pid, pipe):
-    """Wait for the rank with this process id; returns the exit code for the launcher.
-
-    ``pipe`` is one on which the rank says its number, `SERVE` and `LEFT`.
-    """
-    return Supervisor(folder, pid, pipe).until_the_end()
-
-
 class Supervisor:
     """Looks after one rank: notes its death, ends it when the job ends, fetches its stack; kills it
     where it was asked to.
 
-    That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever.
+    That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever. ``pipe``
+    is one on which the rank with this process id says its number, `SERVE` and `LEFT`.
     """
 
     def __init__(self, folder, pid, pipe):
@@ -91,7 +84,7 @@ class Supervisor:
         self._looks = 0
 
     def until_the_end(self):
-        """Look until the rank's process has ended."""
+        """Look until the rank's process has ended; returns the exit code for the launcher."""
         while True:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:

@@ -209,19 +209,14 @@ def library(facts, host):
         return wrong("mpi4py is missing: pip install mpi4py there")
     if code:
         return wrong(f"mpi4py finds no MPI library: install {facts.mpi} beside it ({first})")
-    which = library_of(text)
+    found = mpi_of_library(text)
+    which = found.name if found else (text.strip().splitlines() or ["nothing"])[0]
     if which != facts.mpi:
         return wrong(
             f"mpi4py's library is {which}, mpiexec is {facts.mpi}, and every process would be "
             f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
         )
     return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} with {which}, as mpiexec")
-
-
-def library_of(text):
-    """Which MPI a library's own words name."""
-    found = mpi_of_library(text)
-    return found.name if found else (text.strip().splitlines() or ["nothing"])[0]
 
 
 def files(facts, host):

@@ -94,11 +94,8 @@ def simlib():
 
 def version_in(folder):
     """The version that the simlib in a folder states."""
-    place = os.path.join(folder, "core", "environment.py")
-    if not os.path.exists(place):  # an older one
-        place = os.path.join(folder, "__init__.py")
-    with open(place, encoding="utf-8") as file:
-        version = re.search(r'^(?:VERSION|__version__) = "(.*?)"', file.read(), re.MULTILINE)
+    with open(os.path.join(folder, "core", "environment.py"), encoding="utf-8") as file:
+        version = re.search(r'^VERSION = "(.*?)"', file.read(), re.MULTILINE)
     return version and version.group(1)
 
 

@@ -240,17 +240,15 @@ class PracticeCluster:
     def _await_slurm(self):
         deadline_s = time.monotonic() + SLURM_STARTS_S
         words = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        while (states := self._printed(words)) != ["idle"] * len(self.hosts):
+        options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        wanted = ["idle"] * len(self.hosts)
+        while (states := self.run("login", words, **options).stdout.split()) != wanted:
             if time.monotonic() > deadline_s:
                 last = " ".join(states) or "nothing"
                 raise InvalidCallError(
                     f"the practice cluster cannot be made: Slurm's nodes are not idle, but {last}"
                 )
             time.sleep(0.02)
-
-    def _printed(self, words):
-        done = self.run("login", words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        return done.stdout.split()
 
     def _write_state(self):
         state = {

@@ -108,13 +108,8 @@ def _quantity(text, units):
 
 
 def _up(options):
-    try:
-        with _sigterm_as_exit():
-            state = daemon.bring_up(options.nodes, options.rate, options.delay, options.slurm)
-    except InvalidCallError as error:
-        return _refused(error)
-    except KeyboardInterrupt:
-        return 130
+    with _sigterm_as_exit():
+        state = daemon.bring_up(options.nodes, options.rate, options.delay, options.slurm)
     print(_description(state))
     print("`simlib practice exec login -- hostname` runs a program on it; `... down` ends it")
     return 0
@@ -129,7 +124,7 @@ def _exec(options):
 def _status(options):
     refuse = why_not_here()
     if refuse:
-        return _refused(refuse)
+        raise InvalidCallError(refuse)
     state = daemon.state()
     if state is None:
         print("no practice cluster is up")
@@ -142,10 +137,7 @@ def _status(options):
 
 
 def _down(options):
-    try:
-        was_up, removed = daemon.bring_down()
-    except InvalidCallError as error:
-        return _refused(error)
+    was_up, removed = daemon.bring_down()
     print("the practice cluster is down" if was_up else "no practice cluster was up")
     if removed:
         print(f"{len(removed)} namespaces of killed processes removed")
@@ -169,17 +161,10 @@ def _description(state):
 def _run(options):
     program = _program(options)
     if not program:
-        return _refused("give the program to run after --")
-    try:
-        with (
-            _sigterm_as_exit(),
-            PracticeNetwork(options.nodes, options.rate, options.delay) as network,
-        ):
-            failed = run_on_nodes(network, program)
-    except InvalidCallError as error:
-        return _refused(error)
-    except KeyboardInterrupt:
-        return 130
+        raise InvalidCallError("give the program to run after --")
+    network = PracticeNetwork(options.nodes, options.rate, options.delay)
+    with _sigterm_as_exit(), network:
+        failed = run_on_nodes(network, program)
     for rank, code in failed.items():
         print(f"simlib: rank {rank} ended with exit code {code}", file=sys.stderr)
     return 1 if failed else 0
@@ -202,8 +187,3 @@ def _sigterm_as_exit():
 
 def _leave(signum, frame):
     raise SystemExit(128 + signum)
-
-
-def _refused(why):
-    print(f"simlib: {why}", file=sys.stderr)
-    return 2
