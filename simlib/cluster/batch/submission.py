@@ -303,7 +303,7 @@ def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[
         "threads": there.cpus_per_rank or 1,
         "gpus_per_rank": there.gpus_per_rank,
         "root": str(ROOT),
-        "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
+        "environ": {},
         "within": None,
         "submitted": time.time(),
     }
