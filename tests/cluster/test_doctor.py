@@ -4,6 +4,9 @@ What it says about hosts that are broken for real is in test_doctor_hosts.
 """
 
 import copy
+import functools
+import json
+import operator
 import re
 import signal
 import subprocess
@@ -13,9 +16,8 @@ import pytest
 
 import simlib
 from simlib.cli import main
-from simlib.cluster.doctor import Line, Report, examine, hosts_for_hello, pairs_of, probe
+from simlib.cluster.doctor import Line, Report, checks, examine, hosts_for_hello, pairs_of, probe
 from simlib.cluster.doctor import facts as asking
-from simlib.cluster.doctor.checks import HOST_CHECKS
 from simlib.cluster.doctor.facts import Facts
 
 MPICH = "HYDRA build details:\n    Version:          5.0.2\n"
@@ -60,6 +62,9 @@ def not_ok(facts):
 
 
 def test_all_is_well(facts):
+    """Also builds of one torch, and clocks within the error of asking."""
+    facts.of["b"]["packages"]["torch"] = "2.13.0"
+    facts.clocks["b"] = (0.8, 0.5)
     assert not not_ok(facts)
     assert hosts_for_hello(facts) == ["a", "b"]
     assert pairs_of(facts) == (("a", "b", 5e-5, 1e8),)
@@ -70,10 +75,7 @@ def alter(path, value):
 
     def change(facts):
         *parents, last = path
-        target = facts.of["b"]
-        for parent in parents:
-            target = target[parent]
-        target[last] = value
+        functools.reduce(operator.getitem, parents, facts.of["b"])[last] = value
 
     return change
 
@@ -152,16 +154,6 @@ def test_one_fault_is_one_line(facts, fault):
     assert re.search(words, sentence), sentence
 
 
-def test_builds_of_one_torch_are_the_same(facts):
-    facts.of["b"]["packages"]["torch"] = "2.13.0"
-    assert not not_ok(facts)
-
-
-def test_clocks_within_the_error_of_asking_are_not_wrong(facts):
-    facts.clocks["b"] = (0.8, 0.5)
-    assert not not_ok(facts)
-
-
 @pytest.mark.parametrize(
     ("said", "check", "words"),
     [
@@ -221,17 +213,14 @@ def test_how_a_hello_fails(facts, kind):
     assert found["hello", None][0] == "wrong"
     assert re.search(words, found["hello", None][1]), found["hello", None][1]
     assert found["ping-pong", None] == ("not asked", "because hello failed")
-
-
-def test_a_ping_pong_that_does_not_end(facts):
     facts.together.update(steps=STEPS[:6], code=None)
     ((key, (state, sentence)),) = not_ok(facts).items()
     assert key == ("ping-pong", None) and state == "wrong" and "a wrong MTU" in sentence
 
 
 def test_every_need_is_a_check_before_it():
-    names = [check.name for check in HOST_CHECKS]
-    for place, check in enumerate(HOST_CHECKS):
+    names = [check.name for check in checks.HOST_CHECKS]
+    for place, check in enumerate(checks.HOST_CHECKS):
         assert set(check.needs) <= set(names[:place])
 
 
@@ -312,10 +301,21 @@ def test_words_of_a_login_script_are_no_answers(monkeypatch):
         talk.close()
 
 
-@pytest.mark.parametrize("words", [["sh", "-c", "echo no way >&2; exit 255"], ["no-such-ssh"]])
-def test_what_is_said_instead_of_an_answer(monkeypatch, words):
+ANSWER = probe.MARK + json.dumps([1.5, 2])[:-2]
+CUT_OFF = f"import sys; sys.stdin.readline(); print({ANSWER!r}, end='')"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sh", "-c", "echo no way >&2; exit 255"], "no way"),
+        (["no-such-ssh"], "no-such-ssh"),
+        ([sys.executable, "-c", CUT_OFF], "ended in the midst of an answer"),
+    ],
+)
+def test_what_is_said_instead_of_an_answer(monkeypatch, words, told):
     monkeypatch.setattr(asking, "command_of", lambda host: words)
-    with pytest.raises(asking.NoAnswer, match="no way|no-such-ssh"):
+    with pytest.raises(asking.NoAnswer, match=told):
         asking.Dialog("a")
 
 
@@ -360,3 +360,30 @@ def test_the_probe_needs_the_standard_library_only():
     assert done.returncode == 0, done.stderr
     assert '"torch": null' in done.stdout and '"simlib": null' in done.stdout
     assert '"file": [false, "No such file or directory"]' in done.stdout
+
+
+def test_a_link_that_somebody_has_left_in_the_common_folder_is_not_followed(tmp_path):
+    (tmp_path / "question").write_text("token")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "answer-0").symlink_to(precious)
+    assert probe.exchange(str(tmp_path), "token", "answer-0") == [False, "File exists"]
+    assert precious.read_text() == "mine"
+    assert probe.exchange(str(tmp_path), "token", "answer-1") == [True, None]
+
+
+def test_sources_that_cannot_be_read_are_no_fault_of_ssh(tmp_path, monkeypatch):
+    package = tmp_path / "simlib"
+    (package / "core").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "core" / "environment.py").write_text('VERSION = "1.2"')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "simlib")
+    version, folder, _ = probe.simlib()
+    assert (version, folder) == ("1.2", str(package))
+    (package / "other.py").symlink_to("nowhere")
+    theirs = probe.simlib()
+    assert theirs == [None, str(package), "No such file or directory"]
+    here = Facts(["a"], here={"simlib": ["1.2", "x", "y"]}, of={"a": {"simlib": theirs}})
+    verdict = checks.simlib(here, "a")
+    assert not verdict.ok and "cannot be read there (No such file or directory)" in verdict.sentence

@@ -17,6 +17,7 @@ from simlib.cluster.batch.folder import JobFolder
 from simlib.core.model.errors import FailureReport
 
 RANKS = 2
+ENDED = {"state": "ended", "code": 1, "why": "code"}
 
 
 @pytest.fixture
@@ -41,29 +42,40 @@ def waiting():
         process.stdin.close()
 
 
-def active(folder, process, **more):
-    place = {"host": os.uname().nodename, "pid": process.pid, "began": 0}
-    folder.write_json({"state": "active", **place, **more}, "state.json")
+def active(folder, process):
+    place = {"host": os.uname().nodename, "pid": process.pid, "began": 0}  # in 1970: a wrong clock
+    folder.write_json({"state": "active", **place}, "state.json")
 
 
-def answer(folder, ranks):
-    for rank in ranks:
-        folder.write(pickle.dumps(("result", rank)), "answer", rank)
+def reported(folder, rank, name, message, from_wait=False):
+    """A rank has raised an error, in a wait that another one broke, or by itself."""
+    report = FailureReport(name, message, [], "", invalid=False, from_wait=from_wait)
+    folder.write(pickle.dumps(("error", report)), "answer", rank)
 
 
-def failure(job):
-    with pytest.raises(simlib.JobError) as caught:
-        job.result(0)
-    return str(caught.value)
+def failure(folder, error=simlib.JobError):
+    with pytest.raises(error) as caught:
+        simlib.Job(folder.path).result(0)
+    return caught.value
+
+
+# Who looks after it
 
 
 def test_a_job_is_active_as_long_as_somebody_waits_for_its_launcher(folder, waiting):
-    active(folder, waiting)  # it began in 1970: somebody has set the clock
+    active(folder, waiting)
     job = simlib.Job(folder.path)
     assert job.status == "active"
     waiting.communicate()
     assert job.status == "failed"
-    assert f"the process {waiting.pid} that looked after its launcher is gone" in failure(job)
+    gone = f"the process {waiting.pid} that looked after its launcher is gone"
+    assert gone in str(failure(folder))
+    for rank in range(RANKS):  # results are not lost with it
+        folder.write(pickle.dumps(("result", rank)), "answer", rank)
+    assert simlib.Job(folder.path).result(0).results == [0, 1]
+    job.cancel()
+    assert folder.has("end")
+    assert job.status == "cancelled"
 
 
 def test_another_process_with_the_number_of_the_one_that_waited(folder):
@@ -72,28 +84,12 @@ def test_another_process_with_the_number_of_the_one_that_waited(folder):
         assert simlib.Job(folder.path).status == "failed"
 
 
-def test_results_are_not_lost_with_the_one_that_waited(folder, waiting):
-    active(folder, waiting)
-    waiting.communicate()
-    answer(folder, range(RANKS))
-    assert simlib.Job(folder.path).result(0).results == [0, 1]
-
-
-def test_cancel_ends_ranks_whose_launcher_nobody_waits_for(folder, waiting):
-    active(folder, waiting)
-    waiting.communicate()
-    job = simlib.Job(folder.path)
-    job.cancel()
-    assert folder.has("end")
-    assert job.status == "cancelled"
-
-
 def test_a_job_that_was_never_started(folder, monkeypatch):
     job = simlib.Job(folder.path)
     assert job.status == "queued"
     monkeypatch.setattr(state, "START_S", -1)
     assert job.status == "failed"
-    assert "it was never started" in failure(job)
+    assert "it was never started" in str(failure(folder))
 
 
 class Queue:
@@ -110,52 +106,116 @@ class Queue:
         return ""
 
 
-@pytest.fixture
-def queued(folder, monkeypatch):
+def test_what_the_queue_says(folder, monkeypatch):
     monkeypatch.setattr(state, "JobInQueue", Queue)
     monkeypatch.setattr(state, "START_S", -1)  # in a queue it may take as long as it takes
-    return folder
-
-
-def test_what_the_queue_says(queued):
-    queued.write_json({"says": "queued"}, "native.json")
-    job = simlib.Job(queued.path)
+    job = simlib.Job(folder.path)  # it is handed to the queue while somebody looks
+    folder.write_json({"says": "queued"}, "native.json")
     assert job.status == "queued"
-    queued.write_json({"says": "cancelled"}, "native.json")
+    folder.write_json({"says": "cancelled"}, "native.json")
     assert job.status == "cancelled"
-
-
-def test_a_job_that_the_queue_has_forgotten_is_over(queued, monkeypatch):
-    queued.write_json(
-        {"says": "done"}, "native.json"
-    )  # so a job is called that squeue does not know
-    job = simlib.Job(queued.path)
+    folder.write_json({"says": "done"}, "native.json")  # also a job that squeue has forgotten
     assert job.status == "queued"  # its folder may be behind
     monkeypatch.setattr(state, "SETTLE_S", -1)
     assert job.status == "failed"
-    assert "the queue has ended it" in failure(job)
-    queued.mark("cancel")
+    assert "the queue has ended it" in str(failure(folder))
+    folder.mark("cancel")
     assert job.status == "cancelled"
-    queued.write_json({"state": "ended", "code": 0, "why": "code"}, "state.json")
+    folder.write_json(ENDED | {"code": 0}, "state.json")
     assert job.status == "done"
-
-
-def test_a_job_that_is_handed_to_the_queue_while_somebody_looks(queued):
-    job = simlib.Job(queued.path)
-    queued.write_json({"says": "queued"}, "native.json")
-    assert job.status == "queued"
 
 
 def test_ranks_that_end_before_their_launcher_is_told_are_cancelled(folder):
     folder.mark("cancel")
-    folder.write_json({"state": "ended", "code": 1, "why": "code"}, "state.json")
+    folder.write_json(ENDED, "state.json")
     assert simlib.Job(folder.path).status == "cancelled"
 
 
+# Why it failed
+
+
 def test_a_full_filesystem_is_named(folder, monkeypatch):
-    folder.write_json({"state": "ended", "code": 1, "why": "code"}, "state.json")
+    folder.write_json(ENDED, "state.json")
     monkeypatch.setattr(jobs, "FULL_BYTES", float("inf"))
-    assert "the filesystem of its folder is full" in failure(simlib.Job(folder.path))
+    assert "the filesystem of its folder is full" in str(failure(folder))
+
+
+def test_the_first_reason_counts_but_for_what_a_rank_raised_by_itself(folder):
+    folder.write_json(ENDED, "state.json")
+    folder.write_once(b"node2 has no disk", "refused")
+    folder.write_once(b"node1 has lost node2", "refused")
+    assert "node2 has no disk" in str(failure(folder))
+    reported(folder, 0, "ValueError", "x", from_wait=True)
+    assert "node2 has no disk" in str(failure(folder))
+    reported(folder, 0, "ValueError", "x")
+    failure(folder, simlib.RankError)
+
+
+def test_a_death_is_no_wait_that_was_broken(folder):
+    folder.write_json({"code": -9}, "exit", 1)
+    watch = logs.JobMonitor(folder)
+    watch.take_in()
+    assert watch.failed_by_itself()
+
+
+@pytest.fixture
+def broken_off(folder):
+    """A job whose rank 0 has seen a connection break, and whose rank 1 has left no word."""
+    for rank in range(RANKS):
+        place = {"host": f"node{rank + 1}", "offset_s": 0.0, "error_s": 0.0}
+        folder.write_json(place, "json", rank)
+    reported(folder, 0, "RuntimeError", "Connection reset", from_wait=True)
+    folder.write_json(ENDED | {"code": 255}, "state.json")
+    return folder
+
+
+def test_a_rank_that_has_left_no_word_is_to_blame(broken_off):
+    error = failure(broken_off, simlib.RankDiedError)
+    assert str(error).startswith("rank 1 on node2 is gone: ")
+    assert error.exitcodes == {1: -signal.SIGKILL}
+    assert "Connection" not in str(error)
+
+
+def test_a_rank_that_has_failed_or_refused_is_to_blame_first(broken_off):
+    broken_off.write(b"rank 1 cannot write what it came to", "refused")
+    assert "rank 1 cannot write" in str(failure(broken_off))
+    broken_off.file("refused").unlink()
+    reported(broken_off, 0, "KeyError", "'no data'")
+    assert "rank 0 raised KeyError" in str(failure(broken_off, simlib.RankError))
+
+
+def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(broken_off):
+    """Not before an error: a firewall may drop the second look at a host that is well."""
+    broken_off.write_json({"node2": "silent"}, "lost.json")
+    broken_off.write(logs.dump_verdict(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
+    said = str(failure(broken_off)).splitlines()
+    assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
+    assert said[1] == "So it came to this: no op for 9 s"
+    broken_off.file("verdict.pkl").unlink()
+    reported(broken_off, 1, "ZeroDivisionError", "division by zero")
+    assert "rank 1 raised ZeroDivisionError" in str(failure(broken_off, simlib.RankError))
+
+
+# Its files
+
+
+def test_who_has_ended_is_not_looked_for_again(tmp_path, monkeypatch):
+    folder, looks = JobFolder(tmp_path), []
+
+    def has(name, rank):
+        looks.append(rank)
+        return tmp_path.joinpath(f"rank-{rank}.{name}").exists()
+
+    monkeypatch.setattr(folder, "has", has)
+    assert not folder.have_all_ended(4)
+    for rank, name in {1: "answer", 0: "exit", 3: "answer"}.items():
+        tmp_path.joinpath(f"rank-{rank}.{name}").touch()
+    assert not folder.have_all_ended(4)
+    looks.clear()
+    assert not folder.have_all_ended(4)
+    assert set(looks) == {2}
+    tmp_path.joinpath("rank-2.exit").touch()
+    assert folder.have_all_ended(4)
 
 
 def test_a_file_for_which_there_is_no_room_takes_none(folder, monkeypatch):
@@ -168,54 +228,6 @@ def test_a_file_for_which_there_is_no_room_takes_none(folder, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         folder.write(b"x", "answer", 0)
     assert sorted(folder.path.iterdir()) == before
-
-
-@pytest.fixture
-def broken_off(folder):
-    """A job whose rank 0 has seen a connection break, and whose rank 1 has left no word."""
-    for rank in range(RANKS):
-        place = {"host": f"node{rank + 1}", "offset_s": 0.0, "error_s": 0.0}
-        folder.write_json(place, "json", rank)
-    report = FailureReport("RuntimeError", "Connection reset", [], "", False, from_wait=True)
-    folder.write(pickle.dumps(("error", report)), "answer", 0)
-    folder.write_json({"state": "ended", "code": 255, "why": "code"}, "state.json")
-    return folder
-
-
-def test_a_rank_that_has_left_no_word_is_to_blame(broken_off):
-    with pytest.raises(simlib.RankDiedError, match="^rank 1 on node2 is gone: ") as caught:
-        simlib.Job(broken_off.path).result(0)
-    assert caught.value.exitcodes == {1: -signal.SIGKILL}
-    assert "Connection" not in str(caught.value)
-
-
-def test_a_rank_that_has_failed_by_itself_is_to_blame_first(broken_off):
-    report = FailureReport("KeyError", "'no data'", [], "", False, from_wait=False)
-    broken_off.write(pickle.dumps(("error", report)), "answer", 0)
-    with pytest.raises(simlib.RankError, match="rank 0 raised KeyError"):
-        simlib.Job(broken_off.path).result(0)
-
-
-def test_a_rank_that_has_refused_is_not_gone(broken_off):
-    broken_off.write(b"rank 1 cannot write what it came to", "refused")
-    assert "rank 1 cannot write" in failure(simlib.Job(broken_off.path))
-
-
-def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(broken_off):
-    broken_off.write_json({"node2": "silent"}, "lost.json")
-    broken_off.write(logs.dump_verdict(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
-    said = failure(simlib.Job(broken_off.path)).splitlines()
-    assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
-    assert said[1] == "So it came to this: no op for 9 s"
-
-
-def test_what_a_rank_raised_by_itself_comes_before_a_host_that_seems_lost(broken_off):
-    """A firewall that limits connections, say, drops the second look at a host that is well."""
-    broken_off.write_json({"node2": "silent"}, "lost.json")
-    report = FailureReport("ZeroDivisionError", "division by zero", [], "", False, from_wait=False)
-    broken_off.write(pickle.dumps(("error", report)), "answer", 1)
-    with pytest.raises(simlib.RankError, match="rank 1 raised ZeroDivisionError"):
-        simlib.Job(broken_off.path).result(0)
 
 
 def test_jobs_of_others_are_not_listed(folder, monkeypatch):

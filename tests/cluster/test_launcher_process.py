@@ -1,8 +1,10 @@
-"""The program that waits for a launcher: launchers that do not end, and what is left over."""
+"""The program that waits for a launcher: its end, what is left over, and which hosts answer."""
 
+import errno
 import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from jobs import wait_until
 
 from simlib.cluster.batch import launcher_process
+from simlib.cluster.batch.launcher_process import CUT, OPEN, REFUSED, SILENT
 from simlib.core.record.oplog import CAPACITY, COMMITTED, HEADER
 
 DEAF = """
@@ -68,37 +71,31 @@ def has_ended(pid):
         return True
 
 
-def join(folder, is_alone=False):
-    for rank in (0, 1):
-        place = {"host": f"node{rank + 1}", "is_alone": is_alone}
+def join(folder, hosts=("node1", "node2"), is_alone=False):
+    for rank, host in enumerate(hosts):
+        place = {"host": host, "address": "127.0.0.1", "is_alone": is_alone}
         (folder / f"rank-{rank}.json").write_text(json.dumps(place))
 
 
-def test_a_launcher_that_does_not_end_when_the_ranks_do(folder):
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_launcher_that_does_not_end_when_the_ranks_do(folder, monkeypatch, planned):
+    """A plan may say how long it may take."""
+    times = {"linger_s": 0.2, "leave_s": 0.2} if planned else {}
+    for name in ("LINGER_S", "LEAVE_S"):
+        monkeypatch.setattr(launcher_process, name, 1000 if planned else 0.2)
     (folder / "end").touch()
-    state = carry(folder, DEAF)
+    state = carry(folder, DEAF, **times)
     assert (state["state"], state["code"], state["why"]) == ("ended", -signal.SIGKILL, "late")
     left = int((folder / "launcher.out").read_text())
     wait_until(lambda: has_ended(left))
 
 
-def test_a_plan_says_how_long_its_launcher_may_take(folder, monkeypatch):
-    for name in ("LINGER_S", "LEAVE_S"):
-        monkeypatch.setattr(launcher_process, name, 1000)
-    (folder / "end").touch()
-    state = carry(folder, DEAF, linger_s=0.2, leave_s=0.2)
-    assert (state["code"], state["why"]) == (-signal.SIGKILL, "late")
-
-
 def test_nobody_has_heard_of_rank_0_for_long(folder):
+    """Without a timeout, silence is no end."""
     (folder / "beat").touch()
     state = carry(folder, "import time; time.sleep(1000)", timeout_s=0.1)
     assert state["why"] == "silent"
     assert (folder / "end").exists()
-
-
-def test_without_a_timeout_silence_is_no_end(folder):
-    (folder / "beat").touch()
     for limit_s, is_silent in ((None, False), (1, True)):
         plan = plan_of(folder, timeout_s=limit_s)
         watch = launcher_process.Watch(None, folder, plan, None)
@@ -115,7 +112,7 @@ def test_hosts_are_looked_at_when_all_have_joined_and_when_it_has_failed(folder,
 
 def test_one_host_is_not_looked_at(folder):
     for is_alone in (True, False):
-        join(folder, is_alone)
+        join(folder, is_alone=is_alone)
         hosts = launcher_process.Hosts(folder, plan_of(folder))
         hosts.look_first()
         hosts.await_look()
@@ -134,22 +131,61 @@ def test_the_room_of_logs_is_given_back_whose_supervisors_were_killed(folder):
     assert (folder / "rank-1.log").stat().st_size == 0
 
 
-@pytest.fixture
-def sleeper():
+@pytest.mark.parametrize(("later", "number"), [(0, signal.SIGKILL), (1, signal.SIGTERM)])
+def test_what_is_started_is_found_and_ended(later, number):
+    """Another process that has got the number, and started later, is spared."""
     with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+        start = launcher_process.started_by(os.getpid())[process.pid]
+        launcher_process.end_left({process.pid: start - later})
+        process.terminate()  # a SIGKILL before this one is what ends it
+        assert process.wait() == -number
+    assert launcher_process.stat_of(process.pid) is None
 
 
-def test_what_is_started_is_found_and_ended(sleeper):
-    start = launcher_process.started_by(os.getpid())[sleeper.pid]
-    launcher_process.end_left({sleeper.pid: start})
-    assert sleeper.wait() == -signal.SIGKILL
-    assert launcher_process.stat_of(sleeper.pid) is None
+# Which hosts answer
 
 
-def test_another_process_that_has_got_the_number_is_spared(sleeper):
-    start = launcher_process.started_by(os.getpid())[sleeper.pid]
-    launcher_process.end_left({sleeper.pid: start + 1})
-    sleeper.terminate()  # a SIGKILL before this one would be what ended it
-    assert sleeper.wait() == -signal.SIGTERM
+def test_a_server_that_goes_is_told_at_the_second_look(tmp_path, monkeypatch):
+    def found(name):
+        return json.loads((tmp_path / name).read_text())
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr(launcher_process, "PORT", listening.getsockname()[1])
+        join(tmp_path, ["node1", "node1"])
+        (tmp_path / "rank-1.log").write_text("no place")
+        launcher_process.look_at_hosts(tmp_path)
+        assert found("reach.json") == {"node1": OPEN}
+        assert not (tmp_path / "lost.json").exists()
+        launcher_process.look_at_hosts(tmp_path)
+        assert found("lost.json") == {}
+    launcher_process.look_at_hosts(tmp_path)
+    assert found("lost.json") == {"node1": REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (TimeoutError("timed out"), SILENT),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), SILENT),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), CUT),
+        (ConnectionRefusedError(), REFUSED),
+    ],
+)
+def test_what_comes_of_a_connection(monkeypatch, error, found):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    assert launcher_process.look_at("192.0.2.1") == found
+
+
+def test_hosts_are_lost_that_answered_before():
+    """One that has no network of its own accuses nobody else."""
+    before = {"a": OPEN, "b": REFUSED, "c": SILENT, "d": OPEN}
+    now = {"a": SILENT, "b": REFUSED, "c": SILENT, "d": OPEN}
+    assert launcher_process.lost(before, now) == {"a": SILENT}
+    assert launcher_process.lost(before, {**now, "b": SILENT}) == {"a": SILENT, "b": SILENT}
+    assert launcher_process.lost({}, now) == {}
+    here = os.uname().nodename
+    before = dict.fromkeys(("a", "b", here), OPEN)
+    assert launcher_process.lost(before, {"a": CUT, "b": CUT, here: OPEN}) == {here: CUT}

@@ -1,7 +1,5 @@
 """Hosts and ranks that can no longer say how they ended: what others tell of them."""
 
-import json
-
 import pytest
 
 from simlib.cluster.batch.failures import lost_hosts, lost_ranks
@@ -23,6 +21,7 @@ srun: error: node1: task 0: Exited with exit code 1
 srun: error: node2: task 1: Killed
 srun: error: node3: task 2: Terminated
 """
+ALIKE = {0: {"host": "node2.site.org", "starter": 40}, 1: {"host": "node2", "starter": 41}}
 
 
 @pytest.fixture
@@ -30,14 +29,18 @@ def folder(tmp_path):
     return JobFolder(tmp_path)
 
 
-@pytest.mark.parametrize("said", [HYDRA, OPEN_MPI, SRUN])
-def test_a_launcher_names_the_rank_that_was_ended_first(folder, said):
-    found = lost_ranks(folder, PLACES, [0, 1, 2], said)
-    assert found == {1: f"rank 1 on node2 {FROM_OUTSIDE}"}
-
-
-def test_a_rank_that_has_told_how_it_ended_is_not_gone_whatever_the_launcher_says(folder):
-    assert lost_ranks(folder, PLACES, [0, 2], HYDRA) == {}
+@pytest.mark.parametrize(
+    ("said", "places", "running", "found"),
+    [
+        (HYDRA, PLACES, [0, 1, 2], {1: f"rank 1 on node2 {FROM_OUTSIDE}"}),
+        (OPEN_MPI, PLACES, [0, 1, 2], {1: f"rank 1 on node2 {FROM_OUTSIDE}"}),
+        (SRUN, PLACES, [0, 1, 2], {1: f"rank 1 on node2 {FROM_OUTSIDE}"}),
+        (HYDRA, PLACES, [0, 2], {}),  # rank 1 has told how it ended
+        (HYDRA, ALIKE, [0, 1], {1: f"rank 1 on node2 {FROM_OUTSIDE}"}),  # two on one host
+    ],
+)
+def test_a_launcher_names_the_rank_that_was_ended_first(folder, said, places, running, found):
+    assert lost_ranks(folder, places, running, said) == found
 
 
 def test_what_start_py_has_seen_counts_more(folder):
@@ -56,19 +59,12 @@ def test_the_only_one_of_whom_nothing_is_known(folder):
     assert lost_ranks(folder, PLACES, [1, 2], "") == {}
 
 
-def test_two_ranks_of_one_host_are_told_apart(folder):
-    places = {0: {"host": "node2.site.org", "starter": 40}, 1: {"host": "node2", "starter": 41}}
-    assert lost_ranks(folder, places, [0, 1], HYDRA).keys() == {1}
-
-
 def test_lost_hosts_are_named_with_their_ranks(folder):
     assert lost_hosts(folder, PLACES) is None
-    folder.file("lost.json").write_text("{}")
+    folder.write_json({}, "lost.json")
     assert lost_hosts(folder, PLACES) is None
-    places = {**PLACES, 3: {"host": "node3"}}
-    found = {"node2": "silent", "node3": "refused", "node1": "cut"}
-    folder.file("lost.json").write_text(json.dumps(found))
-    first, second, third = lost_hosts(folder, places).split("; ")
+    folder.write_json({"node2": "silent", "node3": "refused", "node1": "cut"}, "lost.json")
+    first, second, third = lost_hosts(folder, {**PLACES, 3: {"host": "node3"}}).split("; ")
     assert first == "node1, where rank 0 runs, has lost its network"
     assert second.startswith("node2, where rank 1 runs, no longer answers: its network was lost")
     assert third.startswith("node3, where ranks 2 and 3 run, answers, but its ssh server does not")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from conformance import features, harness, over_mpi
-from conformance.over_mpi import MPIEXEC
 
 import simlib
 
@@ -110,19 +109,21 @@ if __name__ == "__main__":
 """
 
 
+def run_script(tmp_path, text, ranks):
+    """A script for MPI's backend, run unchanged."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return mpiexec(ranks, "-m", "simlib.mpi", str(script))
+
+
 def test_a_script_for_the_mpi_backend_runs_unchanged(tmp_path):
-    script = tmp_path / "ptdist.py"
-    script.write_text(PTDIST)
-    done = mpiexec(2, "-m", "simlib.mpi", str(script))
+    """A rank that fails ends the job."""
+    done = run_script(tmp_path, PTDIST, 2)
     # mpiexec may put what two ranks print into one line.
     for said in ("rank 0 has sent [1.0, -1.0]", "rank 1 has received [1.0, -1.0]"):
         assert said in done.stdout, done.stderr
-
-
-def test_a_rank_that_fails_ends_the_job(tmp_path):
-    script = tmp_path / "fails.py"
-    script.write_text(PTDIST.replace("dist.send(x, dst=1)", "raise KeyError('no data')"))
-    done = mpiexec(2, "-m", "simlib.mpi", str(script))
+    failing = PTDIST.replace("dist.send(x, dst=1)", "raise KeyError('no data')")
+    done = run_script(tmp_path, failing, 2)
     assert done.returncode != 0
     assert "KeyError: 'no data'" in done.stderr
 
@@ -146,10 +147,8 @@ def test_a_rank_that_fails_waits_until_its_words_were_taken():
 
 
 def test_the_exit_code_of_a_script_is_the_jobs(tmp_path):
-    script = tmp_path / "exits.py"
-    script.write_text("import sys; sys.exit(3)")
-    assert mpiexec(1, "-m", "simlib.mpi", str(script)).returncode == 3
-    assert mpiexec(2, "-m", "simlib.mpi", str(script)).returncode != 0
+    assert run_script(tmp_path, "import sys; sys.exit(3)", 1).returncode == 3
+    assert run_script(tmp_path, "import sys; sys.exit(3)", 2).returncode != 0
 
 
 def test_a_rank_that_is_alone_among_many_is_refused():
@@ -177,12 +176,7 @@ sys.exit("there is no data folder")
 
 
 def test_a_script_hears_of_a_wrong_keyword_and_says_why_it_ends(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [MPIEXEC, "-n", "1", sys.executable, "-m", "simlib.mpi", str(script)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
-    )
+    done = run_script(tmp_path, SCRIPT, 1)
     assert done.stdout.splitlines() == [
         "got an unexpected keyword argument 'worldsize'",
         str(timedelta(seconds=7)),

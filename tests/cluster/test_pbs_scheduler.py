@@ -104,17 +104,13 @@ def pbs(tmp_path, monkeypatch):
     return Pbs(tmp_path / "pbs")
 
 
-def main(rank, world_size):
-    return rank * 10
-
-
-def submitted(pbs, tmp_path, function=main, **options):
+def submitted(pbs, tmp_path, function, **options):
     to = simlib.Pbs(nodes=1, ranks_per_node=2, time_limit=WAIT_S, login=pbs.login, **options)
     return simlib.submit(function, 2, to=to, folder=tmp_path / "jobs")
 
 
 def test_a_job_waits_runs_and_is_over(pbs, tmp_path):
-    job = submitted(pbs, tmp_path, env={"A": "1"}, setup=["B=$A"])
+    job = submitted(pbs, tmp_path, lambda rank, size: rank * 10, env={"A": "1"}, setup=["B=$A"])
     assert job.status == "queued"
     with pytest.raises(TimeoutError, match="Insufficient amount of resource: ncpus .R: 64 A: 2"):
         job.result(0)
@@ -126,19 +122,15 @@ def test_a_job_waits_runs_and_is_over(pbs, tmp_path):
     assert PbsScheduler(pbs.login).ask("123.server").state == "done"
 
 
-def test_a_job_is_cancelled_in_the_queue(pbs, tmp_path):
-    job = submitted(pbs, tmp_path)
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_job_is_cancelled_in_the_queue_and_while_it_runs(pbs, tmp_path, runs):
+    job = submitted(pbs, tmp_path, lambda rank, size: time.sleep(1000))
+    if runs:
+        pbs.begin()
+        wait_until(lambda: (job.path / "rank-1.json").exists())
     job.cancel()
     assert job.status == simlib.Job(job.path).status == "cancelled"
     assert "was cancelled" in str(failure(job))
-
-
-def test_a_job_is_cancelled_while_it_runs(pbs, tmp_path):
-    job = submitted(pbs, tmp_path, lambda rank, size: time.sleep(1000))
-    pbs.begin()
-    wait_until(lambda: (job.path / "rank-1.json").exists())
-    job.cancel()
-    assert job.status == "cancelled"
     wait_until(lambda: not processes_of(job))
 
 
@@ -163,25 +155,19 @@ def test_what_qsub_is_asked(pbs, tmp_path):
     assert folder.read_json("native.json") == native
 
 
-def test_what_qsub_refuses(pbs, tmp_path):
+def test_what_is_refused(pbs, tmp_path, monkeypatch):
+    """By qsub, by a machine that has none, and by ourselves."""
     with pytest.raises(simlib.JobError, match="there is no such queue: qstat -q lists"):
-        submitted(pbs, tmp_path, partition="gpu")
-
-
-def test_a_machine_without_pbs(tmp_path, monkeypatch):
-    folder = JobFolder(tmp_path)
+        submitted(pbs, tmp_path, print, partition="gpu")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(simlib.JobError) as caught:
-        start(simlib.Pbs(nodes=1), folder)
+        start(simlib.Pbs(nodes=1), JobFolder(tmp_path))
     first, said = str(caught.value).splitlines()
     assert first == (
         "this machine has no qsub: submit from a host of the cluster that has PBS, or name one by "
         'login="ssh HOST"'
     )
     assert said.strip() == "[Errno 2] No such file or directory: 'qsub'"
-
-
-def test_a_launcher_that_needs_slurm():
     with pytest.raises(simlib.InvalidCallError, match="launcher='srun' must be 'mpiexec'"):
         simlib.Pbs(nodes=1, launcher="srun")
 

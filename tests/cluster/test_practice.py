@@ -12,6 +12,7 @@ import pytest
 
 from simlib.cli import main
 from simlib.cluster.practice import (
+    PracticeCluster,
     PracticeNetwork,
     daemon,
     practice_network,
@@ -69,8 +70,9 @@ def message(net, src, dst, nbytes, port=0):
     return begin_s, end_s
 
 
-def test_a_node_sees_its_own_network_only(practice):
-    with PracticeNetwork(2) as net:
+def test_a_network_of_three_nodes(practice):
+    """A node sees its own network only, and both links carry the bytes of a message."""
+    with PracticeNetwork(3) as net:
         listed = net.popen(1, ["ip", "-j", "addr"], stdout=subprocess.PIPE).communicate()[0]
         found = {
             address["local"]
@@ -80,10 +82,6 @@ def test_a_node_sees_its_own_network_only(practice):
         }
         assert found == {"127.0.0.1", net.addresses[1]}
         assert net.popen(0, ["sh", "-c", "test $GLOO_SOCKET_IFNAME = eth0"]).wait() == 0
-
-
-def test_bytes_of_a_message_are_carried_by_both_links(practice):
-    with PracticeNetwork(3) as net:
         before = [net.bytes_carried(node) for node in range(3)]
         message(net, 0, 1, 500_000)
         after = [net.bytes_carried(node) for node in range(3)]
@@ -96,31 +94,22 @@ def test_bytes_of_a_message_are_carried_by_both_links(practice):
 
 @pytest.mark.parametrize("ways", [((0, 2), (1, 2)), ((0, 1), (0, 2))], ids=["into", "out of"])
 def test_two_messages_share_the_rate_of_one_link(practice, ways):
-    """A lower bound only: a busy machine makes it slower, never faster."""
-    with PracticeNetwork(3, rate_bps=20e6) as net, ThreadPoolExecutor() as pool:
+    """A lower bound only: a busy machine makes it slower, never faster. A delay comes on top."""
+    with PracticeNetwork(3, 20e6, delay_s=0.03) as net, ThreadPoolExecutor() as pool:
+        begin_s, end_s = message(net, 0, 1, 1)
         both = [pool.submit(message, net, *way, 500_000, sum(way)) for way in ways]
         begins_s, ends_s = zip(*(one.result() for one in both), strict=True)
-    assert max(ends_s) - min(begins_s) > 0.9 * 1_000_000 * 8 / 20e6
-
-
-def test_a_delay_is_paid_in_both_directions(practice):
-    with PracticeNetwork(2, delay_s=0.03) as net:
-        begin_s, end_s = message(net, 0, 1, 1)
-    assert end_s - begin_s >= 0.06
-
-
-def test_two_networks_live_side_by_side(practice):
-    with PracticeNetwork(2) as one, PracticeNetwork(2) as other:
-        assert one.addresses == other.addresses
-        assert len(namespaces()) == 6
-        for net in (one, other):
-            message(net, 0, 1, 1000)
-    assert not namespaces()
+    assert end_s - begin_s >= 0.06  # in both directions
+    assert max(ends_s) - min(begins_s) > 0.06 + 0.9 * 1_000_000 * 8 / 20e6
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_nothing_is_left_after_an_error(practice, error):
-    with pytest.raises(error), PracticeNetwork(2) as net:
+def test_nothing_is_left_of_two_networks_after_an_error(practice, error):
+    with pytest.raises(error), PracticeNetwork(2) as net, PracticeNetwork(2) as other:
+        assert net.addresses == other.addresses
+        assert len(namespaces()) == 6
+        for one in (net, other):
+            message(one, 0, 1, 1000)
         process = net.popen(0, ["sh", "-c", "setsid sleep 1000 & sleep 1000"])
         raise error
     assert process.returncode == -signal.SIGKILL
@@ -168,10 +157,8 @@ def in_a_run_of_its_own(program):
 
 
 def test_the_mount_of_names_goes_with_the_last_of_them(practice):
+    """Names of others stay."""
     assert in_a_run_of_its_own(NETWORKS) == "2\n\n"
-
-
-def test_names_of_others_stay(practice):
     others = f"subprocess.run(['ip', 'netns', 'add', 'others'], check=True)\n{NETWORKS}"
     assert in_a_run_of_its_own(others) == "3\nnetns\n"
 
@@ -261,16 +248,13 @@ def test_wrong_calls(argv, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--rate", "100mb"], ["--delay", "5"], ["--rate", ".mbit"]])
-def test_quantities_need_a_unit(option, capsys):
-    with pytest.raises(SystemExit):
-        main(["practice", "run", "--nodes", "2", *option, "--", "true"])
-    assert "give a number and a unit" in capsys.readouterr().err
-
-
-def test_quantities():
+def test_quantities_need_a_unit(capsys):
     assert rate_bps("100mbit") == 1e8 and rate_bps("2.5gbit") == 2.5e9
     assert time_s("100us") == pytest.approx(1e-4) and time_s("1.5ms") == pytest.approx(1.5e-3)
+    for option in (["--rate", "100mb"], ["--delay", "5"], ["--rate", ".mbit"]):
+        with pytest.raises(SystemExit):
+            main(["practice", "run", "--nodes", "2", *option, "--", "true"])
+        assert "give a number and a unit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -282,10 +266,10 @@ def test_quantities():
 )
 def test_where_it_cannot_be_one_sentence_says_why(monkeypatch, capsys, name, value, words):
     monkeypatch.setattr(os, name, value)
-    assert main(["practice", "run", "--nodes", "2", "--", "true"]) == 2
-    assert main(["practice", "down"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2 and all(words in line for line in lines)
+    for command in (["run", "--nodes", "2", "--", "true"], ["up", "2"], ["status"], ["down"]):
+        assert main(["practice", *command]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert words in line
 
 
 def test_without_iproute2_one_sentence_says_so(monkeypatch):
@@ -314,3 +298,9 @@ def test_a_host_of_a_practice_cluster_removes_nothing(monkeypatch, capsys, tmp_p
 def test_popen_refuses_a_node_that_is_not_there():
     with pytest.raises(InvalidCallError, match="nodes 0 to 1"):
         PracticeNetwork(2).popen(2, ["true"])
+
+
+@pytest.mark.parametrize("nodes", [0, 64, 1.5])
+def test_the_number_of_nodes_has_bounds(nodes):
+    with pytest.raises(InvalidCallError, match=f"nodes is {nodes}: "):
+        PracticeCluster(nodes)

@@ -15,6 +15,8 @@ import simlib
 from simlib.cluster.batch.folder import JobFolder
 from simlib.cluster.batch.mpiexec import Resources
 
+HOST = os.uname().nodename
+
 
 def submitted(function, ranks, tmp_path, **needs):
     to = simlib.Mpiexec(time_limit=WAIT_S, **needs)
@@ -30,52 +32,41 @@ def test_a_job_finds_what_it_needs(tmp_path):
 
     place = tmp_path / "place"
     place.mkdir()
+    text = "it's $HOME; `no`"
     job = submitted(
-        main,
-        2,
-        tmp_path,
-        env={"FIRST": "it's $HOME; `no`"},
+        main, 2, tmp_path, env={"FIRST": text}, working_dir=place, cpus_per_rank=3,
         setup=["export SECOND=\"$FIRST\"'!'", "SECOND=$SECOND$SECOND; cd /tmp"],
         container=["env", "IN_CONTAINER=yes"],
-        working_dir=place,
-        cpus_per_rank=3,
-    )
-    text = "it's $HOME; `no`"
+    )  # fmt: skip
     assert job.result(WAIT_S).results == [[text, f"{text}!" * 2, "yes", str(place), 3]] * 2
 
 
+SEEN = f"torch sees {torch.cuda.device_count()} GPUs on {HOST}, and 2 ranks there need 1000"
+LINE = f"could not be carried out: {HOST} could not carry out the line"
+
+
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("needs", "said"),
     [
-        ("module_of_course load gcc", "exit code 127.*module_of_course: command not found"),
-        ("echo 'no module gcc' >&2; false", r"\(exit code 1\): no module gcc"),
-        ("exit 3", r"\(exit code 3\): it said nothing"),
+        (
+            {"setup": ["A=1", "module_of_course load gcc", "echo not reached"]},
+            f"{LINE} 'module_of_course load gcc' of setup .exit code 127.*: command not found",
+        ),
+        (
+            {"container": "no-such-apptainer exec x.sif"},
+            "has no command no-such-apptainer, which container= names",
+        ),
+        ({"working_dir": "/no/such/folder"}, "does not see the folder /no/such/folder"),
+        ({"gpus_per_rank": 500}, SEEN),
     ],
+    ids=["line", "container", "folder", "GPUs"],
 )
-def test_a_line_that_fails_is_told_with_its_host_and_its_words(tmp_path, line, said):
-    job = submitted(lambda rank, size: 0, 2, tmp_path, setup=["A=1", line, "echo not reached"])
+def test_what_a_host_does_not_have_is_told(tmp_path, needs, said):
+    job = submitted(lambda rank, size: 0, 2, tmp_path, **needs)
     error = failure(job)
     assert isinstance(error, simlib.JobError)
-    host = os.uname().nodename
-    start = f"could not be carried out: {host} could not carry out the line '{line}' of setup"
-    assert start in str(error)
-    assert re.search(said, str(error))
+    assert re.search(said, str(error)), error
     wait_until(lambda: not processes_of(job))
-
-
-def test_a_container_and_a_folder_that_are_not_there(tmp_path):
-    job = submitted(lambda rank, size: 0, 1, tmp_path, container="no-such-apptainer exec x.sif")
-    assert "has no command no-such-apptainer, which container= names" in str(failure(job))
-    job = submitted(lambda rank, size: 0, 1, tmp_path, working_dir="/no/such/folder")
-    assert "does not see the folder /no/such/folder" in str(failure(job))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 100, reason="so many GPUs there are")
-def test_a_host_with_too_few_gpus(tmp_path):
-    job = submitted(lambda rank, size: 0, 2, tmp_path, gpus_per_rank=50)
-    found = torch.cuda.device_count()
-    words = f"torch sees {found} GPUs on {os.uname().nodename}, and 2 ranks there need 100"
-    assert words in str(failure(job))
 
 
 CONDA = """\
@@ -104,20 +95,28 @@ def test_conda_activates_though_it_was_only_put_on_the_path(tmp_path):
 
 
 def test_values_of_variables_are_in_no_command_line(tmp_path):
-    """Everybody on a host may read those."""
+    """Everybody on a host may read those. Without needs there is no shell."""
     needs = Resources(env={"TOKEN": "secret"})
     assert needs.program() == ["sh"]
     done = run_by_hand(tmp_path, needs, "import os; print(os.environ['TOKEN'])")
     assert done.stdout == "secret\n"
+    assert Resources(cpus_per_rank=2, working_dir="~/x").program() == [sys.executable]
+    assert Resources().write_start(JobFolder(tmp_path / "main-1")).name == "start.py"
+
+
+def written(tmp_path, needs, files):
+    """Make a job's folder, with further files; returns the file to start."""
+    path = tmp_path / "main-1"
+    path.mkdir(0o700)
+    script = needs.write_start(JobFolder(path))
+    for name, content in files.items():
+        (path / name).write_text(content)
+    return script
 
 
 def started_by_hand(tmp_path, needs, program, **files):
     """What a launcher would start, with another program in the place of ``start.py``."""
-    path = tmp_path / "main-1"
-    path.mkdir(0o700)
-    script = needs.write_start(JobFolder(path))
-    for name, content in {"start.py": program, **files}.items():
-        (path / name).write_text(content)
+    script = written(tmp_path, needs, {"start.py": program, **files})
     return subprocess.Popen(
         [*needs.program(), script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -149,37 +148,37 @@ def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number
     assert refused_in(tmp_path) is None and not (tmp_path / "main-1" / "end").exists()
 
 
-def test_the_first_reason_stays(tmp_path):
-    needs = Resources(setup=["false"])
-    assert run_by_hand(tmp_path, needs, "", refused="node1 was first").returncode == 1
-    assert refused_in(tmp_path) == "node1 was first"
+@pytest.mark.parametrize(
+    ("line", "files", "reason"),
+    [
+        (
+            "echo 'no module gcc' >&2; false", {},
+            f"{HOST} could not carry out the line 'echo 'no module gcc' >&2; false' of setup "
+            "(exit code 1): no module gcc",
+        ),
+        (
+            "exit 3", {},
+            f"{HOST} could not carry out the line 'exit 3' of setup (exit code 3): it said nothing",
+        ),
+        ("false", {"refused": "node1 was first"}, "node1 was first"),
+        ("false", {"end": ""}, None),  # the job ends anyhow
+    ],
+)  # fmt: skip
+def test_a_line_that_fails_is_told_with_its_words_and_the_first_reason_stays(
+    tmp_path, line, files, reason
+):
+    assert run_by_hand(tmp_path, Resources(setup=[line]), "", **files).returncode == 1
+    assert refused_in(tmp_path) == reason
     assert (tmp_path / "main-1" / "end").exists()
 
 
-def test_a_line_that_fails_when_the_job_ends_anyhow_gives_no_reason(tmp_path):
-    assert run_by_hand(tmp_path, Resources(setup=["false"]), "", end="").returncode == 1
-    assert refused_in(tmp_path) is None
-
-
-@pytest.mark.parametrize("first", ["", "node1 was first"])
+@pytest.mark.parametrize("first", [{}, {"refused": "node1 was first"}])
 def test_start_py_keeps_the_first_reason(tmp_path, first):
     about = {"versions": {"Python": "2.7.0"}}
-    files = {"refused": first} if first else {}
-    folder = tmp_path / "main-1"
-    folder.mkdir(0o700)
-    start = Resources().write_start(JobFolder(folder))
-    for name, content in {"job.json": json.dumps(about), **files}.items():
-        (folder / name).write_text(content)
+    start = written(tmp_path, Resources(), {"job.json": json.dumps(about), **first})
     assert subprocess.run([sys.executable, start]).returncode == 1
-    assert (refused_in(tmp_path) == first) == bool(first)
-    assert first or "the notebook 2.7.0" in refused_in(tmp_path)
-
-
-def test_without_needs_there_is_no_shell(tmp_path):
-    path = tmp_path / "main-1"
-    path.mkdir()
-    assert Resources(cpus_per_rank=2, working_dir="~/x").program() == [sys.executable]
-    assert Resources().write_start(JobFolder(path)).name == "start.py"
+    reason = refused_in(tmp_path)
+    assert reason == first["refused"] if first else "the notebook 2.7.0" in reason
 
 
 @pytest.mark.parametrize(
@@ -204,11 +203,8 @@ def test_needs_that_can_never_be_right(needs, words):
         simlib.Slurm(nodes=1, **needs)
 
 
-def test_a_launcher_that_is_no_command():
+def test_what_mpiexec_cannot_take():
     with pytest.raises(simlib.InvalidCallError, match="launcher=.* must be a command, one text"):
         simlib.Mpiexec(launcher="mpiexec 'x")
-
-
-def test_mpiexec_has_no_limit_of_memory():
     with pytest.raises(simlib.InvalidCallError, match="mpiexec knows no limit of memory"):
         simlib.Mpiexec(memory="4G")
