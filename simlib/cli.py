@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pkgutil import resolve_name
 
 from . import classroom, cluster, course
 from .core.engines import run_outputs
@@ -87,7 +88,8 @@ def _parser():
     )
     simulate.set_defaults(command=_simulate)
     for part in (cluster, classroom, course):
-        part.add_commands(commands)
+        for name in part.COMMANDS:
+            resolve_name(f"{part.__name__}.{name}")(commands)
     return parser
 
 

@@ -4,7 +4,7 @@ Those of the core are here. `PARTS` are packages that add to them, each by its t
 what they add is imported when it is used.
 """
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from . import classroom, cluster, course
@@ -113,6 +113,5 @@ def __getattr__(name: str) -> Any:
     """What a part adds: imported with the first use of it, as most programs have none."""
     for part in PARTS:
         if name in part.PUBLIC:
-            module = import_module(f"{part.__name__}.{part.PUBLIC[name]}")
-            return getattr(module, name, module)
+            return resolve_name(f"{part.__name__}.{part.PUBLIC[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

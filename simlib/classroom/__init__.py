@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-PUBLIC = {"guess": "checks.verdict"}
-"""What this package adds to the names of `simlib`, and the modules that have it."""
+PUBLIC = {"guess": "checks.verdict:guess"}
+"""What this package adds to the names of `simlib`: ``{name: "module:object"}``."""
+COMMANDS = ("grading:add_commands",)
+"""Functions that add this package's commands to the command line's parsers."""
 
 
 def register() -> None:
     """Nothing: the environment of a grading run names what confines its ranks."""
-
-
-def add_commands(commands: Any) -> None:
-    """Add this package's commands to the command line's parsers."""
-    from . import grading
-
-    grading.add_commands(commands)

@@ -14,9 +14,7 @@ The notebook shows none of it: its check cell is ``verdict = check_of("02.2", sh
 from .checking import check, measure
 from .compare import OneOf
 from .rules import (
-    Fits,
     Rule,
-    Timed,
     brought,
     collective_nbytes,
     collectives,
@@ -28,6 +26,7 @@ from .rules import (
     sends_to,
     somebody_sends,
 )
+from .simulated import Fits, Timed
 from .verdict import Verdict, check_of
 
 __all__ = [

@@ -30,7 +30,7 @@ from .verdict import NOT_WRITTEN, RIGHT, WRONG, Verdict
 
 if TYPE_CHECKING:
     from ...core.results.run import Run
-    from .rules import Fits, Timed
+    from .simulated import Fits, Timed
 
 TIMEOUT_S = 5
 """How long a world may make no progress, by default."""

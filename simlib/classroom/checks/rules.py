@@ -1,31 +1,25 @@
-"""Rules on what an answer may send, and bounds on the time and memory it may take.
+"""Rules on what an answer may send.
 
 Each rule looks at the trace of a run and names the rank that broke it. A bound is a function of
 what the ranks were given: each of its arguments is the tuple, by rank, of one argument of the
 answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and ``len(xs)`` is the
-world size. `Timed` and `Fits` are bounds on the virtual time and the memory of a simulation.
+world size. `simulated` has bounds on the time and the memory that it may take.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...core.draw.text import count
-from ...core.engines.virtual.simulated_run import simulate
-from ...core.model.cluster import Cluster
-from ...core.model.words import seconds_text
-from ..parts import MEMORY, TIME, TRAFFIC, VALUE
+from ..parts import TIME, TRAFFIC, VALUE
 from .verdict import values_are_right
 
 if TYPE_CHECKING:
-    from ...core.model.ledger import Ledger
     from ...core.model.trace import Message, Op, Trace
-    from ...core.results.run import Run
 
 
 @dataclass(frozen=True)
@@ -330,158 +324,3 @@ def brought(
 def in_a_row(numbers: Sequence[int]) -> str:
     """Numbers as words: ``"40, then 20, then 32"``."""
     return ", then ".join(f"{number:,}" for number in numbers) or "no"
-
-
-ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """One simulation that an answer has to pass, once it is right on real ranks.
-
-    Attributes
-    ----------
-    cluster : Cluster
-        There are as many ranks as it has places.
-    inputs : Callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
-    at_least_flops : Callable, optional
-        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, or a list
-        of them by rank, from what the ranks were given. Fewer are refused: what numpy computes, or
-        C by itself, no clock and no ledger sees. They are counted where the cluster has a
-        ``device``. Leave room for honest savings: half of the solution's are a good choice.
-    """
-
-    cluster: Cluster
-    inputs: Callable
-    at_least_flops: Callable | None = field(default=None, kw_only=True)
-
-    counts_memory = False
-
-    @property
-    def rule(self) -> Rule:
-        """The bound, as a `Rule` on the simulated run."""
-        raise NotImplementedError
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.cluster.max_ranks
-
-    def uncounted(self, run: Run, given: Sequence) -> str | None:
-        """A sentence where a rank computes past the clock and the ledger, else None."""
-        for rank, number in enumerate(run.processes or ()):
-            if number:
-                return (
-                    f"{values_are_right(run)}, but rank {rank} starts another process, whose time "
-                    "and memory nobody counts here: compute in the rank itself."
-                )
-        least = self.at_least_flops(*given) if self.at_least_flops else 0
-        by_rank = least if isinstance(least, list) else [least] * run.world_size
-        for rank, (flops, needed) in enumerate(zip(run.flops or by_rank, by_rank, strict=True)):
-            if flops < needed:
-                return (
-                    f"{values_are_right(run)}, but rank {rank} computes {flops:,} floating-point "
-                    f"operations with torch, and nobody can do with less than {needed:,}: what "
-                    "numpy or others compute is not counted, so compute with torch."
-                )
-        return None
-
-    def start(self, timeout_s: float) -> Callable:
-        """What runs a rank function here: called as ``simlib.run`` is."""
-        options: dict[str, Any] = {"memory": True} if self.counts_memory else {}
-        return functools.partial(simulate, cluster=self.cluster, timeout_s=timeout_s, **options)
-
-
-@dataclass(frozen=True)
-class Timed(Simulated):
-    """One simulation that an answer has to pass in time, once it is right on real ranks.
-
-    Attributes
-    ----------
-    cluster, inputs
-        As for `Simulated`.
-    bound_s : Callable
-        ``bound_s(xs, ys, ...)``: seconds of virtual time that are enough, from what the ranks were
-        given.
-    hint : str
-        What is said where an answer takes longer.
-    """
-
-    bound_s: Callable
-    hint: str = ""
-
-    @property
-    def rule(self) -> Rule:
-        """The bound, as a `Rule` on the simulated run."""
-
-        def broken(run, given):
-            most_s, uncounted = self.bound_s(*given), self.uncounted(run, given)
-            if uncounted:
-                return uncounted
-            if run.time_s <= most_s * (1 + ROUNDING):
-                return None
-            return (
-                f"{values_are_right(run)}, but on the modelled network the last rank is done after "
-                f"{seconds_text(run.time_s)} where {seconds_text(most_s)} are enough. {self.hint}"
-            ).rstrip()
-
-        def tally(run, given):
-            took, most = seconds_text(run.time_s), seconds_text(self.bound_s(*given))
-            return f"{took} on the modelled network (at most {most})"
-
-        return Rule(broken, tally, part=TIME)
-
-
-@dataclass(frozen=True)
-class Fits(Simulated):
-    """One simulation in which no rank may hold too much, once an answer is right on real ranks.
-
-    Of what a rank was given, parameters count from the moment at which it does something with them;
-    other tensors, its inputs, do not.
-
-    Attributes
-    ----------
-    cluster, inputs
-        As for `Simulated`.
-    bound_bytes : Callable
-        ``bound_bytes(xs, ys, ...)``: bytes that are enough for any rank at its peak, from what the
-        ranks were given.
-    hint : str or callable
-        What is said where a rank holds more; ``hint(ledger)`` gives it from that rank's `Ledger`.
-    """
-
-    bound_bytes: Callable
-    hint: str | Callable = ""
-
-    counts_memory = True
-
-    @property
-    def rule(self) -> Rule:
-        """The bound, as a `Rule` on the simulated run."""
-
-        def broken(run, given):
-            largest, most = largest_of(run), self.bound_bytes(*given)
-            uncounted = self.uncounted(run, given)
-            if uncounted:
-                return uncounted
-            if largest.peak_bytes <= most:
-                return None
-            held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]
-            hint = self.hint(largest) if callable(self.hint) else self.hint
-            return (
-                f"{values_are_right(run)}, but rank {largest.rank} holds {largest.peak_bytes:,} "
-                f"bytes at its peak ({', '.join(held)}) where {are_enough(most)} for any rank. "
-                f"{hint}"
-            ).rstrip()
-
-        def tally(run, given):
-            held = largest_of(run).peak_bytes
-            return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
-
-        return Rule(broken, tally, part=MEMORY)
-
-
-def largest_of(run: Run) -> Ledger:
-    """The `Ledger` of the rank that held most."""
-    return max(run.memory or (), key=lambda ledger: ledger.peak_bytes)

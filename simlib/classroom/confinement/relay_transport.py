@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 from ...core.engines.request import exactly
 from ...core.record.group import RecordingGroup
-from ...core.record.recorder import FOREVER, REDUCE_NAMES, count_bytes
+from ...core.record.recorder import REDUCE_NAMES, count_bytes
 from ...core.record.safe_pickle import loads_tree
 from ...core.record.torch_inside import make_default_group, use_meeting
+from ...core.record.transports import FOREVER
 from ...core.record.transports.backends import like_gloo
 from ...core.record.transports.plain_group import REDUCING, PlainGroup, put, stand_in_backend
 from .relay import LENGTH, framed

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.environment import FOLDER, GIVEN, ROOT, VARIABLE
-from .. import confinement
+from ..confinement import process_sandbox
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
 from . import container
@@ -436,5 +436,5 @@ def environment():
         "MPLCONFIGDIR": FONTS,
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "TQDM_DISABLE": "1",
-        VARIABLE: confinement.__name__,
+        VARIABLE: process_sandbox.__package__,
     }

@@ -13,7 +13,6 @@ from typing import Any
 
 from ...core.model.words import ranks_in_words
 from ..launchers import LAUNCHERS, NO_PYTHON
-from . import SYSTEMS
 from .folder import JobFolder
 from .launcher_process import CUT, REFUSED, SILENT
 
@@ -61,12 +60,12 @@ SHELL = (
         "same environment on every host",
     ),
 )
-CAUSES = (
+CAUSES = [
     *SSH,
     *dict.fromkeys(failure for launcher in LAUNCHERS for failure in launcher.failures),
     *SHELL,
-    *(failure for place in SYSTEMS.values() for failure in place.scheduler.failures),
-)
+]
+"""Patterns of what is said, and sentences; `know` adds those of batch systems."""
 SHELL_HOPELESS = (
     r"start\.py': \[Errno 2\]|rank\.sh: No such file",
     "command not found",
@@ -80,12 +79,19 @@ HOPELESS = "|".join(
 """What is said where a rank cannot even be started."""
 NOISE = re.compile(r"\[W.* The hostname of the client socket cannot be retrieved")
 """torch, where DNS does not answer: nothing is wrong for it."""
-BY_QUEUE = re.compile("|".join(place.scheduler.ended_by_queue for place in SYSTEMS.values()))
+BY_QUEUE: list[str] = []
+"""Patterns of what a batch system says of a job that it has ended; `know` adds them."""
+
+
+def know(scheduler: Any) -> None:
+    """From now on, understand what a batch system says: a `Scheduler` of `batch_system`."""
+    CAUSES.extend(scheduler.failures)
+    BY_QUEUE.append(scheduler.ended_by_queue)
 
 
 def ended_by_queue(text: str) -> bool:
     """Whether the queue has ended the job for a reason of its own, and nobody has cancelled it."""
-    return bool(BY_QUEUE.search(text))
+    return bool(re.search("|".join(BY_QUEUE), text))
 
 
 def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None, str]:

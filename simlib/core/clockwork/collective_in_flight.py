@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..collectives.choice import schedule
 from ..collectives.schedules import Schedule
 from ..collectives.timing import time_of
 from ..model.cluster import Topology
@@ -134,11 +133,10 @@ class Transfers:
         sizes = nbytes if isinstance(nbytes, int) else nbytes.tobytes()
         key = members, call.kind, sizes, call.itemsize, root
         if key not in self._plans:
-            made = schedule(
+            made = self._options.schedule(
                 call.kind,
                 len(members),
                 nbytes,
-                self._options.algorithms.get(call.kind, self._options.policy),
                 root=root or 0,
                 itemsize=call.itemsize,
                 nodes=self.topology.node_of[list(members)],  # type: ignore[arg-type]

@@ -16,10 +16,12 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..model.cluster import Topology
 from ..model.errors import InvalidCallError, check_count
+
+if TYPE_CHECKING:
+    from ..model.cluster import Topology
 
 
 class _Path:

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
@@ -18,7 +18,9 @@ from .meetings import Call
 from .scheduler import CONTROLLER
 from .simulated_group import Request
 from .simulation import Simulation
-from .simulation_options import Options
+
+if TYPE_CHECKING:
+    from .simulation_options import Options
 
 
 def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) -> tuple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Topology
 from ..model.trace import Group, WireMessage
@@ -12,7 +12,9 @@ from .collective_in_flight import Channel, Transfers
 from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler, VirtualTime
-from .simulation_options import Options
+
+if TYPE_CHECKING:
+    from .simulation_options import Options
 
 
 class Simulation:

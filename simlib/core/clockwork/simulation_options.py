@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..collectives.choice import ALGORITHMS, choose
+from ..collectives.choice import ALGORITHMS, choose, schedule
+from ..collectives.schedules import Bytes, Schedule
 from ..model.chance import Failures, check_slow
 from ..model.errors import InvalidCallError, check_choice
 
@@ -32,6 +33,10 @@ class Options:
     seed: int | None = None
     compute: str = "flops"
     memory: bool = False
+
+    def schedule(self, kind: str, n: int, nbytes: Bytes, **about: Any) -> Schedule:
+        """The messages of a collective of this simulation; see `collectives.schedule`."""
+        return schedule(kind, n, nbytes, self.algorithms.get(kind, self.policy), **about)
 
 
 def eager_limit(sends: str, eager_limit_bytes: Any) -> float:

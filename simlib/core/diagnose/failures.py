@@ -22,9 +22,8 @@ from ..model.errors import (
     SimlibError,
     StuckError,
 )
-from ..model.trace import Site
+from ..model.trace import Site, make_site
 from ..model.words import ranks_in_words, shortened
-from ..record.oplog_reader import make_site
 from ..record.recorder import is_learners
 
 MAX_PLACES = 8

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.trace import Collective, Op
+from ..model.trace import Collective, Op, Trace
 from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, short_bytes
 from .lanes import Between, Ranks, blocked_parts, chosen, in_sight, span_of
 
@@ -43,7 +43,7 @@ def run_table(run: Any) -> str:
     parts.append(_shown(joint, "collectives", max(MAX_ROWS // 2, MAX_ROWS - len(moves))))
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.forgotten is not None:
-        words = trace.forgotten.in_words(trace.ops)
+        words = kept_of(trace)
         parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
     if trace.dropped:
         advice = "simlib run --watch goes on recording"
@@ -205,6 +205,13 @@ def short_repr(value: object) -> str:
 def clip(text: str, longest: int) -> str:
     """The text, or its beginning and three dots."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def kept_of(trace: Trace) -> str:
+    """How much of a run its trace has, where the log rolled over."""
+    ops = trace.ops
+    since = f", those since {seconds_text(ops[0].post_s)}" if ops else ""
+    return f"the last {len(ops):,} of {len(ops) + sum(trace.forgotten.ops):,} ops are kept{since}"
 
 
 def count(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from ..model.words import short_bytes
 from .figures import DPI, PAPER, SMALL_PT, new_picture
 from .lanes import chosen, in_sight, span_of, unit_of
 from .palette import rank_color, shades_of, visible
-from .text import collective_text
+from .text import collective_text, kept_of
 
 MAX_ARROWS = 300  # more arrows, bands or labels than this hide one another
 BAND = "#00000016"
@@ -78,7 +78,7 @@ class View:
         if self.crowded:
             self.notes.insert(0, "each pixel of a lane shows what its rank did most")
         if self.trace.forgotten is not None:
-            self.notes.append(self.trace.forgotten.in_words(self.trace.ops))
+            self.notes.append(kept_of(self.trace))
         if self.trace.dropped:
             self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
 

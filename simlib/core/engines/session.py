@@ -17,15 +17,12 @@ import linecache
 import math
 import multiprocessing
 import os
-import struct
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.popen_forkserver import Popen
-from socket import SO_RCVTIMEO, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..environment import VARIABLE
@@ -48,10 +45,6 @@ IDLE_VARIABLE = "SIMLIB_IDLE_MINUTES"
 MINUTES = 10.0
 """Minutes where the environment says none: longer than a page of a lesson is read, and coming back
 costs seconds."""
-
-ANSWER_LIMIT_S = 300
-"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
-MAX_ANSWER_BYTES = 1 << 34
 
 
 def _as_text(line: bytes) -> str:
@@ -413,6 +406,10 @@ class Engine(ABC):
         """Run to the end; returns the error that it ends in, or None."""
 
     @abstractmethod
+    def make_run(self, monitor: Any) -> Run:
+        """The `Run` of what the monitor knows now."""
+
+    @abstractmethod
     def close(self, monitor: Any, run: Run | None, failure: Failure | None) -> None:
         """Give the processes back; there is no `Run` where none could be made."""
 
@@ -441,9 +438,7 @@ class Session:
 
     def once(self) -> tuple[Run, Failure | None, Any]:
         """Run; returns the `Run`, the error that it has ended in, or None, and the monitor."""
-        # They import torch, and `warm_up` has no time for that.
-        from ..diagnose.failures import interrupted
-        from ..results.run import make_run
+        from ..diagnose.failures import interrupted  # it imports torch: `warm_up` has no time
 
         engine, run, failure = self._engine, None, None
         with idle_timer().busy(engine.resting):
@@ -454,7 +449,7 @@ class Session:
                     failure = engine.execute(monitor)
                 except KeyboardInterrupt:
                     failure = interrupted(monitor)
-                run = make_run(monitor)
+                run = engine.make_run(monitor)
                 failure = engine.complete(monitor, run, failure)
                 if failure is None and monitor.check:
                     run.findings = monitor.detector.findings(monitor.deaths)
@@ -490,27 +485,3 @@ def perform(engine: Engine) -> Run:
     finally:
         display.close(session.outputs)
     return show_and_raise(display, run, failure)
-
-
-def kernels_end(own: socket) -> Connection:
-    """The kernel's connection to a process of ranks, made of its socket.
-
-    Whoever has begun an answer, but does not send the rest for `ANSWER_LIMIT_S`, is as one who is
-    gone: the read ends with OSError. Student's code can write to the other end.
-    """
-    own.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
-    return Connection(own.detach())
-
-
-def answer_of(connection: Connection) -> bytes:
-    """The bytes of an answer that has begun to arrive.
-
-    Raises
-    ------
-    OSError, EOFError
-        The other end is gone, or says what no answer is.
-    """
-    answer = connection.recv_bytes(MAX_ANSWER_BYTES)
-    if not answer:
-        raise EOFError("an answer of no bytes")
-    return answer

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .words import seconds_text
-
 P2P_KINDS = frozenset({"send", "recv"})
 
 
@@ -65,6 +63,12 @@ def source_line(file: str, lineno: int) -> str:
     if os.path.exists(file):
         linecache.checkcache(file)  # it may have been edited since
     return linecache.getline(file, lineno).strip() if lineno else ""
+
+
+def make_site(call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
+    """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
+    file, lineno, function = place
+    return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,12 +442,6 @@ class Evicted:
         for src, dst, *total in record["sent"]:
             found.sent[src, dst] = total
         return found
-
-    def in_words(self, ops: list[Op]) -> str:
-        """How much of the run these ops are, the only ones that are kept."""
-        total = len(ops) + sum(self.ops)
-        since = f", those since {seconds_text(ops[0].post_s)}" if ops else ""
-        return f"the last {len(ops):,} of {total:,} ops are kept{since}"
 
     def __bool__(self) -> bool:
         return any(self.ops)

@@ -18,9 +18,10 @@ from ..model.errors import InvalidCallError
 from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
-from .recorder import FOREVER, Recorder
+from .recorder import Recorder
 from .this_rank import span
 from .torch_inside import when_imported
+from .transports import FOREVER
 from .transports.backends import BACKENDS, Backend
 
 BACKEND = "simlib"

@@ -25,7 +25,6 @@ from .arguments import check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
 from .recorder import (
-    FOREVER,
     BlockingCall,
     RecordedMessage,
     RecordedWork,
@@ -34,6 +33,7 @@ from .recorder import (
     is_learners,
 )
 from .torch_inside import GroupOfItsOwn, leave_uncompiled
+from .transports import FOREVER
 from .transports.backends import Transport
 
 ONCE, PARTS = "once", "parts"

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import struct
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Any
-
-from . import safe_pickle
 
 FORMAT = 3
 """Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
@@ -154,7 +153,7 @@ class OpLogWriter:
         self,
         memory: mmap.mmap,
         clock: Callable[[], float] = time.perf_counter,
-        dumps: Callable[..., bytes] = safe_pickle.dumps,
+        dumps: Callable[..., bytes] = pickle.dumps,
     ) -> None:
         self._memory = memory
         self._dumps = dumps

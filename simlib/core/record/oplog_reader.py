@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 
-from ..model.trace import Group, Op, Piece, Site, describe_call, source_line
+from ..model.trace import Group, Op, Piece, Site, describe_call, make_site, source_line
 from . import oplog, safe_pickle
 from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
@@ -285,12 +285,6 @@ class OpLogReader:
             kind, group, peer, tag, nbytes, shapes, dtype, reduce_op, splits,
             is_async, any_source, site,
         )  # fmt: skip
-
-
-def make_site(call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
-    """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
-    file, lineno, function = place
-    return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
 
 
 def name_groups(ops: Iterable[Op]) -> dict[Group, Group]:

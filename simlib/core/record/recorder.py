@@ -42,10 +42,6 @@ REDUCE_NAMES = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
 
-
-FOREVER = timedelta(days=30)
-"""Gloo's own timeout: hangs are found by simlib, not by Gloo."""
-
 MAX_LOOKS = 100_000
 """How often in a row a rank may ask whether a message is complete, which Gloo never says before
 `wait`."""

@@ -13,10 +13,10 @@ from collections import deque
 from mmap import mmap
 from typing import Any
 
-from ..model.trace import Op, Piece
+from ..model.trace import Op, Piece, make_site
 from . import oplog
 from .oplog import DEFINITION, HEADER, LATE, NEVER, PIECE, SEGMENTS, place_in
-from .oplog_reader import OpLogReader, make_site
+from .oplog_reader import OpLogReader
 
 KEPT_BYTES = 64 << 20
 """Of all logs of a watched run together: room for 900,000 ops, three quarters of which are always

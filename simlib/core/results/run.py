@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import draw
 from ..diagnose.findings import Finding
-from ..diagnose.monitor import RunMonitor
 from ..draw.display import Displayed
 from ..draw.text import run_in_words, run_table
 from ..model.cluster import Cluster
@@ -35,6 +34,7 @@ from .states import (
 if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
 
+    from ..diagnose.monitor import RunMonitor
     from ..diagnose.verdicts import WaitGraph
     from ..draw.player import Player
 

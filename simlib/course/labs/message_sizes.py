@@ -15,7 +15,7 @@ from ...core.draw.palette import OKABE_ITO, mix, visible
 from ...core.model.cluster import Cluster, Link
 from ...core.model.errors import InvalidCallError, check_count
 from ...core.model.words import seconds_text, short_bytes
-from ...core.scale import time_of
+from ...core.scale.collective import time_of
 from .sliders import (
     Lab,
     Layers,

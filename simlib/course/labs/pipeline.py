@@ -14,7 +14,7 @@ from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Link
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import number
-from ...core.scale import pipeline_time
+from ...core.scale.pipeline_parallel import pipeline_time
 from .sliders import (
     Lab,
     Layers,

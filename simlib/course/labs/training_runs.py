@@ -13,7 +13,7 @@ from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE
 from ...core.draw.palette import OKABE_ITO
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import number, seconds_text
-from ...core.scale import checkpoint_interval, goodput
+from ...core.scale.checkpoints import checkpoint_interval, goodput
 from .mesh import (
     BARS,
     BARS_WIDTH,

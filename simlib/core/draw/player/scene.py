@@ -29,7 +29,7 @@ from ..lanes import (
     unit_of,
 )
 from ..palette import on_dark, rank_color, shades_of
-from ..text import carried, collective_text, count, run_in_words
+from ..text import carried, collective_text, count, kept_of, run_in_words
 
 Rows = Mapping[Any, int]
 """Rank, or an op's identity -> its row, or number, in the scene."""
@@ -103,7 +103,7 @@ def notes_of(
     if len(shown) < len(asked):
         notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; ranks=[...] chooses others")
     if run.trace.forgotten is not None:
-        notes.append(run.trace.forgotten.in_words(run.trace.ops))
+        notes.append(kept_of(run.trace))
     if run.trace.dropped:
         notes.append(f"{run.trace.dropped:,} further ops were not recorded")
     return notes

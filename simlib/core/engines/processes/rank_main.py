@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from ...record import backend, returned
+from ...record import backend, returned, safe_pickle
 from ...record.fingerprints import FingerprintTable
 from ...record.oplog import CAPACITY, OpLogWriter
 from ...record.recorder import Recorder
@@ -71,7 +71,7 @@ def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, s
     SERVED.append("a run")
     output = Output(stdout.detach(), stderr.detach())
     show_errors_of_commands()
-    writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY))
+    writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY), dumps=safe_pickle.dumps)
     kernel = Connection(control.detach())
     torch.set_num_threads(1)
     recorder = Recorder(writer, is_alone)

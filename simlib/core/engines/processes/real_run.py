@@ -21,7 +21,7 @@ from ...model.chance import Failures, Slow
 from ...model.trace import Evicted
 from ...record.rolling import segment_of
 from ...record.transports.backends import BACKENDS, Backend, check_for_processes
-from ...results.run import Run, is_quiescent
+from ...results.run import Run, is_quiescent, make_run
 from ..options import (
     NO_FAULTS,
     CheckedFaults,
@@ -41,13 +41,13 @@ from ..options import (
     restarts_of,
     seconds_between_lines,
 )
+from ..request import answer_of
 from ..restarts import remaining_kills, with_restarts
 from ..run_outputs import MAX_PROCESSES
 from ..session import (
     Engine,
     Failure,
     SilentDisplay,
-    answer_of,
     cell_numbers,
     context_here,
     new_cells,
@@ -296,6 +296,10 @@ class ProcessEngine(Engine):
             number=monitor.world.begin_run(),
         )
         return monitor.until_the_end(request)
+
+    def make_run(self, monitor: ProcessMonitor) -> Run:
+        """The `Run` of what the monitor knows now."""
+        return make_run(monitor)
 
     def complete(
         self,

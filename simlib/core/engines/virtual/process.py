@@ -15,9 +15,8 @@ from ...environment import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
-from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
+from ..request import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
-from .child import child_main
 from .ranks import PAGE, RUNNING
 
 MEMORY = 1 << 36
@@ -26,9 +25,15 @@ LARGEST_LOG = 256 << 20
 
 
 class SimulatorProcess:
-    """One child process, and the kernel's ends of what it shares with it."""
+    """One child process, and the kernel's ends of what it shares with it.
 
-    def __init__(self):
+    Parameters
+    ----------
+    main : callable
+        What the process does: ``main(control, lifeline, stdout, stderr, memory)``.
+    """
+
+    def __init__(self, main):
         self.cells_sent = set()
         own, control = socket.socketpair()
         self.control = kernels_end(own)
@@ -44,7 +49,7 @@ class SimulatorProcess:
         try:
             with uninterrupted():
                 self.process = server_context().Process(
-                    target=child_main,
+                    target=main,
                     args=(*map(travelling, theirs), travelling(self.memory)),
                     name=f"{RANK_NAME}s, simulated",
                 )
@@ -132,11 +137,11 @@ class Simulators:
         self._resting = []
         self.has_served = False
 
-    def take(self):
-        """A process that is ready."""
+    def take(self, main):
+        """A process that is ready; ``main`` is what a new one does."""
         while True:
             is_new = not self._resting
-            process = SimulatorProcess() if is_new else self._resting.pop()
+            process = SimulatorProcess(main) if is_new else self._resting.pop()
             try:
                 is_ready = process.is_alive() and process.wait_until_ready()
             except BaseException:  # the Stop button
@@ -144,25 +149,25 @@ class Simulators:
                 raise
             if is_ready:
                 self.has_served = True
-                self._keep_a_spare()
+                self._keep_a_spare(main)
                 return process
             process.close()
             if is_new:
                 raise OSError("the process that simulates did not start")
 
-    def _keep_a_spare(self):
+    def _keep_a_spare(self, main):
         """Start the next process while this one works: after an error it is there at once."""
         if not self._resting:
             with contextlib.suppress(OSError):  # no room: the next simulation tries, and tells
-                self._resting.append(SimulatorProcess())
+                self._resting.append(SimulatorProcess(main))
 
-    def give_back(self, process, clean):
+    def give_back(self, process, clean, main):
         """Return a process after its simulation; one that is not clean is ended."""
         if clean and process.start_cleaning():
             self._resting.append(process)
         else:
             process.close()
-            self._keep_a_spare()
+            self._keep_a_spare(main)
         while len(self._resting) > 2:
             self._resting.pop(0).close()
 

@@ -21,11 +21,12 @@ import torch.distributed as dist
 from ...clockwork.simulated_group import SimulatedGroup
 from ...environment import FOLDER
 from ...model.cluster import Cluster
-from ...record import group, returned
+from ...model.trace import make_site
+from ...record import group, returned, safe_pickle
 from ...record.oplog import OpLogWriter
-from ...record.oplog_reader import make_site
-from ...record.recorder import FOREVER, Recorder, is_learners
+from ...record.recorder import Recorder, is_learners
 from ...record.torch_inside import make_default_group
+from ...record.transports import FOREVER
 from ...record.transports.backends import like_gloo
 from ..rank_process.isolation import torch_seed
 from ..rank_process.setup import environ_on_equal_nodes
@@ -111,7 +112,9 @@ class Ranks:
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
         scheduler = simulation.scheduler
         for rank, piece in enumerate(self._memories):
-            log = OpLogWriter(piece, functools.partial(scheduler.clocks.__getitem__, rank))
+            log = OpLogWriter(
+                piece, functools.partial(scheduler.clocks.__getitem__, rank), safe_pickle.dumps
+            )
             simulation.time.logs.append(log)
         always = functools.partial(bool, True)  # nobody else makes ops of a rank
         self._recorders = [

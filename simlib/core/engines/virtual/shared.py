@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.distributed.utils
 import torch.nn.parallel.distributed
 
-from ...record.recorder import FOREVER
+from ...record.this_rank import here as local
 from ...record.torch_inside import MODULES_OF_STORES
+from ...record.transports import FOREVER
 from ...record.transports.plain_group import SharedOutputs
-from . import per_rank
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class _Waiter:
 
 def _settle():
     """Let all happen that comes before the calling rank's clock."""
-    settle = getattr(per_rank.local, "settle", None)
+    settle = getattr(local, "settle", None)
     if settle is not None:
         settle()
 
@@ -93,7 +93,7 @@ class SimulatedStore(dist.Store):
         _settle()
         if self._has(keys):
             return
-        waiter = _Waiter(per_rank.local.rank, list(keys))
+        waiter = _Waiter(local.rank, list(keys))
         self._waiting.append(waiter)
         if timeout is not None and timeout < FOREVER:
             moment = self._scheduler.clocks[waiter.rank] + timeout.total_seconds()
@@ -143,7 +143,7 @@ class _OwnStore(dist.PrefixStore):
     """What a rank finds as ``TCPStore`` or ``FileStore``."""
 
     def __new__(cls, *args, **kwargs):
-        if not hasattr(per_rank.local, "rank"):
+        if not hasattr(local, "rank"):
             return cls.original(*args, **kwargs)
         return super().__new__(cls)
 

@@ -15,7 +15,7 @@ from ...model import errors
 from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
 from ...model.errors import check_choice
-from ...results.run import Run
+from ...results.run import Run, make_run
 from ..options import (
     Diagnosis,
     Faults,
@@ -40,6 +40,7 @@ from ..run_outputs import MAX_SIMULATED
 from ..session import Engine, Failure, Session, SilentDisplay, context_here, new_cells, perform
 from ..torch_versions import refuse_untested_torch
 from . import reordering
+from .child import child_main
 from .process import simulators
 from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
@@ -314,7 +315,7 @@ class SimulationEngine(Engine):
         if not simulators().has_served:
             display.status("starting the simulator, which imports torch (some 3 seconds) ...")
         try:
-            process = simulators().take()
+            process = simulators().take(child_main)
         except (OSError, EOFError) as error:
             raise errors.SimlibError(
                 f"the simulation could not be started: {error}. Close other kernels or programs."
@@ -338,6 +339,10 @@ class SimulationEngine(Engine):
         )
         return monitor.until_the_end(request)
 
+    def make_run(self, monitor: SimulationMonitor) -> Run:
+        """The `Run` of what the monitor knows now."""
+        return make_run(monitor)
+
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
     ) -> Failure | None:
@@ -357,7 +362,7 @@ class SimulationEngine(Engine):
         is_over = run is not None and monitor.report is not None
         clean = is_over and not monitor.running() and not monitor.deaths
         monitor.close()
-        simulators().give_back(monitor.process, clean)
+        simulators().give_back(monitor.process, clean, child_main)
 
     def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
         """The race that shows in the order of the seed, where one was given.

@@ -9,16 +9,18 @@ import selectors
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
-from ..request import FRAME
-from ..session import SilentDisplay, answer_of, cell_numbers
+from ..request import FRAME, answer_of
+from ..session import SilentDisplay, cell_numbers
 from .one_cpu import OneCpu
-from .process import SimulatorProcess
+
+if TYPE_CHECKING:
+    from .process import SimulatorProcess
 
 POLL_S = 0.02
 BUSY_S = 0.2

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..recorder import FOREVER
+from . import FOREVER
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives whose options name a reduction."""
