@@ -82,7 +82,7 @@ class Ranks:
         if not callable(function):
             raise InvalidCallError(f"ranks needs a function to call on ranks, not {function!r}")
         whole = OnRank(function, Settings(self._config))
-        return _run(self._config, engine, whole, world_size, args, kwargs, options)
+        return _run(self._config, engine, whole, world_size, (args, kwargs), options)
 
 
 def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None:
@@ -104,7 +104,7 @@ def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None
     filled_in = [name for name in FILLED_IN if name in names]
     test = OnRank(item.obj, Settings(item.config), filled_in)
     options = asked.options if seed is None else {**asked.options, "seed": seed}
-    _run(item.config, asked.engine, test, world_size, (), fixtures, options)
+    _run(item.config, asked.engine, test, world_size, ((), fixtures), options)
 
 
 def close() -> None:
@@ -113,13 +113,13 @@ def close() -> None:
     simulators().close()
 
 
-def _run(config, engine, function, world_size, args, kwargs, options):
+def _run(config, engine, function, world_size, given, options):
     __tracebackhide__ = True
     call = run if engine == "run" else simulate
     _check_names(options, call)
     try:
         with _tests_by_value():
-            return call(function, world_size, args, kwargs, **{"strict": True, **options})
+            return call(function, world_size, *given, **{"strict": True, **options})
     except SimlibError as error:
         raise_reported(error, str(config.invocation_params.dir))
 

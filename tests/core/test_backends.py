@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import simlib
 from simlib.cli import main as command
 from simlib.cluster.backends import MPI
-from simlib.core.record.arguments import check_collective, check_message
+from simlib.core.record.arguments import Place, check_collective, check_message
 from simlib.core.record.fingerprints import FingerprintTable, size_of_table
 from simlib.core.record.group import RecordingGroup
 from simlib.core.record.oplog import OpLogWriter, create_shared_memory
@@ -227,20 +227,20 @@ def reduction(op):
         (lambda x: check_message("send", x, 3, ON_CUDA), "tag=3 is not possible: NCCL has no tags"),
         (
             lambda x: check_collective(
-                "all_reduce", "allreduce", 0, 2, reduction(dist.ReduceOp.BAND), None,
+                "all_reduce", "allreduce", Place(0, 2), reduction(dist.ReduceOp.BAND),
                 ([x],), ON_CUDA,
             ),
             "Cannot use ReduceOp.BAND with NCCL: take one of SUM",
         ),
         (
             lambda x: check_collective(
-                "all_reduce", "allreduce", 0, 2, None, None, ([x],), {"cpu": MPI}
+                "all_reduce", "allreduce", Place(0, 2), None, ([x],), {"cpu": MPI}
             ),
             "all_reduce with mpi4py takes tensors on cpu, and this one is on cuda:0",
         ),
         (
             lambda x: check_collective(
-                "all_to_all", "alltoall", 0, 2, None, None,
+                "all_to_all", "alltoall", Place(0, 2), None,
                 ([x, torch.zeros(2)], [x, x]), {"cpu": GLOO, **ON_CUDA},
             ),
             "must be on one sort of device, and these are on cpu and cuda:0",

@@ -169,7 +169,7 @@ def test_every_solver_solves_the_plain_case(kind, name):
     cluster = Cluster(12, 1, NETWORKS["10 Gbit/s"])
     nbytes = 0 if kind == "barrier" else 12 * 4000
     options = collective.Options("block", 4, 0, 3, None)
-    case = collective._case(kind, 12, nbytes, cluster, name, None, options, last_only=False)
+    case = collective._case((kind, 12, nbytes, cluster, name), None, options, last_only=False)
     solve, _ = SOLVERS[kind, name]
     assert solve(case) is not None
 

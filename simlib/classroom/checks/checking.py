@@ -17,6 +17,7 @@ from ..parts import VALUE, parts_of
 from .compare import EXACT, describe
 from .complaints import (
     WORLDS,
+    Values,
     World,
     changed_in_place,
     complaints,
@@ -104,9 +105,8 @@ def check(
         World(one.world_size, one.inputs, one.start(timeout_s), (*rules, one.rule))
         for one in (*timed, *memory)
     ]
-    verdict = verdict_on(
-        question, answer, to_pass, expected, points, in_place, mistakes or {}, within
-    )
+    values = Values(in_place, mistakes or {}, within)
+    verdict = verdict_on(question, answer, to_pass, expected, points, values)
     if verdict.status == WRONG and as_given and fingerprint(answer) == as_given:
         verdict.status, verdict.is_as_given = NOT_WRITTEN, True
     return verdict
@@ -118,9 +118,7 @@ def verdict_on(
     worlds: Sequence[World],
     expected: Callable,
     points: int | Mapping[str, int],
-    in_place: bool,
-    mistakes: Mapping[str, Any],
-    within: float = EXACT,
+    values: Values,
 ) -> Verdict:
     """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
     parts, partly = parts_of(points), None
@@ -137,10 +135,10 @@ def verdict_on(
             run, after = run_answer(answer, by_rank, world.start)
         except SimlibError as error:
             status, reason, lines = failure(error)
-            reason += mistake_of_an_error(reason, mistakes)
+            reason += mistake_of_an_error(reason, values.mistakes)
             return Verdict(question, parts, status, reason, world_size, lines, error.run)
         want = expected(*given)
-        found = complaints(run, after, given, want, world.rules, in_place, mistakes, within)
+        found = complaints(run, after, given, want, world.rules, values)
         if found:
             told = worst_of(found, parts)
             verdict = Verdict(question, parts, WRONG, told.reason, world_size, told.lines, run)

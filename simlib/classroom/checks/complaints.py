@@ -127,15 +127,22 @@ class Complaint:
     part: str = VALUE
 
 
+@dataclass(frozen=True)
+class Values:
+    """How the values of a question are compared; see `check`."""
+
+    in_place: bool
+    mistakes: Mapping[str, Any]
+    within: float = EXACT
+
+
 def complaints(
     run: Run,
     after: list,
     given: Sequence,
     want: Sequence,
     rules: Sequence[Rule],
-    in_place: bool,
-    mistakes: Mapping[str, Any],
-    within: float = EXACT,
+    values: Values,
 ) -> list[Complaint]:
     """The `Complaint` objects about a run that ended; beside one about its values there is none."""
     first = broken_rules(run, given, [rule for rule in rules if rule.before_values])
@@ -145,7 +152,7 @@ def complaints(
     found = found_by_the_engine(run)
     if found:
         return [Complaint(found)]
-    reason, lines = value_complaint(run, after, given, want, rules, in_place, mistakes, within)
+    reason, lines = value_complaint(run, after, given, want, rules, values)
     if reason:
         return [Complaint(reason, lines)]
     return broken_rules(run, given, [rule for rule in rules if not rule.before_values])
@@ -167,11 +174,10 @@ def value_complaint(
     given: Sequence,
     want: Sequence,
     rules: Sequence[Rule],
-    in_place: bool,
-    mistakes: Mapping[str, Any],
-    within: float = EXACT,
+    values: Values,
 ) -> tuple[str | None, list[str]]:
     """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
+    in_place, within = values.in_place, values.within
     got = [changed_in_place(mine) for mine in after] if in_place else run.results
     wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
     changed = None if in_place else input_complaint(run, given, after)
@@ -182,7 +188,7 @@ def value_complaint(
         return f"Rank {dead[0]} {NO_RESULT}: it died.", []
     rank, text = next(iter(wrong.items()))
     reason = f"Rank {rank} {text}" + "." * (not text.endswith("?"))
-    known = known_mistake(got, given, mistakes)
+    known = known_mistake(got, given, values.mistakes)
     if known:
         reason += f" {known}"
     elif in_place and isinstance(after[rank][0], Exchanged):

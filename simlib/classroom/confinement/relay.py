@@ -155,11 +155,11 @@ class Exchange:
             raise WrongWords(f"more than {MAX_WAITING:,} ops that wait")
         kind, *words = words
         if kind in ("send", "recv"):
-            self._message(rank, number, kind, *words)
+            self._message(rank, number, kind, words)
         elif kind == "meet":
             self._meet(rank, number, *words)
         elif kind in COLLECTIVES:
-            self._collective(rank, number, kind, *words)
+            self._collective(rank, number, kind, words)
         else:
             raise WrongWords(f"there is no op {kind!r}")
 
@@ -171,8 +171,8 @@ class Exchange:
             raise WrongWords(f"rank {rank} is in no such group")
         return Group(name, ranks)
 
-    def _message(self, rank, number, kind, name, ranks, peer, tag, content):
-        """``content`` is what is sent; of a receive a dtype and the number of elements."""
+    def _message(self, rank, number, kind, words):
+        name, ranks, peer, tag, content = words
         group = self._group(rank, name, ranks)
         is_named = type(peer) is int and 0 <= peer < len(ranks) and ranks[peer] != rank
         if not is_named and not (kind == "recv" and peer is None) or type(tag) is not int:
@@ -192,8 +192,8 @@ class Exchange:
         self.carried[rank].append(Carried(kind, ranks, named, nbytes))
         getattr(self._mailboxes[key], "send" if kind == "send" else "receive")(post)
 
-    def _collective(self, rank, number, kind, name, ranks, root, op, brings, sort, takes, nbytes):
-        """``sort`` is what must agree: dtype, shapes and splits."""
+    def _collective(self, rank, number, kind, words):
+        name, ranks, root, op, brings, sort, takes, nbytes = words
         group = self._group(rank, name, ranks)
         position = ranks.index(rank)
         if root is not None and (type(root) is not int or not 0 <= root < len(ranks)):

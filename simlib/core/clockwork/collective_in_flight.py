@@ -23,7 +23,7 @@ from ..model.cluster import Topology
 from ..model.trace import Group
 from .mailbox import closed_by
 from .meetings import LEAVE_EARLY, Call, Meeting, uncounted
-from .messages import Messages, WireLog
+from .messages import Messages, Tell, WireLog
 from .network import Network, Past, Transfer
 from .scheduler import Scheduler
 
@@ -223,11 +223,10 @@ class CollectiveInFlight:
             self._live = Messages(
                 self._schedule,
                 self._members,
-                self._tell_soon,
+                Tell(self._tell_soon, self._fail_soon),
                 reduce_Bps,
                 self._wire,
                 self._transfers.eager_limit_bytes,
-                self._fail_soon,
             )
             self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
         return self._live

@@ -7,7 +7,7 @@ message has arrived and it is in the round itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
 
@@ -19,6 +19,22 @@ from ..model.trace import Group, WireMessage
 from .network import Transfer
 
 
+@dataclass(frozen=True)
+class Tell:
+    """Who is told what comes of the members of a collective.
+
+    Attributes
+    ----------
+    through : callable
+        Called as ``through(position, time_s)`` when a member has done its part.
+    failed : callable
+        Called as ``failed(position, dead, time_s)`` for a member that needs a dead one.
+    """
+
+    through: Callable[[int, float], None]
+    failed: Callable[[int, int, float], None]
+
+
 class Messages:
     """A schedule on its way through a network, one transfer after the other.
 
@@ -27,31 +43,27 @@ class Messages:
     schedule : Schedule
     members : tuple of int
         Ranks of the world, by position.
-    on_through : callable
-        Called as ``on_through(position, time_s)`` when a member has done its part.
+    tell : Tell
+        Who is told what comes of the members.
     reduce_Bps : float
         Bytes per second at which a member adds up what it has received, before its next round.
     wire : WireLog or None
         Gets each message.
     eager_limit_bytes : float
         A message of at most so many bytes is eager.
-    on_failed : callable, optional
-        Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         members: tuple[int, ...],
-        on_through: Callable[[int, float], None],
+        tell: Tell,
         reduce_Bps: float,
         wire: WireLog | None,
         eager_limit_bytes: float = -1,
-        on_failed: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self._members = members
-        self._on_through = on_through
-        self._on_failed = on_failed
+        self._tell = tell
         self._dead: set[int] = set()
         self._left: set[int] = set()  # who has failed, or given up, and takes no further part
         # Who only sends, or only receives, serves the others before it fails.
@@ -177,13 +189,13 @@ class Messages:
             self._missed = dead
         else:
             self._open[position] = inf
-            self._on_failed(position, dead, time_s)
+            self._tell.failed(position, dead, time_s)
 
     def _end(self, position, time_s):
         if position == self._server and self._missed is not None:
-            self._on_failed(position, self._missed, time_s)
+            self._tell.failed(position, self._missed, time_s)
         else:
-            self._on_through(position, time_s)
+            self._tell.through(position, time_s)
 
     def member_left(self, position: int) -> None:
         """A member takes no further part: its messages that have not begun never will."""

@@ -106,13 +106,15 @@ class _Levels:
     Parameters
     ----------
     kind, name : str
+    vector : tuple of int
+        Its bytes, and those of an element.
     nodes : sequence of int, shape (n,)
     root : int or None
     """
 
-    def __init__(self, kind, name, n, nbytes, itemsize, nodes, root=None):
+    def __init__(self, kind, name, n, vector, nodes, root=None):
         self._kind, self._name, self._n, self._root = kind, name, n, root
-        self._nbytes, self._itemsize = nbytes, itemsize
+        self._nbytes, self._itemsize = vector
         self._members = by_node(n, nodes)
         self._parts = []  # of each level: collectives side by side, and who is in them
         self.firsts = np.array([ranks[0] for ranks in self._members])
@@ -215,7 +217,7 @@ def broadcast_smp(
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_alpha.
     """
-    levels = _Levels("broadcast", "smp", n, nbytes, itemsize, nodes, root)
+    levels = _Levels("broadcast", "smp", n, (nbytes, itemsize), nodes, root)
     levels.hand_over(root, int(levels.firsts[levels.node]))
     levels.among_firsts("broadcast", levels.node)
     levels.in_nodes("broadcast", levels.all)
@@ -233,7 +235,7 @@ def broadcast_smp_from_root(
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_beta.
     """
-    levels = _Levels("broadcast", "smp_from_root", n, nbytes, itemsize, nodes, root)
+    levels = _Levels("broadcast", "smp_from_root", n, (nbytes, itemsize), nodes, root)
     if levels.place:
         levels.in_nodes("broadcast", [levels.node], levels.place)
     levels.among_firsts("broadcast", levels.node)
@@ -252,7 +254,7 @@ def reduce_smp(
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_beta.
     """
-    levels = _Levels("reduce", "smp", n, nbytes, itemsize, nodes, root)
+    levels = _Levels("reduce", "smp", n, (nbytes, itemsize), nodes, root)
     levels.in_nodes("reduce", levels.others(levels.node))
     levels.among_firsts("reduce", levels.node)
     levels.in_nodes("reduce", [levels.node], levels.place)
@@ -270,7 +272,7 @@ def reduce_smp_by_first(
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_alpha.
     """
-    levels = _Levels("reduce", "smp_by_first", n, nbytes, itemsize, nodes, root)
+    levels = _Levels("reduce", "smp_by_first", n, (nbytes, itemsize), nodes, root)
     levels.in_nodes("reduce", levels.all)
     levels.among_firsts("reduce")
     levels.hand_over(0, root)
@@ -288,7 +290,7 @@ def all_reduce_smp(
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Allreduce_intra_composition_alpha.
     """
-    levels = _Levels("all_reduce", "smp", n, nbytes, itemsize, nodes)
+    levels = _Levels("all_reduce", "smp", n, (nbytes, itemsize), nodes)
     levels.in_nodes("reduce", levels.all)
     levels.among_firsts("all_reduce")
     levels.in_nodes("broadcast", levels.all)
@@ -304,7 +306,7 @@ def barrier_smp(n: int, nodes: Sequence[int] | None = None) -> Schedule:
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Barrier_intra_composition_alpha.
     """
-    levels = _Levels("barrier", "smp", n, 0, 1, nodes)
+    levels = _Levels("barrier", "smp", n, (0, 1), nodes)
     levels.in_nodes("barrier", levels.all)
     levels.among_firsts("barrier")
     levels.in_nodes("broadcast", levels.all)

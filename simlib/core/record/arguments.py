@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -105,13 +105,18 @@ def refuse_what_is_lacking(method: str, able: Capabilities) -> None:
 # Collectives
 
 
+class Place(NamedTuple):
+    """Who calls: a rank of a group, and the group's size."""
+
+    rank: int
+    size: int
+
+
 def check_collective(
     kind: str,
     method: str,
-    rank: int,
-    size: int,
+    place: Place,
     opts: Any,
-    root: int | None,
     args: tuple,
     capabilities: Mapping[str, Capabilities],
 ) -> None:
@@ -123,24 +128,22 @@ def check_collective(
         The kind of op, by which the sentence names it.
     method : str
         The method of `dist.ProcessGroup`.
-    rank, size : int
-        The rank that calls, in its group, and the group's size.
+    place : Place
     opts : object or None
-        torch's options of the call.
-    root : int or None
-        Where the collective has one.
+        torch's options of the call; they name the root of a collective that has one.
     args : tuple
         The call's arguments: the tensors first.
     capabilities : dict of str to Capabilities
         The backend's, by type of device.
     """
+    root, size = getattr(opts, "rootRank", None), place.size
     if root is not None and not 0 <= root < size:
         raise InvalidCallError(
             f"root {root} is no rank of this group: its ranks are 0 to {size - 1}"
         )
     check = _CHECKS.get(method)
     if check is not None:
-        check(args, size, rank == root)
+        check(args, size, place.rank == root)
     tensors = list(_tensors_of(args))
     if not tensors:
         return

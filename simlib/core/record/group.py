@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from .arguments import check_collective, check_message, check_peer
-from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
+from .arguments import Place, check_collective, check_message, check_peer
+from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST, Call
 from .pending import Buffer, buffers_of
 from .recorder import (
     BlockingCall,
@@ -95,7 +96,7 @@ class RecordingGroup(GroupOfItsOwn):
         )
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
-        self._rank = rank
+        self._rank, self._place = rank, Place(rank, size)
         for device, sort, backend in transport.registered:
             self._register_backend(device, sort, backend)
             self._set_default_backend(sort)
@@ -139,29 +140,20 @@ class RecordingGroup(GroupOfItsOwn):
         self._description = description
         super()._set_group_desc(description)
 
-    def _post(
-        self,
-        kind,
-        tensors,
-        *,
-        frame=None,
-        peer=None,
-        tag=NOBODY,
-        flags=0,
-        reduce_op=None,
-        splits=None,
-    ):
+    def _post(self, kind, tensors, *, frame=None, to=(None, NOBODY), flags=0, how=(None, None)):
         """Write one call down; returns its place in the log.
 
-        ``frame`` is where to begin to look for the learner's line, if not at the caller's caller.
+        ``frame`` is where to begin to look for the learner's line, if not at the caller's caller;
+        ``to`` is peer and tag; ``how`` are the reduction, and what goes to whom.
         """
+        peer, tag = to
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
         if recorder.stream_ends.open:
             recorder.stream_ends.look()
-        signature, nbytes = recorder.signature(tensors, reduce_op, splits)
-        return self._log.post(
+        signature, nbytes = recorder.signature(tensors, *how)
+        call = Call(
             KIND_ID[kind],
             flags,
             recorder.site(sys._getframe(2) if frame is None else frame),
@@ -171,6 +163,7 @@ class RecordingGroup(GroupOfItsOwn):
             tag,
             nbytes,
         )
+        return self._log.post(call)
 
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died)."""
@@ -197,10 +190,9 @@ class RecordingGroup(GroupOfItsOwn):
         signature = recorder.log.define(key, "signature", ((), "", None, asked))
         site = recorder.site(sys._getframe(1))
         where = (f"of {asked}", asked) if members_only else self._definition
-        return self._log.post(
-            KIND_ID["new_group"], 0, site, recorder.group(where), signature,
-            NOBODY, NOBODY, 0,
-        )  # fmt: skip
+        group = recorder.group(where)
+        call = Call(KIND_ID["new_group"], 0, site, group, signature, NOBODY, NOBODY, 0)
+        return self._log.post(call)
 
     @staticmethod
     def _caller():
@@ -234,7 +226,7 @@ class RecordingGroup(GroupOfItsOwn):
         flags, frame = self._caller()
         if peer is None:
             flags |= ANY_SOURCE
-        start = self._post(kind, tensors, frame=frame, peer=peer, tag=tag, flags=flags)
+        start = self._post(kind, tensors, frame=frame, to=(peer, tag), flags=flags)
         if self._recorder.fingerprints is not None and peer is not None:
             pair = (self._rank, peer) if kind == "send" else (peer, self._rank)
             self._check_message_fingerprint(start, *pair, tag, tensors[0])
@@ -318,33 +310,47 @@ def _request_flag(frame):
     return 0
 
 
-def _collective(
-    kind, method, payload, *, reduces=False, rooted=False, splits=None, copies=None, divides=False
-):
+@dataclass(frozen=True)
+class _Traits:
+    """What is special about one sort of collective.
+
+    Attributes
+    ----------
+    copies : {ONCE, PARTS}, optional
+        Gloo copies the result into each tensor of the first argument by torch: once, or in as many
+        parts as there are ranks.
+    divides : bool
+        For a mean Gloo adds up, and then divides the first argument by torch.
+    """
+
+    reduces: bool = False
+    rooted: bool = False
+    splits: Callable | None = None
+    copies: str | None = None
+    divides: bool = False
+
+
+def _collective(kind, method, payload, **traits):
     """A method of `RecordingGroup` that records one sort of collective.
 
-    ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes.
-    ``copies`` says that Gloo copies the result into each tensor of the first argument by torch:
-    `ONCE`, or in as many `PARTS` as there are ranks. ``divides`` says that for a mean Gloo adds up,
-    and then divides the first argument by torch.
+    ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes;
+    ``traits`` are those of `_Traits`.
     """
+    its = _Traits(**traits)
 
     def record_and_pass_on(self, *args):
         opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
         flags = _async_flag(opts)
-        root = opts.rootRank if rooted else None
-        check_collective(
-            kind, method, self._rank, len(self._ranks), opts, root, args, self._capabilities
-        )
+        root = opts.rootRank if its.rooted else None
+        check_collective(kind, method, self._place, opts, args, self._capabilities)
         tensors = payload(self, *args)
-        reduce_op = hash(opts.reduceOp) if reduces and opts is not None else None
+        reduce_op = hash(opts.reduceOp) if its.reduces and opts is not None else None
         start = self._post(
             kind,
             tensors,
-            peer=root,
+            to=(root, NOBODY),
             flags=flags,
-            reduce_op=reduce_op,
-            splits=splits(args, len(self._ranks)) if splits else None,
+            how=(reduce_op, its.splits(args, len(self._ranks)) if its.splits else None),
         )
         dtype = tensors[0].dtype if len(tensors) else None
         size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
@@ -356,8 +362,8 @@ def _collective(
         buffers = None
         if self._is_watched(flags):
             times = {None: 0, ONCE: 1, PARTS: len(self._ranks)}
-            own_writes = times[copies if self._copies_results else None]
-            own_writes += divides and self._copies_results and reduce_op == _AVG
+            own_writes = times[its.copies if self._copies_results else None]
+            own_writes += its.divides and self._copies_results and reduce_op == _AVG
             is_source = kind == "broadcast" and root == self._rank
             buffers = [
                 *buffers_of(args[:1], not is_source, own_writes),

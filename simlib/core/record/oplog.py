@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 FORMAT = 3
 """Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
@@ -134,6 +134,19 @@ def create_shared_memory(name: str, size: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, size)
     return fd
+
+
+class Call(NamedTuple):
+    """What an op says of itself, by number: what `CALL` holds after the type."""
+
+    kind: int
+    flags: int
+    site: int
+    group: int
+    signature: int
+    peer: int
+    tag: int
+    nbytes: int
 
 
 class OpLogWriter:
@@ -280,17 +293,7 @@ class OpLogWriter:
         self._end = end
         U64.pack_into(self._memory, COMMITTED, end)
 
-    def post(
-        self,
-        kind: int,
-        flags: int,
-        site: int,
-        group: int,
-        signature: int,
-        peer: int,
-        tag: int,
-        nbytes: int,
-    ) -> int:
+    def post(self, call: Call) -> int:
         """Record a call; returns the op's offset, by which its times are filled in later.
 
         Past the capacity the op is counted only, and 0 is returned.
@@ -302,9 +305,8 @@ class OpLogWriter:
                 U64.pack_into(self._memory, DROPPED, self._dropped)
             else:
                 OP.pack_into(
-                    self._memory, start - self._shift, IS_OP, kind, flags, site, group, signature,
-                    peer, tag, nbytes, self._clock(), NEVER, NEVER, 0,
-                )  # fmt: skip
+                    self._memory, start - self._shift, IS_OP, *call, self._clock(), NEVER, NEVER, 0
+                )
                 self._end = start + OP.size
                 self.posted += 1
             self._progress += 1

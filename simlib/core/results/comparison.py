@@ -129,7 +129,7 @@ class Comparison(Displayed):
             raise InvalidCallError("this comparison has no runs to show: take that of compare()")
         title = f"{' and '.join(self.names)}, compared"
         return draw.save_page(
-            path, title, self.runs, self.names, ranks, between, draw.differences_of(self)
+            path, title, self.runs, self.names, (ranks, between), draw.differences_of(self)
         )
 
     def _repr_png_(self) -> bytes:

@@ -342,7 +342,7 @@ class Run(Displayed):
             The path is that of no page, or its folder is not there.
         """
         title = f"{self.name} on {ranks_text(self)}"
-        return draw.save_page(path, title, [self], None, ranks, between, draw.parts_of(self))
+        return draw.save_page(path, title, [self], None, (ranks, between), draw.parts_of(self))
 
     def ended_in(self, failure: Any) -> None:
         """Say which error the run ended in, and let the error know the run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,9 +111,9 @@ def time_of(
     if np.ndim(n):
         if starts is not None:
             raise InvalidCallError("starts are of one number of ranks: give one n, not several")
-        sizes, asked = np.asarray(n).tolist(), (nbytes, cluster, algorithm, starts, options)
-        return np.array([_time_of(kind, size, *asked) for size in sizes])
-    return _time_of(kind, n, nbytes, cluster, algorithm, starts, options)
+        asked = [Asked(kind, size, nbytes, cluster, algorithm) for size in np.asarray(n).tolist()]
+        return np.array([_time_of(one, None, options) for one in asked])
+    return _time_of(Asked(kind, n, nbytes, cluster, algorithm), starts, options)
 
 
 def ends_of(
@@ -133,8 +133,8 @@ def ends_of(
     ndarray of float, shape (n,)
         In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
     """
-    asked = Options(**options)
-    return _solve(_case(kind, n, nbytes, cluster, algorithm, starts, asked, last_only=False))
+    asked = Asked(kind, n, nbytes, cluster, algorithm)
+    return _solve(_case(asked, starts, Options(**options), last_only=False))
 
 
 def sync_time(
@@ -186,12 +186,23 @@ class Options:
     eager_limit_bytes: int | None = None
 
 
-def _time_of(*asked):
-    case = _case(*asked, last_only=True)
+class Asked(NamedTuple):
+    """The collective that is asked for: the first arguments of `time_of`."""
+
+    kind: str
+    n: int
+    nbytes: float
+    cluster: Cluster | None
+    algorithm: str
+
+
+def _time_of(asked, starts, options):
+    case = _case(asked, starts, options, last_only=True)
     return float(_solve(case).max() - case.starts.max())
 
 
-def _case(kind, n, nbytes, cluster, algorithm, starts, options, *, last_only):
+def _case(asked, starts, options, *, last_only):
+    kind, n, nbytes, cluster, algorithm = asked
     itemsize, root, chunks = options.itemsize, options.root, options.chunks
     check_type("cluster", cluster, Cluster)
     n, nbytes = count_of("n", n), count_of("nbytes", nbytes, low=0)

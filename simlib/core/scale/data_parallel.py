@@ -472,7 +472,7 @@ def strong_scaling(
        16  229 ms   154 ms     5.25       32.8%
        64  191 ms   173 ms     6.27        9.8%
     """
-    return _scaling("strong", ranks, model_bytes, cluster, forward_s, backward_s, options)
+    return _scaling("strong", ranks, model_bytes, cluster, (forward_s, backward_s), options)
 
 
 def weak_scaling(
@@ -489,10 +489,11 @@ def weak_scaling(
     Parameters are those of `strong_scaling`, but that ``forward_s`` and ``backward_s`` are seconds
     of compute of each rank.
     """
-    return _scaling("weak", ranks, model_bytes, cluster, forward_s, backward_s, options)
+    return _scaling("weak", ranks, model_bytes, cluster, (forward_s, backward_s), options)
 
 
-def _scaling(kind, ranks, model_bytes, cluster, forward_s, backward_s, options):
+def _scaling(kind, ranks, model_bytes, cluster, compute_s, options):
+    forward_s, backward_s = compute_s
     if np.ndim(ranks) != 1 or not len(ranks):
         raise InvalidCallError(f"ranks is {ranks!r}: give a list of numbers of ranks")
     for name, value in (("forward_s", forward_s), ("backward_s", backward_s)):

@@ -185,11 +185,9 @@ def pipeline_time(
     }
     orders = [order_of(schedule, rank, ranks, count, per_rank) for rank in range(ranks)]
     machine = Machine(Topology(cluster, ranks, placement))
+    pipeline = _Pipeline(machine, ranks, stages, seconds, message_bytes)
     units: list[tuple] = []
-    machine.run(
-        _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
-        for rank, order in enumerate(orders)
-    )
+    machine.run(_program(pipeline, rank, order, units) for rank, order in enumerate(orders))
     held = np.array([most_held(order) for order in orders])
     compute_s = np.zeros(ranks)
     np.add.at(compute_s, [unit[0] for unit in units], [unit[5] - unit[4] for unit in units])
@@ -237,8 +235,20 @@ def _of_each_stage(name, value, stages):
     return [float(each) for each in value]
 
 
-def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units):
+@dataclass(frozen=True)
+class _Pipeline:
+    """What all ranks of a pipeline share."""
+
+    machine: Machine
+    ranks: int
+    stages: int
+    seconds: dict
+    message_bytes: int
+
+
+def _program(pipeline, rank, order, units):
     """What one rank does in the step; a message's tag says which unit it is for."""
+    machine, ranks, stages = pipeline.machine, pipeline.ranks, pipeline.stages
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
     count = 1 + max(microbatch for _, _, microbatch in order)
 
@@ -257,12 +267,12 @@ def _program(machine, rank, ranks, stages, order, seconds, message_bytes, units)
         if unit in inputs:
             yield [inputs[unit]]
         start_s = machine.clocks[rank]
-        yield seconds[kind][stage]
+        yield pipeline.seconds[kind][stage]
         units.append((rank, *unit, start_s, machine.clocks[rank]))
         step, dst = (1, after) if kind == "F" else (-1, before)
         if 0 <= stage + step < stages and ranks > 1:
             sends_to = tag(kind, stage + step, microbatch)
-            sent.append(machine.isend(rank, dst, message_bytes, sends_to))
+            sent.append(machine.isend(rank, dst, pipeline.message_bytes, sends_to))
     yield sent
 
 

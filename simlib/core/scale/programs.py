@@ -314,8 +314,8 @@ def parameter_server_time(
     machine.run(
         [_work(machine, worker, workers, parts, compute_s, end_s) for worker in range(workers)]
         + [
-            serve(machine, workers + i, workers, int(parts[i]), steps, update_s, staleness[i])
-            for i in range(servers)
+            serve(_Server(machine, workers + i, workers, int(part), steps, update_s), gradients)
+            for i, (part, gradients) in enumerate(zip(parts, staleness, strict=True))
         ]
     )
     return ServerSteps(
@@ -363,23 +363,42 @@ def _work(machine, worker, workers, parts, compute_s, end_s):
         end_s[step, worker] = machine.clocks[worker]
 
 
-def _serve_all(machine, server, workers, nbytes, steps, update_s, staleness):
+@dataclass(frozen=True)
+class _Server:
+    """One server, its rank and its part of the parameters."""
+
+    machine: Machine
+    rank: int
+    workers: int
+    nbytes: int
+    steps: int
+    update_s: float
+
+    def recv(self, worker=ANY):
+        return self.machine.irecv(self.rank, worker)
+
+    def send(self, worker):
+        return self.machine.isend(self.rank, worker, self.nbytes)
+
+
+def _serve_all(server, staleness):
     """What a synchronous server does: one update of all gradients in a step."""
-    for _ in range(steps):
-        yield [machine.irecv(server, worker) for worker in range(workers)]
-        staleness += [0] * workers
-        yield update_s
-        yield [machine.isend(server, worker, nbytes) for worker in range(workers)]
+    workers = range(server.workers)
+    for _ in range(server.steps):
+        yield [server.recv(worker) for worker in workers]
+        staleness += [0] * len(workers)
+        yield server.update_s
+        yield [server.send(worker) for worker in workers]
 
 
-def _serve_each(machine, server, workers, nbytes, steps, update_s, staleness):
+def _serve_each(server, staleness):
     """What an asynchronous server does: an update of each gradient, first come, first served."""
-    sent_at, sending = [0] * workers, []
-    for update in range(workers * steps):
-        gradient = machine.irecv(server)
+    sent_at, sending = [0] * server.workers, []
+    for update in range(server.workers * server.steps):
+        gradient = server.recv()
         yield [gradient]
         staleness.append(update - sent_at[gradient.src])
-        yield update_s
+        yield server.update_s
         sent_at[gradient.src] = update + 1
-        sending.append(machine.isend(server, gradient.src, nbytes))
+        sending.append(server.send(gradient.src))
     yield sending

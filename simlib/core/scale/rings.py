@@ -109,12 +109,19 @@ class Ring:
         return Ring(rounds=rounds, lag=lag, adding=adding, **fields)
 
 
+@dataclass(frozen=True, eq=False)
+class Members:
+    """Who is in a ring, bytes of the chunks, when each begins: arrays."""
+
+    ranks: np.ndarray
+    sizes: np.ndarray
+    starts: np.ndarray
+
+
 def ring_of_ranks(
     case: Case,
     kind: str,
-    ranks: np.ndarray,
-    sizes: np.ndarray,
-    starts: np.ndarray,
+    members: Members,
     last_only: bool = False,
     times: int = 1,
     share: int = 1,
@@ -125,13 +132,13 @@ def ring_of_ranks(
     ----------
     case : Case
     kind : {"all_reduce", "reduce_scatter", "all_gather"}
-    ranks, sizes, starts : ndarray
-        Of the ring: who is in it, bytes of the chunks, when each begins.
+    members : Members
     last_only, share
         As for `ends_of_ring`.
     times : int
         All its rounds so often, one after the other.
     """
+    ranks, sizes, starts = members.ranks, members.sizes, members.starts
     after = np.roll(ranks, -1)
     topology = case.topology
     if len(ranks) == 1:

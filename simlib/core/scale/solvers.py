@@ -15,7 +15,7 @@ from ..collectives.schedules import Schedule, split
 from ..collectives.steps import binomial_scatter, by_node, edges_of, levels, powers_below
 from ..collectives.timing import time_of
 from .case import Case, common_step_s, shares_a_link
-from .rings import in_turn, ring_of_ranks
+from .rings import Members, in_turn, ring_of_ranks
 
 # -- all_reduce in nodes and between them ----------------------------------------------------------
 
@@ -49,7 +49,8 @@ def leader(case: Case) -> np.ndarray | None:
     for d in powers_below(nodes.largest):
         high, low = nodes.pairs(d)
         _exchange(case, ready, high, low, adds=True)
-    ends = ring_of_ranks(case, "all_reduce", leaders, case.parts(len(leaders)), ready[leaders])
+    members = Members(leaders, case.parts(len(leaders)), ready[leaders])
+    ends = ring_of_ranks(case, "all_reduce", members)
     if ends is None:
         return None
     ready[leaders] = ends
@@ -112,7 +113,9 @@ class _InNodes:
     def ends(self, kind):
         """For each size of a node, when each of its ranks is done, after a common start at 0."""
         return {
-            size: ring_of_ranks(self._case, kind, ranks, self._blocks[size], np.zeros(size))
+            size: ring_of_ranks(
+                self._case, kind, Members(ranks, self._blocks[size], np.zeros(size))
+            )
             for size, ranks in self._node.items()
         }
 
@@ -315,9 +318,8 @@ class _Pipeline:
 
 def ring(case: Case) -> np.ndarray | None:
     """all_reduce, reduce_scatter, all_gather: round a ring of all ranks."""
-    return ring_of_ranks(
-        case, case.kind, np.arange(case.n), case.parts(), case.starts, case.last_only
-    )
+    members = Members(np.arange(case.n), case.parts(), case.starts)
+    return ring_of_ranks(case, case.kind, members, case.last_only)
 
 
 def ring_segmented(case: Case) -> np.ndarray | None:
@@ -334,11 +336,12 @@ def ring_segmented(case: Case) -> np.ndarray | None:
         long = phases if sizes[0] == sizes[1] else 1
         share = case.chunks // long
         for _ in range(phases // long):
-            found = ring_of_ranks(case, "reduce_scatter", ranks, chunks, ends, False, long, share)
+            members = Members(ranks, chunks, ends)
+            found = ring_of_ranks(case, "reduce_scatter", members, False, long, share)
             if found is None:
                 return None
             ends = found
-    return ring_of_ranks(case, "all_gather", ranks, blocks, ends, case.last_only)
+    return ring_of_ranks(case, "all_gather", Members(ranks, blocks, ends), case.last_only)
 
 
 def _runs(rows):
@@ -432,7 +435,7 @@ def scatter_all_gather(case: Case) -> np.ndarray | None:
     moves = binomial_scatter(case.n, case.root)
     scatter = Schedule.of("broadcast", "scatter", case.n, sizes, moves, case.root)
     ready = time_of(scatter, case.topology, np.arange(case.n), case.starts)
-    return ring_of_ranks(case, "all_gather", np.arange(case.n), sizes, ready)
+    return ring_of_ranks(case, "all_gather", Members(np.arange(case.n), sizes, ready))
 
 
 def chain(case: Case) -> np.ndarray | None:

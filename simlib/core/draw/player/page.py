@@ -30,8 +30,7 @@ def save_page(
     title: str,
     runs: Sequence[Any],
     names: Sequence[str] | None = None,
-    ranks: Ranks = None,
-    between: Between = None,
+    shown: tuple[Ranks, Between] = (None, None),
     more: Sequence[str] = (),
 ) -> Path:
     """Write runs as one HTML file, and return its path.
@@ -45,8 +44,8 @@ def save_page(
         Several are shown on one time axis, and play together.
     names : sequence of str, optional
         What the runs are called beside each other.
-    ranks, between
-        As for `scene_of`.
+    shown : tuple
+        ``ranks`` and ``between``, as for `scene_of`.
     more : sequence of str
         Further parts of the page, as HTML.
 
@@ -60,7 +59,7 @@ def save_page(
         raise InvalidCallError(f"{path.name} is no page: name a file that ends in .html")
     if not path.parent.is_dir():
         raise InvalidCallError(f"there is no folder {path.parent} for {path.name}")
-    page = page_of(title, runs, names, ranks, between, more)
+    page = page_of(title, runs, names, *shown, more)
     path.write_bytes(html_of(page).encode("utf-8", "replace"))
     return path
 
@@ -73,7 +72,7 @@ def page_of(
     between: Between = None,
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What a page holds, as JSON can keep it for `html_of`; arguments as for `save_page`.
+    """What a page holds, as JSON for `html_of`; arguments as for `save_page` and `scene_of`.
 
     Returns
     -------

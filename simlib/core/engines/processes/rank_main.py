@@ -8,6 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,22 +58,31 @@ class RunRequest(Request):
     number: int = 0
 
 
-def rank_main(rank, world_size, backend_name, ties, control, lifeline, stdout, stderr, log):
+@dataclass(frozen=True)
+class Ends:
+    """A rank's ends of what it shares with the kernel: descriptors on their way from there."""
+
+    control: Any
+    lifeline: Any
+    stdout: Any
+    stderr: Any
+    log: Any
+
+
+def rank_main(rank, world_size, backend_name, ties, ends):
     """Serve runs until the kernel closes the control socket.
 
-    ``control``, ``lifeline``, ``stdout``, ``stderr`` and ``log`` are file descriptors on their way
-    from the kernel; ``ties`` are what joins the rank to the others, see
-    `worlds.SharedRendezvous`: the store (a descriptor or a path) and the table of fingerprints; or
-    the one descriptor of a `Broker`.
+    ``ties`` are what joins the rank to the others, see `worlds.SharedRendezvous`: the store (a
+    descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
     """
     confined = confinement()
     confined.process_begins()
-    die_with_the_kernel(lifeline.detach())
+    die_with_the_kernel(ends.lifeline.detach())
     SERVED.append("a run")
-    output = Output(stdout.detach(), stderr.detach())
+    output = Output(ends.stdout.detach(), ends.stderr.detach())
     show_errors_of_commands()
-    writer = OpLogWriter(mmap.mmap(log.detach(), CAPACITY), dumps=safe_pickle.dumps)
-    kernel = Connection(control.detach())
+    writer = OpLogWriter(mmap.mmap(ends.log.detach(), CAPACITY), dumps=safe_pickle.dumps)
+    kernel = Connection(ends.control.detach())
     torch.set_num_threads(1)
     recorder = Recorder(writer, is_alone)
     plain = functools.partial(_join, BACKENDS[backend_name])

@@ -30,7 +30,7 @@ from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..request import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
-from .rank_main import rank_main
+from .rank_main import Ends, rank_main
 
 GLOO = BACKENDS["gloo"]
 """Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
@@ -123,7 +123,7 @@ class RankProcess:
                     world_size,
                     backend_name,
                     tuple(map(travelling, ties)),
-                    *map(travelling, theirs),
+                    Ends(*map(travelling, theirs)),
                 ),
                 name=f"{RANK_NAME} {rank}",
             )
