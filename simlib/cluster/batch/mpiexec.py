@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from ...core.environment import VERSION
 from ...core.model.errors import InvalidCallError, JobError, check_count
+from ...core.record.oplog import COMMITTED, HEADER
 from ..launchers import MPIS, Launcher, Placement, check_name, hosts_in, mpi_of_version, refuse_text
 from . import launcher_process, staging
 from .folder import JobFolder
@@ -352,8 +353,6 @@ class Mpiexec(Resources):
 
 def staged(command: list[str], hosts: Sequence[str] | None = None) -> list[str]:
     """A launcher's command behind `staging`; the hosts are those of a Slurm job by default."""
-    from ...core.record.oplog import COMMITTED, HEADER  # it loads torch
-
     plan = {"hosts": hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
     return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
 
