@@ -145,11 +145,8 @@ def graded_notebook(folder):
     from simlib.classroom.grading import grade as grading
     from simlib.classroom.grading import sandbox
     from simlib.classroom.grading.exercise import read_exercise
+    from simlib.classroom.grading.whole_class import record
 
-    try:
-        from simlib.classroom.grading.whole_class import record
-    except ImportError:  # a simlib of before its rooms were folded
-        from simlib.classroom.grading.known_answers import record
     source = min((folder.parent / "authoring" / "exercises").glob("[0-9]*.py"))
     content = (folder.parent / "solutions" / f"{source.stem}.ipynb").read_bytes()
     exercise, limits = read_exercise(source), sandbox.Limits(notebook_s=600, cell_s=300)

@@ -12,8 +12,8 @@ from .core import clusters, scale
 from .core.diagnose.findings import Finding
 from .core.draw.curves import draw_curves, live_curves
 from .core.engines.options import Diagnosis, Faults, Measurement, Network, Restarts
-from .core.engines.processes import run
-from .core.engines.virtual import simulate
+from .core.engines.processes.real_run import run
+from .core.engines.virtual.simulated_run import simulate
 from .core.model.cluster import Cluster, Device, Link
 from .core.model.errors import (
     DeadlockError,
@@ -105,8 +105,7 @@ __all__ = [
     "submit",
 ]
 
-for _part in PARTS:
-    _part.register()
+cluster.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,6 @@
 """What the lessons use: labs, which are sliders over a picture, and data to train on."""
 
-from __future__ import annotations
-
 PUBLIC = {"digits": "datasets.digits", "letters": "datasets.letters"}
 """What this package adds to the names of `simlib`: ``{name: "module"}``."""
 COMMANDS = ()
 """The course has no commands."""
-
-
-def register() -> None:
-    """Nothing: lessons use what the others have."""

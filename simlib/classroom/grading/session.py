@@ -126,12 +126,14 @@ def run_notebook(cells, limits, isolate=True):
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-"))
     try:
         with sandbox.own_user() as uid, Group(limits) as group:
-            return _run_in(folder, notebook, limits, isolate, uid, group, begun)
+            results, ended, log = _run_in(folder, notebook, limits, isolate, uid, group)
+            return Session(results, ended, time.monotonic() - begun, log)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_in(folder, notebook, limits, isolate, uid, group, begun):
+def _run_in(folder, notebook, limits, isolate, uid, group):
+    """Results by cell, why it was ended early, and what pytest said."""
     run, home = folder / "run", folder / "home"
     run.mkdir()
     home.mkdir(mode=0o700)
@@ -187,7 +189,7 @@ def _run_in(folder, notebook, limits, isolate, uid, group, begun):
                 container.end()
     results = read_results(home / "results")
     log = (folder / "log").read_text(errors="replace")[-3000:]
-    return Session(results, ended, time.monotonic() - begun, log)
+    return results, ended, log
 
 
 def watch(process, limits, container=None):

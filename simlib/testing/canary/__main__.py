@@ -20,8 +20,8 @@ TIMEOUT_S = 60
 def main(names):
     """Run all programs, or those of these names, by both engines; returns the exit code."""
     os.environ[IN_CANARY] = "1"
-    from ...core.engines.processes import run
-    from ...core.engines.virtual import simulate
+    from ...core.engines.processes.real_run import run
+    from ...core.engines.virtual.simulated_run import simulate
     from . import PROGRAMS, messages, training  # noqa: F401 (the last two fill the list)
 
     chosen = [one for one in PROGRAMS if not names or one.name in names]
