@@ -209,9 +209,9 @@ def clip(text: str, longest: int) -> str:
 
 def kept_of(trace: Trace) -> str:
     """How much of a run its trace has, where the log rolled over."""
-    ops = trace.ops
+    ops, more = trace.ops, sum(trace.forgotten.ops) if trace.forgotten else 0
     since = f", those since {seconds_text(ops[0].post_s)}" if ops else ""
-    return f"the last {len(ops):,} of {len(ops) + sum(trace.forgotten.ops):,} ops are kept{since}"
+    return f"the last {len(ops):,} of {len(ops) + more:,} ops are kept{since}"
 
 
 def count(number: int, noun: str) -> str:

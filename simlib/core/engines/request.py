@@ -10,8 +10,7 @@ import sys
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from socket import SO_RCVTIMEO, SOL_SOCKET, socket
+from socket import socket
 from typing import Any
 
 from .confinement import confinement
@@ -19,9 +18,6 @@ from .rank_process.setup import script_environ
 
 SERVED: list[str] = []
 """What this process serves, where it is one of ranks: ``"a run"`` or ``"a simulation"``."""
-ANSWER_LIMIT_S = 300
-"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
-MAX_ANSWER_BYTES = 1 << 34
 FRAME = struct.Struct("=ii")
 """Before each piece of output that several ranks send down one pipe: the rank, and its length."""
 
@@ -116,27 +112,3 @@ def exactly(sock: socket, length: int, deadline: float | None = None) -> bytearr
             raise EOFError("the other side of the channel is gone")
         view = view[count:]
     return payload
-
-
-def kernels_end(own: socket) -> Connection:
-    """The kernel's connection to a process of ranks, made of its socket.
-
-    Whoever has begun an answer, but does not send the rest for `ANSWER_LIMIT_S`, is as one who is
-    gone: the read ends with OSError. Student's code can write to the other end.
-    """
-    own.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
-    return Connection(own.detach())
-
-
-def answer_of(connection: Connection) -> bytes:
-    """The bytes of an answer that has begun to arrive.
-
-    Raises
-    ------
-    OSError, EOFError
-        The other end is gone, or says what no answer is.
-    """
-    answer = connection.recv_bytes(MAX_ANSWER_BYTES)
-    if not answer:
-        raise EOFError("an answer of no bytes")
-    return answer

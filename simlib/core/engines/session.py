@@ -17,12 +17,15 @@ import linecache
 import math
 import multiprocessing
 import os
+import struct
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.popen_forkserver import Popen
+from socket import SO_RCVTIMEO, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..environment import VARIABLE
@@ -45,6 +48,10 @@ IDLE_VARIABLE = "SIMLIB_IDLE_MINUTES"
 MINUTES = 10.0
 """Minutes where the environment says none: longer than a page of a lesson is read, and coming back
 costs seconds."""
+
+ANSWER_LIMIT_S = 300
+"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
+MAX_ANSWER_BYTES = 1 << 34
 
 
 def _as_text(line: bytes) -> str:
@@ -485,3 +492,27 @@ def perform(engine: Engine) -> Run:
     finally:
         display.close(session.outputs)
     return show_and_raise(display, run, failure)
+
+
+def kernels_end(own: socket) -> Connection:
+    """The kernel's connection to a process of ranks, made of its socket.
+
+    Whoever has begun an answer, but does not send the rest for `ANSWER_LIMIT_S`, is as one who is
+    gone: the read ends with OSError. Student's code can write to the other end.
+    """
+    own.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
+    return Connection(own.detach())
+
+
+def answer_of(connection: Connection) -> bytes:
+    """The bytes of an answer that has begun to arrive.
+
+    Raises
+    ------
+    OSError, EOFError
+        The other end is gone, or says what no answer is.
+    """
+    answer = connection.recv_bytes(MAX_ANSWER_BYTES)
+    if not answer:
+        raise EOFError("an answer of no bytes")
+    return answer

@@ -190,7 +190,7 @@ class Asked(NamedTuple):
     """The collective that is asked for: the first arguments of `time_of`."""
 
     kind: str
-    n: int
+    n: Counts
     nbytes: float
     cluster: Cluster | None
     algorithm: str

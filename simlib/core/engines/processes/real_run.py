@@ -41,13 +41,13 @@ from ..options import (
     restarts_of,
     seconds_between_lines,
 )
-from ..request import answer_of
 from ..restarts import remaining_kills, with_restarts
 from ..run_outputs import MAX_PROCESSES
 from ..session import (
     Engine,
     Failure,
     SilentDisplay,
+    answer_of,
     cell_numbers,
     context_here,
     new_cells,

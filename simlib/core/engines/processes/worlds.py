@@ -28,7 +28,7 @@ from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
-from ..request import ANSWER_LIMIT_S, answer_of, kernels_end
+from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
 from .rank_main import Ends, rank_main
 

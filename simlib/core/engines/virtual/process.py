@@ -15,7 +15,7 @@ from ...environment import uninterrupted
 from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
-from ..request import ANSWER_LIMIT_S, answer_of, kernels_end
+from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, server_context, travelling
 from .ranks import PAGE, RUNNING
 

@@ -15,8 +15,8 @@ from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
 from ...record import safe_pickle
-from ..request import FRAME, answer_of
-from ..session import SilentDisplay, cell_numbers
+from ..request import FRAME
+from ..session import SilentDisplay, answer_of, cell_numbers
 from .one_cpu import OneCpu
 
 if TYPE_CHECKING:
