@@ -385,26 +385,19 @@ class Program:
     argv: list[str] | None = None
 
 
-class ByRank:
-    """Arguments that differ from rank to rank: a rank is sent its own and no others.
-
-    Parameters
-    ----------
-    args : sequence of sequence
-        By rank.
-    """
-
-    def __init__(self, args: Sequence[Sequence[Any]]) -> None:
-        self.packed = [cloudpickle.dumps(tuple(own), protocol=5) for own in args]
+class ByRank(list):
+    """Arguments that differ, by rank: a rank is sent its own and no others."""
 
 
 def program_of_function(
     function: Callable[..., Any], args: Any, kwargs: Any, world_size: int
 ) -> Program:
     """The `Program` of a rank function."""
-    per_rank_args = args.packed if isinstance(args, ByRank) else None
-    payload = pack(function, args if per_rank_args is None else (), kwargs, world_size)
-    return Program(name=name_of(function), payload=payload, per_rank_args=per_rank_args)
+    own = None
+    if isinstance(args, ByRank):
+        own, args = [cloudpickle.dumps(tuple(one), protocol=5) for one in args], ()
+    payload = pack(function, args, kwargs, world_size)
+    return Program(name=name_of(function), payload=payload, per_rank_args=own)
 
 
 def program_of_script(path: str, argv: Sequence[str], world_size: int) -> Program:
