@@ -7,13 +7,14 @@ import io
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from simlib.core.draw.dark import DarkCanvas
 from simlib.core.draw.figures import on_canvas, pixels_of
 
 WORDS = 4
-"""The zorder of what `simlib.course.labs.sliders` writes as outlines."""
+"""The zorder of what `simlib.course.labs.pen` writes as outlines."""
 
 
 def outlines(figure):
@@ -46,6 +47,20 @@ def texts_of(figure):
             labels = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
             texts += [axis.label, *(label for place, label in labels if low <= place <= high)]
     return [text for text in texts if text.get_text() and text.get_visible()]
+
+
+def boxes_of(figure, zorder):
+    """The boxes in its first axes: (left, right, top, bottom, colour)."""
+    found = []
+    for drawn in figure.axes[0].collections:
+        if drawn.get_zorder() != zorder or not hasattr(drawn, "get_paths"):
+            continue
+        colors = drawn.get_facecolors()
+        for k, path in enumerate(drawn.get_paths()):
+            (x0, y0), (x1, y1) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            color = to_hex(colors[k % len(colors)]) if len(colors) else None
+            found.append((x0, x1, y0, y1, color))
+    return found
 
 
 def words_of(figure):

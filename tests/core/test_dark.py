@@ -33,8 +33,8 @@ from simlib.core.draw.palette import DARK_PAPER, contrast, mix, on_dark, rank_co
 from simlib.core.draw.player.scene import scene_of
 from simlib.core.draw.states import COMPUTED, own_color
 from simlib.core.draw.timeline import HATCH
+from simlib.course.labs.pen import readable_on
 from simlib.course.labs.rounds import PARTIAL
-from simlib.course.labs.sliders import readable_on
 
 RANKS = range(24)
 SHARES = (0.15, 0.25, 0.3, 0.35, 0.55, 0.6, 0.72, 0.85)

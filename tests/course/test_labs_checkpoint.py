@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from lab_pictures import words_of
@@ -11,15 +9,7 @@ from lab_pictures import words_of
 from simlib import labs, scale
 from simlib.course.labs.training_runs import LIVES, POINTS, duration_text, lives
 
-SEED = int(os.environ["SEED"])
 YEAR_S = 365 * 86_400
-STATES = {
-    "default": (),
-    "large": (10_000, 5 * YEAR_S),
-    "alone": (1, 86_400, 0.1, 0.0),
-    "hardly": (500_000, 30 * 86_400, 60, 300),
-    "no restart": (50_000, 50 * YEAR_S, 600, 0.0),
-}
 
 
 def test_the_points_lie_around_the_curve():

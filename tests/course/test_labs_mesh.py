@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
@@ -11,28 +10,18 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lab_pictures import words_of
-from matplotlib.colors import to_hex
+from lab_pictures import boxes_of, words_of
 
 import simlib
 from simlib import Cluster, Device, Link, labs, scale
 from simlib.course.labs import mesh, plan_model
 from simlib.course.labs.plan_model import Cut, Transformer, refusal, step_of
 
-SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MODEL = Transformer(32, 4096, 32, 2048, 1024, 51_200)
 DEFAULT = Cut(64, 8, 2, 16, 0, True, "tp dp pp")
 MACHINE = mesh.machine()
-STATES = {
-    "default": (),
-    "one rank": (1, 1, 1, 256, 0, False),
-    "too much": (64, 1, 1, 16, 0, False),
-    "none": (4096, 8, 16, 64),
-    "most": (4096, 32, 32, 256, 3, True, "pp dp tp"),
-    "outside": (64, 8, 2, 16, 3, True, "dp pp tp"),
-}
 
 
 def step(model=MODEL, cluster=MACHINE, **changes):
@@ -199,9 +188,9 @@ def test_the_title_is_the_step():
     assert f"64 ranks = dp 4 x tp 8 x pp 2: {step().time_s:.3g} s a step |" in words
     assert "6.66 billion parameters (32 layers of 4,096); 1,024 sequences of 2,048 a step" in words
     assert "on each replica 16 micro-batches of 16" in words
-    assert "a step, but memory does not hold it" in words_of(labs.draw_mesh(*STATES["too much"]))
+    assert "a step, but memory does not hold it" in words_of(labs.draw_mesh(64, 1, 1, 16))
     assert "4,096 ranks, tp 8 x pp 16: 1,024 sequences cannot be divided by dp x micro" in (
-        words_of(labs.draw_mesh(*STATES["none"]))
+        words_of(labs.draw_mesh(4096, 8, 16, 64))
     )
 
 
@@ -211,24 +200,15 @@ def test_messages_that_would_queue_have_no_answer():
     assert "and a forward" in words and "messages would wait for one another |" in words
 
 
-def boxes_of(figure, zorder, width):
+def squares(figure, zorder, width):
     """Boxes of this width: (left, top, colour)."""
-    found = []
-    for drawn in figure.axes[0].collections:
-        if drawn.get_zorder() != zorder:
-            continue
-        colors = drawn.get_facecolors()
-        for k, path in enumerate(drawn.get_paths()):
-            (x0, y0), (x1, _) = path.vertices.min(axis=0), path.vertices.max(axis=0)
-            if x1 - x0 == pytest.approx(width):
-                color = to_hex(colors[k % len(colors)]) if len(colors) else None
-                found.append((x0, y0, color))
-    return found
+    boxes = boxes_of(figure, zorder)
+    return [(x0, y0, color) for x0, x1, y0, _, color in boxes if x1 - x0 == pytest.approx(width)]
 
 
 def test_the_map_is_grey_empty_or_green():
     figure = labs.draw_mesh()
-    cells = boxes_of(figure, 2, mesh.CELL_WIDTH - 0.04)
+    cells = squares(figure, 2, mesh.CELL_WIDTH - 0.04)
     assert len(cells) == 36
     for x, y, color in cells:
         tp = mesh.MAP[round((x - mesh.MAP_LEFT) / mesh.CELL_WIDTH)]
@@ -242,7 +222,7 @@ def test_the_map_is_grey_empty_or_green():
 
 def test_the_fastest_that_fits_has_a_rim_of_its_own():
     figure = labs.draw_mesh()
-    ((x, y, _),) = boxes_of(figure, 3, mesh.CELL_WIDTH - 0.09)
+    ((x, y, _),) = squares(figure, 3, mesh.CELL_WIDTH - 0.09)
     tp = mesh.MAP[round((x - mesh.MAP_LEFT) // mesh.CELL_WIDTH)]
     pp = mesh.MAP[round((y - mesh.MAP_TOP) // mesh.CELL_HEIGHT)]
     fitting = {

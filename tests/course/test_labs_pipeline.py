@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from lab_pictures import outlines, words_of
+from lab_pictures import boxes_of, outlines, words_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 
 from simlib import labs
 from simlib.core.draw.dark import DarkCanvas
@@ -16,7 +13,6 @@ from simlib.core.draw.figures import INK, on_canvas, pixels_of
 from simlib.course.labs import pipeline as lanes_module
 from simlib.course.labs.pipeline import CELL, Lanes, cell_color, step_of
 
-SEED = int(os.environ["SEED"])
 STATES = {
     "default": (),
     "one": (1, 1),
@@ -41,25 +37,11 @@ def lanes_of(figure, step):
     return Lanes(step.ranks, float(ticks[-1]))
 
 
-def polygons(figure, zorder):
-    """The boxes of this height in the picture: (left, right, top, bottom, colour)."""
-    found = []
-    for drawn in figure.axes[0].collections:
-        if drawn.get_zorder() != zorder or not hasattr(drawn, "get_paths"):
-            continue
-        colors = drawn.get_facecolors()
-        for k, path in enumerate(drawn.get_paths()):
-            (x0, y0), (x1, y1) = path.vertices.min(axis=0), path.vertices.max(axis=0)
-            color = to_hex(colors[k % len(colors)]) if len(colors) else None
-            found.append((x0, x1, y0, y1, color))
-    return found
-
-
 @pytest.mark.parametrize("name", STATES)
 def test_every_cell_is_where_the_model_computes(name):
     figure, step = labs.draw_pipeline(*STATES[name]), step_of(*FULL[name])
     lanes = lanes_of(figure, step)
-    cells = [box for box in polygons(figure, 2) if box[3] - box[2] == pytest.approx(CELL)]
+    cells = [box for box in boxes_of(figure, 2) if box[3] - box[2] == pytest.approx(CELL)]
     wanted = [
         (lanes.x(start_s), lanes.x(end_s), lanes.top(rank), lanes.top(rank) + CELL)
         for rank, _, _, _, start_s, end_s in step.units
@@ -75,7 +57,7 @@ def test_every_cell_is_where_the_model_computes(name):
 @pytest.mark.parametrize("name", STATES)
 def test_backward_has_a_mark_that_grey_leaves(name):
     figure, step = labs.draw_pipeline(*STATES[name]), step_of(*FULL[name])
-    marks = [box for box in polygons(figure, 3) if box[4] == INK]
+    marks = [box for box in boxes_of(figure, 3) if box[4] == INK]
     lanes = lanes_of(figure, step)
     starts = [(float(lanes.x(u[4])), float(lanes.top(u[0]))) for u in step.units if u[1] == "B"]
     assert [(x0, y1 - CELL) for x0, _, _, y1, _ in marks] == [pytest.approx(s) for s in starts]
@@ -135,7 +117,7 @@ def test_the_bars_are_what_is_held_at_most():
         left = Lanes(4, 1).bars * figure.dpi
         right = [text for _, text, box in outlines(figure) if box.x0 > left + 5]
         assert right == wanted
-        bars = [b for b in polygons(figure, 2) if b[0] == pytest.approx(Lanes(4, 1).bars)]
+        bars = [b for b in boxes_of(figure, 2) if b[0] == pytest.approx(Lanes(4, 1).bars)]
         lengths = np.array([x1 - x0 for x0, x1, *_ in bars])
         assert lengths / lengths[0] == pytest.approx(np.array(wanted, float) / float(wanted[0]))
 
@@ -143,7 +125,7 @@ def test_the_bars_are_what_is_held_at_most():
 def test_the_strip_below_a_lane_is_what_is_held_over_time():
     figure, step = labs.draw_pipeline(4, 8, "1f1b"), step_of(4, 8, "1f1b", 2, 1, 0, 0)
     lanes, held = lanes_of(figure, step), lanes_module.HELD_COLOR.lower()
-    strips = [box for box in polygons(figure, 2) if box[4] == held and box[0] < lanes.bars]
+    strips = [box for box in boxes_of(figure, 2) if box[4] == held and box[0] < lanes.bars]
     for rank, (x0, x1, y0, y1, _) in enumerate(strips):
         times_s, _ = step.held(rank)
         assert (x0, x1) == pytest.approx((lanes.x(times_s[0]), lanes.x(times_s[-1])))

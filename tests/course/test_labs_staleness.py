@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from lab_pictures import outlines
+from lesson_programs import names_of
 from sampled import sampled
 
 import simlib
@@ -18,60 +18,17 @@ from simlib import labs
 from simlib.course.labs.staleness import GRADIENTS, apart, together, trainings_of
 
 SEED = int(os.environ["SEED"])
+CONSTANTS = {"SHAPES", "SIZES", "images", "labels"}
+LESSON = names_of("13_asynchronous_training", CONSTANTS.issuperset)
 P = 196 * 32 + 32 + 32 * 10 + 10
 
 
 # ---- the model
 
 
-def net_loss(theta, x, y):
-    w1, b1, w2, b2 = theta.split([196 * 32, 32, 320, 10])
-    hidden = torch.relu(x @ w1.view(196, 32) + b1)
-    return F.cross_entropy(hidden @ w2.view(32, 10) + b2, y)
-
-
-def digits():
-    images, labels = simlib.digits.load()[0].tensors
-    return F.avg_pool2d(images - images.mean(), 2).flatten(1), labels
-
-
-def own_gradients(rank):
-    x, y = digits()
-    random = torch.Generator().manual_seed(100 + rank)
-    while True:
-        at = torch.randint(len(x), (32,), generator=random)
-        theta = (yield).detach().requires_grad_()
-        net_loss(theta, x[at], y[at]).backward()
-        simlib.compute(seconds=1e-3)
-        yield theta.grad
-
-
-def gradients_of(rank):
-    """A function: the gradient at theta, of this rank's next examples."""
-    each = own_gradients(rank)
-
-    def gradient(theta):
-        next(each)
-        return each.send(theta)
-
-    return gradient
-
-
-def beginning():
-    torch.manual_seed(0)
-    return torch.cat(
-        [
-            (torch.randn(196, 32) / 14).flatten(),
-            torch.zeros(32),
-            (torch.randn(32, 10) / 32**0.5).flatten(),
-            torch.zeros(10),
-        ]
-    )
-
-
 def with_server(rank, world_size, n_fetch, rate, count):
     """Rank 0 serves `count` pushes, and lets the others end then; returns what it has seen."""
-    theta = beginning()
+    theta = LESSON["start"]()
     if rank == 0:
         came, seen, versions, own = torch.zeros(P + 1), [], {}, {}
         living, pushed = world_size - 1, 0
@@ -82,14 +39,14 @@ def with_server(rank, world_size, n_fetch, rate, count):
                 theta -= rate * came[:-1]
                 age = pushed - 1 - versions.get(src, 0) - own.get(src, 0)
                 own[src] = own.get(src, 0) + 1
-                loss = net_loss(theta, *digits()).item() if pushed % 16 == 0 else None
+                loss = LESSON["loss_of"](theta).item() if pushed % 16 == 0 else None
                 seen.append((src, age, time.perf_counter(), loss))
             if came[-1]:
                 versions[src], own[src] = pushed, 0
                 living -= pushed >= count
                 dist.send(torch.cat([theta, torch.tensor([float(pushed < count)])]), dst=src)
         return seen
-    gradient, go_on, steps = gradients_of(rank), True, 0
+    gradient, go_on, steps = LESSON["gradients"](rank), True, 0
     while go_on:
         move = gradient(theta)
         theta, steps = theta - rate * move, steps + 1
@@ -99,17 +56,6 @@ def with_server(rank, world_size, n_fetch, rate, count):
             answer = torch.zeros(P + 1)
             dist.recv(answer, src=0)
             theta, go_on = answer[:-1], bool(answer[-1])
-
-
-def all_together(rank, world_size, rate, steps):
-    theta, gradient, seen = beginning(), gradients_of(rank), []
-    for step in range(1, steps + 1):
-        move = rate * gradient(theta)
-        dist.all_reduce(move)
-        theta = theta - move
-        if step * world_size % 16 == 0:
-            seen.append((time.perf_counter(), net_loss(theta, *digits()).item()))
-    return seen
 
 
 def options(ranks, slow, message_s, seed, numbers):
@@ -152,10 +98,14 @@ def test_training_together_is_what_simulate_says(state):
     workers, slow, _, rate, message_s = state
     found = together(workers, slow, rate, message_s, SEED)
     how = options(workers, slow, message_s, SEED, P)
-    run = simlib.simulate(all_together, workers, (rate, 256 // workers), **how, all_reduce="ring")
-    times_s, losses = zip(*run.results[0], strict=True)
-    assert found.times_s == pytest.approx(times_s, rel=5e-4)
-    assert found.losses == pytest.approx(losses, rel=1e-4)
+    args = "gradients", 256 // workers, rate
+    log = simlib.simulate(LESSON["together"], workers, args, **how, all_reduce="ring").results[0]
+    curve = {done: each for done, *each in zip(*found[:3], strict=True)}
+    both = [(curve[done], each) for done, *each in log if done % 16 == 0]
+    assert len(both) >= 4
+    for (time_s, loss), (right_s, right) in both:
+        assert time_s == pytest.approx(right_s, rel=5e-4)
+        assert loss == pytest.approx(right, rel=1e-4)
 
 
 def test_without_a_slow_rank_the_mean_age_is_that_of_the_others():

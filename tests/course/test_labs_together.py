@@ -1,16 +1,21 @@
-"""What holds for every lab: words have room, sliders show their state, nonsense is refused."""
+"""What holds for every lab: words have room, sliders move the picture, nonsense is refused."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import cache
 from math import inf
 
 import numpy as np
 import pytest
-from lab_pictures import check_places_of_words, check_shown, move_at_random
+from IPython.core.formatters import DisplayFormatter
+from lab_pictures import check_places_of_words, check_shown, move_at_random, shown
 
+import simlib
 from simlib import Cluster, Device, Link, labs
 from simlib.core.model.errors import InvalidCallError
+from simlib.course.labs import sliders
 from simlib.course.labs.mesh import machine
 
 SEED = int(os.environ["SEED"])
@@ -30,12 +35,32 @@ def ping_pong_lab(*state, points=POINTS):
     return labs.ping_pong_lab(points, *state)
 
 
+JOBS = {"job": JOB, "other": replace(JOB, batch=512, tokens=1e9)}
+
+
 def draw_plan(name="job", **named):
-    return labs.draw_plan(JOB, **named)
+    return labs.draw_plan(JOBS[name], **named)
 
 
 def plan_lab(**named):
-    return labs.plan_lab({"job": JOB}, **named)
+    return labs.plan_lab(JOBS, **named)
+
+
+def compute(rank, world_size):
+    simlib.compute(seconds=1e-3 * (rank + 1))
+
+
+@cache
+def runs():
+    return labs.simulate_sizes(compute, (2, 3), slow=(1, 3))
+
+
+def draw_world_size(world_size=2, slow=1):
+    return labs.draw_world_size(runs(), world_size, slow)
+
+
+def world_size_lab(world_size=2, slow=1):
+    return labs.world_size_lab(runs(), world_size, slow)
 
 
 LABS = {
@@ -48,6 +73,7 @@ LABS = {
     "staleness": (labs.draw_staleness, labs.staleness_lab),
     "checkpoint": (labs.draw_checkpoint, labs.checkpoint_lab),
     "plan": (draw_plan, plan_lab),
+    "world_size": (draw_world_size, world_size_lab),
 }
 STATES = {
     "mesh": [
@@ -87,11 +113,53 @@ def test_no_text_covers_another_or_is_cut(name):
             check_places_of_words(called(LABS[name][0], state), dark)
 
 
+@pytest.fixture(scope="module", params=LABS)
+def first(request):
+    """A lab as it stands first: nobody moves its sliders."""
+    return LABS[request.param][1]()
+
+
 @pytest.mark.parametrize("name", LABS)
 def test_however_sliders_are_moved_the_picture_is_that_of_their_state(name):
     draw, make = LABS[name]
     lab = make()
+    check_shown(lab, draw())
     check_shown(lab, draw(**move_at_random(lab, np.random.default_rng(SEED), moves=15)))
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_every_slider_moves_its_picture(name):
+    lab = LABS[name][1]()
+    for label, control in lab.controls.items():
+        if control.disabled:  # it counts for interleaved stages only
+            lab.controls["schedule"].value = "interleaved"
+        before = lab.image.value
+        if hasattr(control, "index"):
+            control.index += 1 if control.index == 0 else -1
+        else:
+            control.value += control.step if control.value < control.max else -control.step
+        assert lab.image.value != before, label
+
+
+def test_a_picture_has_a_white_rim_and_nothing_is_cut_off(first):
+    pixels = shown(first)
+    rim = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    assert (rim == 255).all()
+
+
+def test_a_notebook_stores_a_sentence_instead_of_a_widget(first):
+    data, _ = DisplayFormatter().format(first)
+    widget = data.pop("application/vnd.jupyter.widget-view+json")
+    assert widget["model_id"] == first.model_id
+    assert data == {"text/plain": sliders.FALLBACK}
+
+
+def test_names_of_controls_have_their_room(first):
+    room = int(sliders.NAME_WIDTH.removesuffix("px"))
+    for control in first.controls.values():
+        assert 7 * len(control.description) <= room  # pixels a letter in JupyterLab's font
+        assert control.style.description_width == sliders.NAME_WIDTH
+        assert getattr(control, "continuous_update", True)
 
 
 def with_points(points):

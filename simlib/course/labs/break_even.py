@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections import namedtuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator
 
 from ...core.draw.figures import DPI, GREY, INK, PAPER, TEXT_PT, Picture
 from ...core.draw.palette import OKABE_ITO, mix
-from ...core.model.errors import InvalidCallError, check_count, check_number
+from ...core.model.errors import InvalidCallError, check_count
 from ...core.model.words import seconds_text, short_bytes
+from . import pen
 from .sliders import (
-    Lab,
     Layers,
-    add_legend_above,
-    add_log_axes,
-    check_choice,
+    View,
+    check_above_zero,
+    lab_of,
     menu,
+    picture,
     round_numbers,
     short_bandwidth,
     slider,
-    write_title,
 )
 
 FORWARD_SHARE = 1 / 3  # of T_comp: backward takes twice as long, and only that can overlap
@@ -121,6 +119,7 @@ BANDS = {  # from the bottom up: efficiency at the upper edge, colour
 }
 
 
+@picture
 def draw_break_even(
     compute_s: float = COMPUTE_S,
     nbytes: float = NBYTES,
@@ -130,7 +129,7 @@ def draw_break_even(
     algorithm: str = "ring",
     scaling: str = "weak",
     overlap: str = "none",
-) -> Figure:
+) -> View:
     """Draw which ranks pay for which T_comp: a map of efficiency, and your own point on it.
 
     Parameters
@@ -157,62 +156,17 @@ def draw_break_even(
     InvalidCallError
         A number that is not above zero, ranks out of range, a word that is no choice.
     """
-    state = Work(compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap)
-    return _BreakEven().draw(*vars(state).values())
+    state = compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap
+    return _BreakEven(), *state
 
 
-def break_even_lab(*state: Any, **named: Any) -> Lab:
-    """The map of `draw_break_even` with sliders for all that it depends on.
-
-    Parameters
-    ----------
-    *state, **named
-        As for `draw_break_even`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    work = Work(*state, **named)
-    times_s, sizes = round_numbers(SHORTEST_S, LONGEST_S), round_numbers(1e3, 1e10)
-    latencies, bandwidths = round_numbers(1e-6, 1e-2), round_numbers(1e7, 1e12)
-    return Lab(
-        _BreakEven(),
-        {
-            "compute_s": slider("compute of a step", times_s, work.compute_s, seconds_text),
-            "nbytes": slider("gradient", sizes, work.nbytes, short_bytes),
-            "latency_s": slider("latency", latencies, work.latency_s, seconds_text),
-            "bandwidth_Bps": slider("bandwidth", bandwidths, work.bandwidth_Bps, short_bandwidth),
-            "ranks": slider("ranks", RANKS, work.ranks),
-            "algorithm": menu("algorithm", ALGORITHMS, work.algorithm),
-            "scaling": menu("scaling", SCALINGS, work.scaling),
-            "overlap": menu("overlap", OVERLAPS, work.overlap),
-        },
-    )
+break_even_lab = lab_of(draw_break_even, "sliders for all that it depends on")
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(
+    namedtuple("Work", "compute_s nbytes latency_s bandwidth_Bps ranks algorithm scaling overlap")
+):
     """A step of training, and how it is cut and synchronised: parameters of `draw_break_even`."""
-
-    compute_s: float = COMPUTE_S
-    nbytes: float = NBYTES
-    latency_s: float = LATENCY_S
-    bandwidth_Bps: float = BANDWIDTH_BPS
-    ranks: int = 8
-    algorithm: str = "ring"
-    scaling: str = "weak"
-    overlap: str = "none"
-
-    def __post_init__(self):
-        for name in ("compute_s", "nbytes", "latency_s", "bandwidth_Bps"):
-            check_number(name, getattr(self, name), above=True)
-        check_count("ranks", self.ranks, low=2)
-        if self.ranks > MAX_RANKS:
-            raise InvalidCallError(f"ranks is {self.ranks}: the map ends at {MAX_RANKS:,}")
-        check_choice("algorithm", self.algorithm, ALGORITHMS.values())
-        check_choice("scaling", self.scaling, SCALINGS.values())
-        check_choice("overlap", self.overlap, OVERLAPS.values())
 
     def sync_s(self, ranks):
         """T_sync(R)."""
@@ -226,17 +180,38 @@ class Work:
 class _BreakEven(Layers):
     """The map. Axes and legend stay; the bands, the line of T_comp, the point, the titles move."""
 
+    controls = {
+        "compute_s": slider(
+            "compute of a step", round_numbers(SHORTEST_S, LONGEST_S), seconds_text
+        ),
+        "nbytes": slider("gradient", round_numbers(1e3, 1e10), short_bytes),
+        "latency_s": slider("latency", round_numbers(1e-6, 1e-2), seconds_text),
+        "bandwidth_Bps": slider("bandwidth", round_numbers(1e7, 1e12), short_bandwidth),
+        "ranks": slider("ranks", RANKS),
+        "algorithm": menu("algorithm", ALGORITHMS),
+        "scaling": menu("scaling", SCALINGS),
+        "overlap": menu("overlap", OVERLAPS),
+    }
+
+    def check(self, *state):
+        super().check(*state)
+        work = Work(*state)
+        check_above_zero(**dict(zip(Work._fields[:4], work, strict=False)))
+        check_count("ranks", work.ranks, low=2)
+        if work.ranks > MAX_RANKS:
+            raise InvalidCallError(f"ranks is {work.ranks}: the map ends at {MAX_RANKS:,}")
+
     def background(self):
         figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
         place = [0.095, 0.105, 0.875, 0.665]
-        axes = add_log_axes(
+        axes = pen.add_log_axes(
             figure, place, "{:,.0f}".format, "ranks R", "compute of a step, T_comp", grid=False
         )
         axes.set_xlim(1.7, 1.06 * MAX_RANKS)  # a point at 2 ranks is whole
         axes.set_ylim(SHORTEST_S, LONGEST_S)
         axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(1, 11)]))
         patches = [Patch(fc=color, ec=GREY, lw=0.5) for _, color in BANDS.values()]
-        add_legend_above(axes, patches, BANDS, borderaxespad=0.3, handlelength=1.4)
+        pen.add_legend_above(axes, patches, BANDS, borderaxespad=0.3, handlelength=1.4)
         return figure
 
     def foreground(self, figure, *state, **named):
@@ -284,7 +259,7 @@ def _write_title(figure, work):
     )
     if overlap == "none":
         parts += f", {'below' if ratio < bound else 'not below'} {rule} = {bound:.3g}"
-    return write_title(figure, 0.98, sentence, parts)
+    return pen.write_title(figure, 0.98, sentence, parts)
 
 
 def _write_verdict(figure, on, gains):

@@ -7,55 +7,37 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from ...core import clusters
-from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
+from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Device, Link
-from ...core.model.errors import check_count
 from ...core.model.words import number, seconds_text, short_bytes
+from . import pen
 from .plan_model import (
     AXES,
+    GPT,
     PARTS,
     ROLES,
     Cut,
     Transformer,
     check_cluster,
     nodes_of,
-    refusal,
-    step_of,
+    outcome_of,
 )
-from .sliders import (
-    Lab,
-    Layers,
-    add_boxes,
-    add_words,
-    boxes_at,
-    check_choice,
-    menu,
-    picture_in_inches,
-    slider,
-)
+from .sliders import Layers, View, lab_of, menu, picture, slider
 
 WIDTH, HEIGHT = 9.0, 4.75  # inches
 MAP_LEFT, MAP_TOP, CELL_WIDTH, CELL_HEIGHT = 0.62, 1.0, 0.6, 0.46
 NAMES, BARS, BARS_WIDTH, ROW = 4.6, 5.85, 2.2, 0.225
 DEVICES, MAX_DEVICES = 7.2, 16
 TIMES, MEMORY, PLACES = 0.78, 2.38, 3.78  # tops of the panels beside the map
-PART_NAMES = {
-    "compute": "compute",
-    "bubble": "bubble",
-    "tp": "all_reduces of tp",
-    "pp": "messages of pp",
-    "dp": "reduction over dp",
-}
-PART_COLORS = {
-    "compute": OKABE_ITO[4],
-    "bubble": PAPER,
-    "tp": OKABE_ITO[1],
-    "pp": OKABE_ITO[3],
-    "dp": OKABE_ITO[0],
+PART_LOOKS = {  # its name, its colour
+    "compute": ("compute", OKABE_ITO[4]),
+    "bubble": ("bubble", PAPER),
+    "tp": ("all_reduces of tp", OKABE_ITO[1]),
+    "pp": ("messages of pp", OKABE_ITO[3]),
+    "dp": ("reduction over dp", OKABE_ITO[0]),
 }
 KEPT, TOO_MUCH = OKABE_ITO[2], OKABE_ITO[5]
 FAST = mix(OKABE_ITO[2], PAPER, 0.35)
@@ -65,55 +47,72 @@ OUT = "#e9e9e9"
 HEAD = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
 
 
-def add_panels(axes, sizes):
-    """What stays: names and frames."""
-    add_step_panels(axes, sizes)
-    axes.text(NAMES, PLACES - 0.06, "where the axes lie", **HEAD)
-    note = "rank 0's group on the first nodes"
-    axes.text(DEVICES, PLACES - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
-    for k, axis in enumerate(AXES):
-        axes.text(NAMES, PLACES + (k + 0.5) * ROW, axis, fontsize=TEXT_PT, va="center")
-
-
-def add_step_panels(axes, sizes):
-    """The same of the map and of the bars of time and bytes."""
+def picture_of_cuts():
+    """A figure, and its axes with names and frames of the map and of the bars of time and bytes."""
+    figure, axes = pen.picture_in_inches(WIDTH, HEIGHT)
     axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **HEAD)
     axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **HEAD)
     axes.text(NAMES, MEMORY - 0.06, "memory of the fullest rank", **HEAD)
     small = {"fontsize": TEXT_PT, "va": "center"}
-    for k, size in enumerate(sizes):
+    for k, size in enumerate(MAP):
         x, y = MAP_LEFT + (k + 0.5) * CELL_WIDTH, MAP_TOP + (k + 0.5) * CELL_HEIGHT
         axes.text(x, MAP_TOP - 0.1, f"tp {size}", ha="center", **small)
         axes.text(MAP_LEFT - 0.08, y, f"pp {size}", ha="right", **small)
-    foot = MAP_TOP + len(sizes) * CELL_HEIGHT
+    foot = MAP_TOP + len(MAP) * CELL_HEIGHT
     note = (
         "a step's time, and below it the memory of the fullest rank\n"
         "green: fits, the greener the faster; no fill: does not fit; grey: cannot be cut, and why\n"
         "thick rim: chosen; dotted rim: the fastest that fits"
     )
     axes.text(0.1, foot + 0.1, note, fontsize=SMALL_PT, color="#555555", va="top")
-    for top, names in ((TIMES, PART_NAMES.values()), (MEMORY, ROLES)):
-        add_row_names(axes, top, names)
+    add_row_names(axes, TIMES, [name for name, _ in PART_LOOKS.values()])
+    add_row_names(axes, MEMORY, ROLES)
+    return figure, axes
 
 
 def add_row_names(axes, top, names):
     """The names of bars below one another, and where they begin."""
+    looks = {"ha": "right", "va": "center", "fontsize": TEXT_PT}
     for k, name in enumerate(names):
-        axes.text(
-            BARS - 0.1, top + (k + 0.5) * ROW, name, ha="right", fontsize=TEXT_PT, va="center"
-        )
+        axes.text(BARS - 0.1, top + (k + 0.5) * ROW, name, **looks)
     axes.plot([BARS] * 2, [top, top + (k + 1) * ROW], color=GREY, lw=0.8)
 
 
-def draw_map(axes, sizes, cells, cut):
+def draw_cut(axes, cells, cut, what, more=""):
+    """The title, the map, and the chosen cut's bars of time and bytes, where there is a step.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+    cells : dict
+        By tp and pp: a `MeshStep`, or a word and a sentence that say why there is none.
+    cut : Cut
+        The chosen one.
+    what : str
+        What is trained.
+    more : str
+        For the title, behind the time of a step.
+    """
+    step = cells[cut.tp, cut.pp]
+    ranks, mesh = f"{cut.ranks:,} rank{'s' * (cut.ranks > 1)}", f"tp {cut.tp} x pp {cut.pp}"
+    if isinstance(step, tuple):
+        head = pen.write_head(axes, f"{cut.ranks:,} ranks, {mesh}: {step[1]}", what)
+        return [*head, *draw_map(axes, cells, cut)]
+    verdict = "" if step.fits else ", but memory does not hold it"
+    title = f"{ranks} = dp {cut.dp:,} x {mesh}: {seconds_text(step.time_s)} a step{more}{verdict}"
+    head = [*pen.write_head(axes, title, what), *draw_map(axes, cells, cut)]
+    return [*head, *draw_times(axes, step), *draw_memory(axes, step)]
+
+
+def draw_map(axes, cells, cut):
     """The time and bytes of each cut, or the word that rules it out."""
     steps = {key: step for key, step in cells.items() if not isinstance(step, tuple)}
     fitting = {key: step.time_s for key, step in steps.items() if step.fits}
     fastest_s = min((step.time_s for step in steps.values()), default=0)
     places = {
         (tp, pp): (MAP_LEFT + k * CELL_WIDTH, MAP_TOP + j * CELL_HEIGHT)
-        for k, tp in enumerate(sizes)
-        for j, pp in enumerate(sizes)
+        for k, tp in enumerate(MAP)
+        for j, pp in enumerate(MAP)
     }
     x, y = np.array([places[key] for key in cells]).T
     fills = [_fill(cells[key], fastest_s) for key in cells]
@@ -121,23 +120,23 @@ def draw_map(axes, sizes, cells, cut):
     lower = [short_bytes(steps[key].nbytes) if key in steps else "" for key in cells]
     inks = [INK if key in fitting else "#555555" for key in cells]
     middle, line = x + CELL_WIDTH / 2, np.where([key in steps for key in cells], 0.09, 0.0)
-    rims = [(cut.tp, cut.pp)], [min(fitting, key=fitting.get)] if fitting else []
-    looks = {"facecolors": "none", "edgecolors": INK}
-    return [
-        add_boxes(axes, _cells_at(x, y), 2, facecolors=fills, edgecolors="#cccccc", linewidths=0.5),
-        add_words(axes, middle, y + CELL_HEIGHT / 2 - line, upper, inks),
-        add_words(axes, middle, y + CELL_HEIGHT / 2 + line, lower, inks),
-        *(
-            add_boxes(axes, _cells_at(*np.array([places[key] for key in keys]).T, inset), 3,
-                      linestyles=style, linewidths=width, **looks)
-            for keys, inset, style, width in ((rims[0], 0.0, "-", 2.2), (rims[1], 0.045, ":", 1.4))
-            if keys
-        ),
-    ]  # fmt: skip
+    frames = {"facecolors": fills, "edgecolors": "#cccccc", "linewidths": 0.5}
+    drawn = [
+        pen.add_boxes(axes, _cells_at(x, y), 2, **frames),
+        pen.add_words(axes, middle, y + CELL_HEIGHT / 2 - line, upper, inks),
+        pen.add_words(axes, middle, y + CELL_HEIGHT / 2 + line, lower, inks),
+    ]
+    rims = [((cut.tp, cut.pp), 0.0, "-", 2.2)]
+    rims += [(min(fitting, key=fitting.get), 0.045, ":", 1.4)] if fitting else []
+    for key, inset, style, width in rims:
+        rim, looks = _cells_at(*np.array([places[key]]).T, inset), {"linestyles": style}
+        looks |= {"facecolors": "none", "edgecolors": INK, "linewidths": width}
+        drawn.append(pen.add_boxes(axes, rim, 3, **looks))
+    return drawn
 
 
 def _cells_at(x, y, inset=0.02):
-    return boxes_at(x + inset, y + inset, CELL_WIDTH - 2 * inset, CELL_HEIGHT - 2 * inset)
+    return pen.boxes_at(x + inset, y + inset, CELL_WIDTH - 2 * inset, CELL_HEIGHT - 2 * inset)
 
 
 def _fill(outcome, fastest_s):
@@ -157,7 +156,7 @@ def draw_times(axes, step):
         f"{seconds_text(step.times_s[part])}, {step.times_s[part] / step.time_s:.0%}"
         for part in PARTS
     ]
-    colors = [PART_COLORS[part] for part in PARTS]
+    colors = [PART_LOOKS[part][1] for part in PARTS]
     return draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
 
 
@@ -178,18 +177,16 @@ def draw_memory(axes, step):
         x = BARS + step.limit_bytes * scale
         drawn += axes.plot([x] * 2, [top, foot + 0.05], color=INK, lw=1, ls="--", zorder=3)
     total = f"together {short_bytes(step.nbytes)}{limit}{verdict}"
-    words = add_words(axes, np.array([BARS]), np.array([foot + 0.12]), [total], [INK], left=True)
-    return [*drawn, words]
+    return [*drawn, pen.add_words(axes, BARS, foot + 0.12, [total], left=True)]
 
 
 def draw_rows(axes, top, lefts, widths, colors, texts):
     """Bars one below the other, and a column of their values."""
     y = top + (np.arange(len(widths)) + 0.5) * ROW
-    x = np.full(len(widths), BARS + BARS_WIDTH + 0.1)
-    bars = boxes_at(lefts, y - 0.075, widths, 0.15)
+    bars = pen.boxes_at(lefts, y - 0.075, widths, 0.15)
     return [
-        add_boxes(axes, bars, 2, facecolors=colors, edgecolors=INK, linewidths=0.5),
-        add_words(axes, x, y, texts, [INK] * len(texts), left=True),
+        pen.add_boxes(axes, bars, 2, facecolors=colors, edgecolors=INK, linewidths=0.5),
+        pen.add_words(axes, BARS + BARS_WIDTH + 0.1, y, texts, left=True),
     ]
 
 
@@ -203,16 +200,19 @@ def draw_axes(axes, cut, cluster):
         where = "inside a node" if nodes == 1 else f"across {nodes:,} nodes"
         texts.append(f"{size:,} ranks, {apart}, {where}" if size > 1 else "not cut")
     y = PLACES + (np.arange(len(AXES)) + 0.5) * ROW
-    words = add_words(axes, np.full(len(AXES), NAMES + 0.3), y, texts, [INK] * len(AXES), left=True)
+    words = pen.add_words(axes, NAMES + 0.3, y, texts, left=True)
     shown = min(2 * cluster.ranks_per_node, cut.ranks)
     if shown > MAX_DEVICES:
         return [words]
     device = np.arange(shown)
     x = DEVICES + 0.1 * device + 0.08 * (device // cluster.ranks_per_node)
-    squares = np.concatenate([boxes_at(x, np.full(shown, at - 0.05), 0.08, 0.1) for at in y])
+    squares = np.concatenate([pen.boxes_at(x, np.full(shown, at - 0.05), 0.08, 0.1) for at in y])
     group = [set(range(0, cut.size(axis) * cut.stride(axis), cut.stride(axis))) for axis in AXES]
     colors = [INK if rank in ranks else OUT for ranks in group for rank in device]
-    return [words, add_boxes(axes, squares, 2, facecolors=colors, edgecolors=GREY, linewidths=0.4)]
+    return [
+        words,
+        pen.add_boxes(axes, squares, 2, facecolors=colors, edgecolors=GREY, linewidths=0.4),
+    ]
 
 
 # -- the lab ---------------------------------------------------------------------------------------
@@ -220,10 +220,10 @@ def draw_axes(axes, cut, cluster):
 POWERS = tuple(2**k for k in range(13))
 MAP = POWERS[:6]
 """What tp and pp may be."""
-MAX_MICROBATCHES = 256
 ORDERS = tuple(" ".join(names) for names in permutations(AXES))
 
 
+@picture
 def draw_mesh(
     ranks: int = 64,
     tp: int = 8,
@@ -235,7 +235,7 @@ def draw_mesh(
     *,
     cluster: Cluster | None = None,
     **model: Any,
-) -> Figure:
+) -> View:
     """Draw a step of a transformer on ranks = dp x tp x pp: its time, its bytes, where axes lie.
 
     The map has the time of a step for every tp and pp, and says what rules the others out. Beside
@@ -275,71 +275,24 @@ def draw_mesh(
     InvalidCallError
         A number that the picture has no place for, a cluster without devices.
     """
-    mesh = _Mesh(Transformer(**model), cluster)
-    state = ranks, tp, pp, num_microbatches, zero, recompute, order
-    _check(*state)
-    return mesh.draw(*state)
+    mesh = _Mesh(Transformer(**GPT | model), cluster)
+    return mesh, ranks, tp, pp, num_microbatches, zero, recompute, order
 
 
-def mesh_lab(
-    ranks: int = 64,
-    tp: int = 8,
-    pp: int = 2,
-    num_microbatches: int = 16,
-    zero: int = 0,
-    recompute: bool = True,
-    order: str = "tp dp pp",
-    *,
-    cluster: Cluster | None = None,
-    **model: Any,
-) -> Lab:
-    """The picture of `draw_mesh` with sliders for the cut.
-
-    Parameters
-    ----------
-    ranks, tp, pp, num_microbatches, zero, recompute, order
-        As for `draw_mesh`; where the sliders stand first.
-    cluster, **model
-        As for `draw_mesh`.
-
-    Returns
-    -------
-    Lab
-    """
-    mesh = _Mesh(Transformer(**model), cluster)
-    _check(ranks, tp, pp, num_microbatches, zero, recompute, order)
-    counts = POWERS[: MAX_MICROBATCHES.bit_length()]
-    return Lab(
-        mesh,
-        {
-            "ranks": slider("ranks R", POWERS, ranks, "{:,}".format),
-            "tp": slider("tensor tp", MAP, tp),
-            "pp": slider("pipeline pp", MAP, pp),
-            "num_microbatches": slider("micro-batches", counts, num_microbatches),
-            **memory_controls(zero, recompute),
-            "order": menu("neighbours first", {each: each for each in ORDERS}, order),
-        },
-    )
+mesh_lab = lab_of(draw_mesh, "sliders for the cut")
 
 
-def memory_controls(zero, recompute):
-    """Controls for what each rank keeps."""
-    stages = {stage: f"stage {stage}" if stage else "none" for stage in range(4)}
-    again = {"computed again in backward": True, "kept until backward": False}
-    return {
-        "zero": slider("ZeRO over dp", stages, zero, stages.get),
-        "recompute": menu("activations", again, recompute),
-    }
-
-
-def _check(ranks, tp, pp, num_microbatches, zero, recompute, order):
-    check_choice("ranks", ranks, POWERS)
-    check_choice("tp", tp, MAP)
-    check_choice("pp", pp, MAP)
-    check_choice("num_microbatches", num_microbatches, POWERS[: MAX_MICROBATCHES.bit_length()])
-    check_choice("zero", zero, (0, 1, 2, 3))
-    check_choice("recompute", recompute, (True, False))
-    check_choice("order", order, ORDERS)
+ZERO = {stage: f"stage {stage}" if stage else "none" for stage in range(4)}
+CUT_CONTROLS = {
+    "tp": slider("tensor tp", MAP, only=True),
+    "pp": slider("pipeline pp", MAP, only=True),
+}
+MEMORY_CONTROLS = {
+    "zero": slider("ZeRO over dp", ZERO, ZERO.get, only=True),
+    "recompute": menu(
+        "activations", {"computed again in backward": True, "kept until backward": False}
+    ),
+}
 
 
 def machine():
@@ -351,56 +304,39 @@ def machine():
 class _Mesh(Layers):
     """Map, bars and axes of a cut. Frames and names stay."""
 
+    controls = {
+        "ranks": slider("ranks R", POWERS, "{:,}".format, only=True),
+        **CUT_CONTROLS,
+        "num_microbatches": slider("micro-batches", POWERS[:9], only=True),
+        **MEMORY_CONTROLS,
+        "order": menu("neighbours first", {each: each for each in ORDERS}),
+    }
+
     def __init__(self, model, cluster):
-        for name in model.__dataclass_fields__:
-            check_count(name, getattr(model, name))
         self.model, self.cluster = model, check_cluster(machine() if cluster is None else cluster)
 
     def background(self):
-        figure, axes = picture_in_inches(WIDTH, HEIGHT)
-        add_panels(axes, MAP)
+        figure, axes = picture_of_cuts()
+        axes.text(NAMES, PLACES - 0.06, "where the axes lie", **HEAD)
+        note = "rank 0's group on the first nodes"
+        axes.text(DEVICES, PLACES - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
+        for k, axis in enumerate(AXES):
+            axes.text(NAMES, PLACES + (k + 0.5) * ROW, axis, fontsize=TEXT_PT, va="center")
         return figure
 
     def foreground(self, figure, *state, **named):
-        cut, axes = Cut(*state, **named), figure.axes[0]
-        cells = {(tp, pp): self._outcome(replace(cut, tp=tp, pp=pp)) for tp in MAP for pp in MAP}
-        outcome = cells[cut.tp, cut.pp]
-        step = None if isinstance(outcome, tuple) else outcome
-        drawn = [*self._title(axes, cut, outcome), *draw_map(axes, MAP, cells, cut)]
-        if step is None:
-            return drawn
-        return [
-            *drawn,
-            *draw_times(axes, step),
-            *draw_memory(axes, step),
-            *draw_axes(axes, cut, self.cluster),
-        ]
-
-    def _outcome(self, cut):
-        """A `MeshStep`, or why there is none: a word and a sentence."""
-        refused = refusal(self.model, cut)
-        if refused:
-            return refused
-        step = step_of(self.model, cut, self.cluster)
-        return ("link", step) if isinstance(step, str) else step
-
-    def _title(self, axes, cut, outcome):
-        model = self.model
+        cut, axes, model = Cut(*state, **named), figure.axes[0], self.model
+        cells = {
+            (tp, pp): outcome_of(model, replace(cut, tp=tp, pp=pp), self.cluster)
+            for tp in MAP
+            for pp in MAP
+        }
         what = (
             f"{number(model.parameters / 1e9)} billion parameters ({model.layers} layers of "
             f"{model.hidden:,}); {model.batch:,} sequences of {model.sequence:,} a step"
         )
-        if isinstance(outcome, tuple):
-            title = f"{cut.ranks:,} ranks, tp {cut.tp} x pp {cut.pp}: {outcome[1]}"
-        else:
-            title = (
-                f"{cut.ranks:,} rank{'s' * (cut.ranks > 1)} = dp {cut.dp:,} x tp {cut.tp} "
-                f"x pp {cut.pp}: {seconds_text(outcome.time_s)} a step"
-                f"{'' if outcome.fits else ', but memory does not hold it'}"
-            )
-            sequences = model.batch // (cut.dp * cut.num_microbatches)
-            what += f": on each replica {cut.num_microbatches} micro-batches of {sequences:,}"
-        return [
-            axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top"),
-            axes.text(0.1, 0.34, what, fontsize=TEXT_PT, va="top"),
-        ]
+        if isinstance(cells[cut.tp, cut.pp], tuple):
+            return draw_cut(axes, cells, cut, what)
+        sequences = model.batch // (cut.dp * cut.num_microbatches)
+        what += f": on each replica {cut.num_microbatches} micro-batches of {sequences:,}"
+        return [*draw_cut(axes, cells, cut, what), *draw_axes(axes, cut, self.cluster)]

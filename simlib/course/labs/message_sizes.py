@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
@@ -16,12 +15,13 @@ from ...core.model.cluster import Cluster, Link
 from ...core.model.errors import InvalidCallError, check_count
 from ...core.model.words import seconds_text, short_bytes
 from ...core.scale.collective import time_of
+from . import pen
 from .sliders import (
-    Lab,
     Layers,
-    add_legend_above,
-    add_log_axes,
+    View,
     check_above_zero,
+    lab_of,
+    picture,
     round_numbers,
     short_bandwidth,
     slider,
@@ -63,12 +63,13 @@ def fit_ping_pong(points: Points) -> tuple[float, float]:
     return max(float(latency_s), 1e-9), float(1 / max(seconds_per_byte, 1e-15))
 
 
+@picture
 def draw_ping_pong(
     points: Points,
     latency_s: float | None = None,
     bandwidth_Bps: float | None = None,
     nbytes: float = DEFAULT_NBYTES,
-) -> Figure:
+) -> View:
     """Draw measured points and the model T = latency + nbytes / bandwidth over the size.
 
     Parameters
@@ -89,52 +90,16 @@ def draw_ping_pong(
     InvalidCallError
         Points that are none, a number that is not above zero.
     """
-    sizes, times_s = _columns(points)
-    latency_s, bandwidth_Bps = _given_or_fitted(points, latency_s, bandwidth_Bps)
-    check_above_zero(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps, nbytes=nbytes)
-    return _PingPong(sizes, times_s).draw(latency_s, bandwidth_Bps, nbytes)
-
-
-def ping_pong_lab(
-    points: Points,
-    latency_s: float | None = None,
-    bandwidth_Bps: float | None = None,
-    nbytes: float = DEFAULT_NBYTES,
-) -> Lab:
-    """The picture of `draw_ping_pong` with sliders for latency, bandwidth and size.
-
-    Parameters
-    ----------
-    points, latency_s, bandwidth_Bps, nbytes
-        As for `draw_ping_pong`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    draw_ping_pong(points, latency_s, bandwidth_Bps, nbytes)  # refuses what cannot be drawn
-    fitted = fit_ping_pong(points)
-    latency_s, bandwidth_Bps = _given_or_fitted(points, latency_s, bandwidth_Bps)
-    latencies = {*round_numbers(5e-7, 2e-3), fitted[0]}
-    bandwidths = {*round_numbers(1e7, 1e11), fitted[1]}
-    low, high = _limits(*_columns(points))[0]
-    sizes = [size for size in MESSAGES if low <= size <= high]
-    return Lab(
-        _PingPong(*_columns(points)),
-        {
-            "latency_s": slider("latency", latencies, latency_s, seconds_text),
-            "bandwidth_Bps": slider("bandwidth", bandwidths, bandwidth_Bps, short_bandwidth),
-            "nbytes": slider("size of a message", sizes, nbytes, short_bytes),
-        },
-    )
-
-
-def _given_or_fitted(points, latency_s, bandwidth_Bps):
     fitted = fit_ping_pong(points)
     return (
+        _PingPong(points, fitted),
         fitted[0] if latency_s is None else latency_s,
         fitted[1] if bandwidth_Bps is None else bandwidth_Bps,
+        nbytes,
     )
+
+
+ping_pong_lab = lab_of(draw_ping_pong, "sliders for latency, bandwidth and size")
 
 
 def _columns(points):
@@ -152,30 +117,38 @@ def _columns(points):
     return table.T
 
 
-def _limits(sizes, times_s):
-    """Ends of the axes, bytes and seconds: they stay where they are while sliders move."""
-    return (sizes.min() / 2, sizes.max() * 5), (min(4e-7, times_s.min() / 2), times_s.max() * 20)
-
-
 class _PingPong(Layers):
     """The points and the line. Axes and legend stay; the line, the message and the titles move.
 
     The points are drawn with what moves, because they lie above the line.
     """
 
-    def __init__(self, sizes, times_s):
-        self.sizes, self.times_s = sizes, times_s
+    def __init__(self, points, fitted):
+        self.sizes, self.times_s = _columns(points)
+        low, high = self.sizes.min() / 2, self.sizes.max() * 5
+        self.x = low, high  # ends of the axes: they stay where they are while sliders move
+        self.y = min(4e-7, self.times_s.min() / 2), self.times_s.max() * 20
+        latencies = {*round_numbers(5e-7, 2e-3), fitted[0]}
+        bandwidths = {*round_numbers(1e7, 1e11), fitted[1]}
+        sizes = [size for size in MESSAGES if low <= size <= high]
+        self.controls = {
+            "latency_s": slider("latency", latencies, seconds_text),
+            "bandwidth_Bps": slider("bandwidth", bandwidths, short_bandwidth),
+            "nbytes": slider("size of a message", sizes, short_bytes),
+        }
+
+    def check(self, latency_s, bandwidth_Bps, nbytes):
+        check_above_zero(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps, nbytes=nbytes)
 
     def background(self):
         figure = Picture(figsize=(7.2, 4.1), dpi=DPI, facecolor=PAPER)
         size_name = "size of a message (1 kB = 1,000 bytes)"
         place = [0.1, 0.115, 0.88, 0.685]
-        axes = add_log_axes(figure, place, short_bytes, size_name, "time of a message")
-        x, y = _limits(self.sizes, self.times_s)
-        axes.set_xlim(*x)
-        axes.set_ylim(*y)
+        axes = pen.add_log_axes(figure, place, short_bytes, size_name, "time of a message")
+        axes.set_xlim(*self.x)
+        axes.set_ylim(*self.y)
         lines = [Line2D([], [], **look) for look in PARTS.values()]
-        add_legend_above(axes, lines, PARTS, borderaxespad=0.2, handlelength=1.6)
+        pen.add_legend_above(axes, lines, PARTS, borderaxespad=0.2, handlelength=1.6)
         return figure
 
     def foreground(self, figure, latency_s, bandwidth_Bps, nbytes):
@@ -195,17 +168,10 @@ class _PingPong(Layers):
 
 def _name_beside(axes, name, at, on_the_right, edge):
     """Write a name beside an upright line, at an edge of the axes."""
-    return axes.annotate(
-        name,
-        at,
-        xytext=(6 if on_the_right else -6, 5 if edge == "bottom" else -4),
-        textcoords="offset points",
-        ha="left" if on_the_right else "right",
-        va=edge,
-        fontsize=TEXT_PT,
-        bbox={"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85},
-        zorder=9,
-    )
+    beside = {"xytext": (6 if on_the_right else -6, 5 if edge == "bottom" else -4), "va": edge}
+    beside |= {"textcoords": "offset points", "ha": "left" if on_the_right else "right"}
+    halo = {"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85}
+    return axes.annotate(name, at, fontsize=TEXT_PT, bbox=halo, zorder=9, **beside)
 
 
 def _draw_half(axes, half):
@@ -265,6 +231,7 @@ LATENCY_S, BANDWIDTH_BPS = 30e-6, 1.25e9  # as in clusters.ethernet_10g, with it
 NODES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
+@picture
 def draw_crossover(
     nodes: int = 8,
     ranks_per_node: int = 1,
@@ -272,7 +239,7 @@ def draw_crossover(
     bandwidth_Bps: float = BANDWIDTH_BPS,
     *,
     intra: Link | None = INTRA,
-) -> Figure:
+) -> View:
     """Draw how long each all_reduce takes over the size of the vector, and which is fastest.
 
     Times are those of `simlib.scale.time_of` for vectors that all ranks divide evenly.
@@ -294,47 +261,10 @@ def draw_crossover(
     InvalidCallError
         No ranks or links, fewer than two ranks, or more than `time_of` can work out.
     """
-    return _Crossover(intra).draw(nodes, ranks_per_node, latency_s, bandwidth_Bps)
+    return _Crossover(intra), nodes, ranks_per_node, latency_s, bandwidth_Bps
 
 
-def crossover_lab(
-    nodes: int = 8,
-    ranks_per_node: int = 1,
-    latency_s: float = LATENCY_S,
-    bandwidth_Bps: float = BANDWIDTH_BPS,
-    *,
-    intra: Link | None = INTRA,
-) -> Lab:
-    """The picture of `draw_crossover` with sliders for nodes, ranks per node and the network.
-
-    Parameters
-    ----------
-    nodes, ranks_per_node, latency_s, bandwidth_Bps, intra
-        As for `draw_crossover`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra)  # refuses what is none
-    return Lab(
-        _Crossover(intra),
-        {
-            "nodes": slider("nodes", NODES, nodes),
-            "ranks_per_node": slider("ranks per node", (1, 2, 4, 8), ranks_per_node),
-            "latency_s": slider("latency", round_numbers(5e-7, 1e-3), latency_s, seconds_text),
-            "bandwidth_Bps": slider(
-                "bandwidth", round_numbers(1e8, 1e11), bandwidth_Bps, short_bandwidth
-            ),
-        },
-    )
-
-
-def _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, intra):
-    inter = Link(latency_s, bandwidth_Bps)
-    cluster = Cluster(nodes, ranks_per_node, inter, intra if ranks_per_node > 1 else None)
-    check_count("nodes times ranks_per_node", cluster.max_ranks, low=2)
-    return cluster
+crossover_lab = lab_of(draw_crossover, "sliders for nodes, ranks per node and the network")
 
 
 @lru_cache(8)
@@ -395,42 +325,52 @@ def fastest(times_s):
 class _Crossover(Layers):
     """Curves over the size. The axes, those of the strip above and the legend stay."""
 
+    controls = {
+        "nodes": slider("nodes", NODES),
+        "ranks_per_node": slider("ranks per node", (1, 2, 4, 8)),
+        "latency_s": slider("latency", round_numbers(5e-7, 1e-3), seconds_text),
+        "bandwidth_Bps": slider("bandwidth", round_numbers(1e8, 1e11), short_bandwidth),
+    }
+
     def __init__(self, intra):
         self.intra = intra
 
-    def background_state(self, nodes, ranks_per_node, latency_s, bandwidth_Bps):
+    def check(self, *state):
+        check_count("nodes times ranks_per_node", self.cluster(*state).max_ranks, low=2)
+
+    def cluster(self, nodes, ranks_per_node, latency_s, bandwidth_Bps):
+        intra = self.intra if ranks_per_node > 1 else None
+        return Cluster(nodes, ranks_per_node, Link(latency_s, bandwidth_Bps), intra)
+
+    def background_state(self, *state, **named):
         """Names of the algorithms, lowest and highest decade of the time."""
-        times_s = times_of(_cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, self.intra))
+        times_s = times_of(self.cluster(*state, **named))
         shown = [time_s for name, time_s in times_s.items() if name != "naive"]
         low, high = min(time_s[0] for time_s in shown), max(time_s[-1] for time_s in shown)
         # Whole decades: the axis stays where it is through most of a drag.
         return tuple(times_s), int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
 
-    def background(self, names, low, high):
+    def background(self, algorithms, low, high):
         figure = Picture(figsize=(9.0, 4.4), dpi=DPI, facecolor=PAPER)
         place = [LEFT, 0.11, WIDTH, 0.68]
-        axes = add_log_axes(figure, place, short_bytes, "bytes of the vector", "time", labelpad=1)
+        axes = pen.add_log_axes(
+            figure, place, short_bytes, "bytes of the vector", "time", labelpad=1
+        )
         axes.set_xlim(SIZES[0], SIZES[-1])
         axes.set_ylim(10.0**low, 10.0**high)
-        axes.legend(
-            [_curve([], [], name) for name in names],
-            [STYLES[name][0] for name in names],
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            fontsize=TEXT_PT,
-            frameon=False,
-            handlelength=3.2,
-            borderpad=0,
-        )
+        handles = [_curve([], [], name) for name in algorithms]
+        texts = [STYLES[name][0] for name in algorithms]
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "handlelength": 3.2}
+        axes.legend(handles, texts, fontsize=TEXT_PT, frameon=False, borderpad=0, **place)
         strip = figure.add_axes([LEFT, 0.8, WIDTH, 0.062], facecolor=PAPER)
         strip.set_xlim(*np.log10(SIZES[[0, -1]]))
         strip.set_ylim(0, 1)
         strip.set_axis_off()
         return figure
 
-    def foreground(self, figure, nodes, ranks_per_node, latency_s, bandwidth_Bps):
+    def foreground(self, figure, *state, **named):
         """Curves, where two cross, which is fastest, and the title."""
-        cluster = _cluster(nodes, ranks_per_node, latency_s, bandwidth_Bps, self.intra)
+        cluster = self.cluster(*state, **named)
         axes, strip = figure.axes
         times_s = times_of(cluster)
         curves = [_curve(SIZES, time_s, name) for name, time_s in times_s.items()]
@@ -469,10 +409,8 @@ def _draw_fastest(strip, times_s):
         looks = {"color": mix(color, PAPER, 0.6), "ec": PAPER, "lw": 1.5}
         artists += strip.barh(0.5, right - left, left=left, height=0.9, **looks)
         if right - left > 0.085 * len(text):
-            middle = (left + right) / 2
-            artists.append(
-                strip.text(middle, 0.47, text, fontsize=TEXT_PT, ha="center", va="center")
-            )
+            middle, looks = (left + right) / 2, {"ha": "center", "va": "center"}
+            artists.append(strip.text(middle, 0.47, text, fontsize=TEXT_PT, **looks))
     return artists
 
 

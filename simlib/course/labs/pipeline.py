@@ -6,29 +6,16 @@ from functools import lru_cache
 from math import inf
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ...core.draw.figures import GREY, INK, PAPER, TEXT_PT, TITLE_PT
+from ...core.draw.figures import GREY, INK, PAPER, TEXT_PT
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Link
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import number
 from ...core.scale.pipeline_parallel import pipeline_time
-from .sliders import (
-    Lab,
-    Layers,
-    add_boxes,
-    add_numbers,
-    add_words,
-    boxes_at,
-    check_choice,
-    menu,
-    picture_in_inches,
-    slider,
-    whole_numbers,
-    width_of,
-)
+from . import pen
+from .sliders import Layers, View, check_choice, lab_of, menu, picture, slider, whole_numbers
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 9.0, 0.6, 0.2, 0.88, 0.52  # inches
 BARS_WIDTH, BARS_GAP = 1.5, 0.25
@@ -72,19 +59,19 @@ def draw_lanes(lanes, step):
         for back, stage in zip(is_backward, stages, strict=True)
     ]
     top, width = lanes.top(ranks), ends - starts
-    cells = boxes_at(starts, top, width, CELL)
-    marks = boxes_at(starts, top + CELL - MARK, width, MARK)[is_backward]
+    cells = pen.boxes_at(starts, top, width, CELL)
+    marks = pen.boxes_at(starts, top + CELL - MARK, width, MARK)[is_backward]
     every = np.arange(step.ranks)
-    frames = boxes_at(lanes.x(0 * every), lanes.top(every), lanes.x(step.time_s) - LEFT, CELL)
+    frames = pen.boxes_at(lanes.x(0 * every), lanes.top(every), lanes.x(step.time_s) - LEFT, CELL)
     thin = 0.5 if width.min() > 0.08 else 0.25
-    room = width > 0.03 + max(map(width_of, range(step.num_microbatches)))
+    room = width > 0.03 + max(map(pen.width_of, range(step.num_microbatches)))
     middle = top + CELL / 2 - np.where(is_backward, MARK / 2, 0)
     kept = [color for color, has_room in zip(colors, room, strict=True) if has_room]
     return [
-        add_boxes(lanes.axes, frames, 1, facecolors="none", edgecolors=GREY, linewidths=0.5),
-        add_boxes(lanes.axes, cells, 2, facecolors=colors, edgecolors=INK, linewidths=thin),
-        add_boxes(lanes.axes, marks, 3, facecolors=MARK_COLOR, linewidths=0),
-        *add_numbers(lanes.axes, (starts + width / 2)[room], middle[room], numbers[room], kept),
+        pen.add_boxes(lanes.axes, frames, 1, facecolors="none", edgecolors=GREY, linewidths=0.5),
+        pen.add_boxes(lanes.axes, cells, 2, facecolors=colors, edgecolors=INK, linewidths=thin),
+        pen.add_boxes(lanes.axes, marks, 3, facecolors=MARK_COLOR, linewidths=0),
+        *pen.add_numbers(lanes.axes, (starts + width / 2)[room], middle[room], numbers[room], kept),
     ]
 
 
@@ -99,25 +86,14 @@ def draw_held(lanes, step):
         x = np.repeat(lanes.x(np.append(times_s, times_s[-1])), 2)[1:-1]
         y = foot - np.repeat(counts, 2) / parts / peaks.max() * HELD
         outlines.append(np.column_stack([np.r_[x[0], x, x[-1]], np.r_[foot, y, foot]]))
-    every = np.arange(step.ranks)
-    most = boxes_at(
-        np.full(step.ranks, lanes.bars),
-        lanes.top(every) + (CELL + HELD) / 2 - 0.1,
-        peaks / peaks.max() * (BARS_WIDTH - 0.45),
-        0.2,
-    )
+    middle = lanes.top(np.arange(step.ranks)) + (CELL + HELD) / 2
+    lengths, texts = peaks / peaks.max() * (BARS_WIDTH - 0.45), [f"{peak:.3g}" for peak in peaks]
+    most = pen.boxes_at(np.full(step.ranks, lanes.bars), middle - 0.1, lengths, 0.2)
     looks = {"facecolors": HELD_COLOR, "linewidths": 0}
     return [
-        add_boxes(lanes.axes, outlines, 2, **looks),
-        add_boxes(lanes.axes, most, 2, **looks),
-        add_words(
-            lanes.axes,
-            lanes.bars + peaks / peaks.max() * (BARS_WIDTH - 0.45) + 0.06,
-            lanes.top(every) + (CELL + HELD) / 2,
-            [f"{peak:.3g}" for peak in peaks],
-            [INK] * step.ranks,
-            left=True,
-        ),
+        pen.add_boxes(lanes.axes, outlines, 2, **looks),
+        pen.add_boxes(lanes.axes, most, 2, **looks),
+        pen.add_words(lanes.axes, lanes.bars + lengths + 0.06, middle, texts, left=True),
     ]
 
 
@@ -125,20 +101,17 @@ def add_key(lanes, parts):
     """What stays: names of ranks, the axis of time, and what is what."""
     axes, every = lanes.axes, np.arange(lanes.ranks)
     names = [f"rank {rank}" for rank in every]
-    middle = lanes.top(every) + CELL / 2
-    add_words(axes, np.full(lanes.ranks, 0.1), middle, names, [INK] * lanes.ranks, left=True)
+    pen.add_words(axes, 0.1, lanes.top(every) + CELL / 2, names, left=True)
     foot = TOP + ROW * lanes.ranks + 0.04
     ticks = np.linspace(0, lanes.end, 6)
     x = lanes.x(ticks)
     axes.plot([LEFT, LEFT + SPAN], [foot] * 2, color=GREY, lw=0.8)
     axes.vlines(x, foot, foot + 0.04, color=GREY, lw=0.8)
-    numbers = [f"{tick:g}" for tick in ticks]
-    add_words(axes, x, np.full(len(x), foot + 0.12), numbers, [INK] * len(x))
+    pen.add_words(axes, x, foot + 0.12, [f"{tick:g}" for tick in ticks])
     note = "time (a forward of one micro-batch on one rank is 1, a backward 2)"
     if parts > 1:
-        note = (
-            f"time (a forward of one micro-batch through {parts} stages is 1); paler: a later stage"
-        )
+        note = f"time (a forward of one micro-batch through {parts} stages is 1); "
+        note += "paler: a later stage"
     axes.text(LEFT + SPAN / 2, foot + 0.22, note, fontsize=TEXT_PT, ha="center", va="top")
     _add_legend(lanes, parts)
 
@@ -159,9 +132,8 @@ def _add_legend(lanes, parts):
             x += 0.24
         left.append(x + 0.04)
         x += 0.3 + 0.058 * len(name)
-    at = np.array([*left, lanes.bars]), np.full(len(left) + 1, y + high / 2)
     words = [*names.values(), "most held (micro-batches)"]
-    add_words(axes, *at, words, [INK] * len(words), left=True)
+    pen.add_words(axes, [*left, lanes.bars], y + high / 2, words, left=True)
 
 
 # -- the lab ---------------------------------------------------------------------------------------
@@ -174,6 +146,7 @@ ENDS = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200, 250, 300, 400)
 NBYTES = 1_000_000  # of a message; only its time counts
 
 
+@picture
 def draw_pipeline(
     K: int = 4,
     M: int = 8,
@@ -182,7 +155,7 @@ def draw_pipeline(
     slow: float = 1,
     slow_stage: int = 0,
     link: float = 0,
-) -> Figure:
+) -> View:
     """Draw one step of a pipeline: a lane for each rank, idle time empty, and what each rank holds.
 
     The unit of time is a rank's forward of one micro-batch, through all its stages; backward takes
@@ -215,91 +188,13 @@ def draw_pipeline(
     InvalidCallError
         Another schedule, a number out of its range, micro-batches that ranks do not divide.
     """
-    state = K, M, schedule, v, slow, slow_stage, link
-    _check(*state)
-    return _Pipeline().draw(*state)
+    return _Pipeline(), K, M, schedule, v, slow, slow_stage, link
 
 
-def pipeline_lab(
-    K: int = 4,
-    M: int = 8,
-    schedule: str = "gpipe",
-    v: int = 2,
-    slow: float = 1,
-    slow_stage: int = 0,
-    link: float = 0,
-) -> Lab:
-    """The picture of `draw_pipeline` with sliders for all that it depends on.
-
-    Where a schedule allows only some numbers of micro-batches, the slider keeps to them.
-
-    Parameters
-    ----------
-    K, M, schedule, v, slow, slow_stage, link
-        As for `draw_pipeline`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    _check(K, M, schedule, v, slow, slow_stage, link)
-    controls = {
-        "K": slider("ranks K", range(1, MAX_STAGES + 1), K),
-        "M": whole_numbers("micro-batches M", 1, MAX_MICROBATCHES, M),
-        "schedule": menu("schedule", {text: name for name, text in NAMES.items()}, schedule),
-        "v": slider("stages a rank v", (1, 2, 3, 4), v),
-        "slow": slider("one stage takes", SLOWNESS, slow, "{:g} x as long".format),
-        "slow_stage": whole_numbers("which stage", 0, max(MAX_STAGES - 1, slow_stage), slow_stage),
-        "link": slider("message takes", LINKS, link, "{:g} forwards".format),
-    }
-    _keep_possible(controls)
-    return Lab(_Pipeline(), controls)
-
-
-def _keep_possible(controls):
-    """Keep micro-batches and the slow stage to what the other controls allow, now and later."""
-    ranks, microbatches, schedule, stages = (controls[name] for name in ("K", "M", "schedule", "v"))
-    slow_stage = controls["slow_stage"]
-
-    def fit(_change=None):
-        is_interleaved = schedule.value == "interleaved"
-        parts, step = (stages.value, ranks.value) if is_interleaved else (1, 1)
-        most = min(MAX_MICROBATCHES, MAX_FORWARDS // (ranks.value * parts)) // step * step
-        wanted = min(max(step, round(microbatches.value / step) * step), most)
-        # Observers of one may see the other only when both are possible.
-        with microbatches.hold_trait_notifications(), slow_stage.hold_trait_notifications():
-            microbatches.min, microbatches.max, microbatches.step = step, most, step
-            microbatches.value = wanted
-            slow_stage.max = ranks.value * parts - 1
-            slow_stage.value = min(slow_stage.value, slow_stage.max)
-        stages.disabled = not is_interleaved
-
-    for control in (ranks, microbatches, schedule, stages):
-        control.observe(fit, names="value")
-    fit()
-
-
-def _check(K, M, schedule, v, slow, slow_stage, link):
-    for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
-        check_count(name, value)
-        if value > most:
-            raise InvalidCallError(f"{name} is {value}: the picture has room for {most}")
-    check_choice("schedule", schedule, NAMES)
-    check_number("slow", slow, above=True)
-    check_number("link", link)
-    if slow == inf or link == inf:
-        raise InvalidCallError("an infinite time has no end in the picture")
-    parts = v if schedule == "interleaved" else 1
-    if schedule == "interleaved" and M % K:
-        raise InvalidCallError(
-            f"M is {M}: interleaved stages take micro-batches in groups of K={K}"
-        )
-    if K * parts * M > MAX_FORWARDS:
-        raise InvalidCallError(
-            f"{K} ranks with {parts} stages each and {M} micro-batches have {K * parts * M} "
-            f"forwards: the picture has room for {MAX_FORWARDS}"
-        )
-    check_choice("slow_stage", slow_stage, range(K * parts))
+pipeline_lab = lab_of(
+    draw_pipeline,
+    "sliders for all that it depends on; that for micro-batches keeps to what a schedule allows",
+)
 
 
 @lru_cache(256)
@@ -309,29 +204,75 @@ def step_of(K, M, schedule, v, slow, slow_stage, link):
     forward = [1 / parts] * (K * parts)
     forward[slow_stage] *= slow
     cluster = Cluster(K, 1, Link(0.0, NBYTES / link if link else inf))
-    return pipeline_time(
-        K,
-        M,
-        cluster,
-        forward_s=forward,
-        backward_s=[2 * each for each in forward],
-        message_bytes=NBYTES,
-        schedule=schedule,
-        stages_per_rank=parts,
-    )
+    times = {"forward_s": forward, "backward_s": [2 * each for each in forward]}
+    how = {"message_bytes": NBYTES, "schedule": schedule, "stages_per_rank": parts}
+    return pipeline_time(K, M, cluster, **times, **how)
 
 
 class _Pipeline(Layers):
     """Lanes and bars. Names, the axis of time and how to read it stay; the axis grows in leaps."""
 
-    def background_state(self, K, M, schedule, v, slow, slow_stage, link):
-        step = step_of(K, M, schedule, v, slow, slow_stage, link)
+    controls = {
+        "K": slider("ranks K", range(1, MAX_STAGES + 1)),
+        "M": whole_numbers("micro-batches M", 1, MAX_MICROBATCHES),
+        "schedule": menu("schedule", {text: name for name, text in NAMES.items()}),
+        "v": slider("stages a rank v", (1, 2, 3, 4)),
+        "slow": slider("one stage takes", SLOWNESS, "{:g} x as long".format),
+        "slow_stage": whole_numbers("which stage", 0, MAX_STAGES - 1),
+        "link": slider("message takes", LINKS, "{:g} forwards".format),
+    }
+
+    def check(self, K, M, schedule, v, slow, slow_stage, link):
+        for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
+            check_count(name, value)
+            if value > most:
+                raise InvalidCallError(f"{name} is {value}: the picture has room for {most}")
+        super().check(K, M, schedule, v, slow, slow_stage, link)
+        check_number("slow", slow, above=True)
+        check_number("link", link)
+        if inf in (slow, link):
+            raise InvalidCallError("an infinite time has no end in the picture")
+        parts = v if schedule == "interleaved" else 1
+        if schedule == "interleaved" and M % K:
+            raise InvalidCallError(
+                f"M is {M}: interleaved stages take micro-batches in groups of K={K}"
+            )
+        if K * parts * M > MAX_FORWARDS:
+            raise InvalidCallError(
+                f"{K} ranks with {parts} stages each and {M} micro-batches have {K * parts * M} "
+                f"forwards: the picture has room for {MAX_FORWARDS}"
+            )
+        check_choice("slow_stage", slow_stage, range(K * parts))
+
+    def tie(self, widgets):
+        """Keep micro-batches and the slow stage to what the others allow, now and later."""
+        ranks, microbatches, schedule, stages, _, slow_stage, _ = widgets.values()
+
+        def fit(_change=None):
+            is_interleaved = schedule.value == "interleaved"
+            parts, step = (stages.value, ranks.value) if is_interleaved else (1, 1)
+            most = min(MAX_MICROBATCHES, MAX_FORWARDS // (ranks.value * parts)) // step * step
+            wanted = min(max(step, round(microbatches.value / step) * step), most)
+            # Observers of one may see the other only when both are possible.
+            with microbatches.hold_trait_notifications(), slow_stage.hold_trait_notifications():
+                microbatches.min, microbatches.max, microbatches.step = step, most, step
+                microbatches.value = wanted
+                slow_stage.max = ranks.value * parts - 1
+                slow_stage.value = min(slow_stage.value, slow_stage.max)
+            stages.disabled = not is_interleaved
+
+        for control in (ranks, microbatches, schedule, stages):
+            control.observe(fit, names="value")
+        fit()
+
+    def background_state(self, *state, **named):
+        step = step_of(*state, **named)
         end = next((end for end in ENDS if end >= step.time_s), step.time_s)
-        return K, end, step.stages_per_rank
+        return step.ranks, end, step.stages_per_rank
 
     def background(self, K, end, parts):
         lanes = Lanes(K, end)
-        figure, lanes.axes = picture_in_inches(WIDTH, lanes.height)
+        figure, lanes.axes = pen.picture_in_inches(WIDTH, lanes.height)
         add_key(lanes, parts)
         return figure
 
@@ -364,8 +305,4 @@ def _write_title(axes, step, slow, slow_stage, link):
     reasons += [f"a message takes {link:g}"] * (link > 0 and K > 1)
     why = f": {', '.join(reasons)}" if reasons else ""
     verdict = "here the same" if abs(apart) < 0.05 else f"here {apart:+.1f} points"
-    head = {"va": "top", "color": INK}
-    return [
-        axes.text(0.1, 0.1, title, fontsize=TITLE_PT, **head),
-        axes.text(0.1, 0.34, f"{formula}; {verdict}{why}", fontsize=TEXT_PT, **head),
-    ]
+    return pen.write_head(axes, title, f"{formula}; {verdict}{why}")

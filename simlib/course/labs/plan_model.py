@@ -16,6 +16,7 @@ from ...core.scale.pipeline_parallel import even_pipeline_time
 ITEMSIZE = 2  # bytes of a parameter, a gradient, an activation in half precision
 OPTIMIZER = 12  # bytes of Adam for each parameter: its copy and two moments in single precision
 AXES = ("tp", "dp", "pp")
+ORDER = "tp dp pp"
 PARTS = ("compute", "bubble", "tp", "pp", "dp")
 ROLES = ("parameters", "gradients", "optimizer state", "activations")
 
@@ -25,16 +26,19 @@ class Transformer:
     """What is trained, and on how many sequences a step.
 
     **Source** for parameters and operations Narayanan et al. 2021 (arXiv 2104.04473), equations 2
-    and 3; for activations Korthikanti et al. 2022 (arXiv 2205.05198), section 4. The default is
-    "GPT-3 6.7B" of Brown et al. 2020 (arXiv 2005.14165), with 2 million tokens a step.
+    and 3; for activations Korthikanti et al. 2022 (arXiv 2205.05198), section 4.
     """
 
-    layers: int = 32
-    hidden: int = 4096
-    heads: int = 32
-    sequence: int = 2048
-    batch: int = 1024
-    vocabulary: int = 51_200
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    batch: int
+    vocabulary: int
+
+    def __post_init__(self):
+        for name in Transformer.__dataclass_fields__:
+            check_count(name, getattr(self, name))
 
     @property
     def parameters(self):
@@ -64,6 +68,11 @@ class Transformer:
         if not recompute:
             return in_flight * layers * whole
         return in_flight * layers * ITEMSIZE * s * sequences * h + whole
+
+
+GPT = {"layers": 32, "hidden": 4096, "heads": 32, "sequence": 2048, "batch": 1024}
+GPT["vocabulary"] = 51_200
+"""GPT-3 6.7B of Brown et al. 2020 (arXiv 2005.14165), with 2 million tokens a step."""
 
 
 @dataclass(frozen=True)
@@ -151,14 +160,9 @@ def step_of(model, cut, cluster):
     talks = [blocks * reduced_s, (1 + cut.recompute) * blocks * reduced_s]
     forward_s, backward_s = (sum(pair) for pair in zip(computes, talks, strict=True))
     try:
+        times = {"forward_s": forward_s, "backward_s": backward_s}
         whole_s, free_s = (
-            even_pipeline_time(
-                cut.pp,
-                cut.num_microbatches,
-                forward_s=forward_s,
-                backward_s=backward_s,
-                message_s=message_s,
-            )
+            even_pipeline_time(cut.pp, cut.num_microbatches, message_s=message_s, **times)
             for message_s in (_message_s(cut, message_bytes, cluster), 0.0)
         )
     except InvalidCallError as refused:
@@ -172,6 +176,12 @@ def step_of(model, cut, cluster):
         "dp": _dp_s(model, cut, cluster),
     }
     return MeshStep(times_s, _kept_bytes(model, cut, sequences), cluster.device.memory_bytes)
+
+
+def outcome_of(model, cut, cluster):
+    """The `MeshStep` of a cut; a word and a sentence where there is none."""
+    step = refusal(model, cut) or step_of(model, cut, cluster)
+    return ("link", step) if isinstance(step, str) else step
 
 
 def _dp_s(model, cut, cluster):
@@ -229,13 +239,10 @@ def _line(kind, nodes, cluster):
     names = {node: place for place, node in enumerate(dict.fromkeys(nodes))}
     cluster = replace(cluster, nodes=len(names))
     low = len(nodes) << 10
+    how = {"placement": [names[node] for node in nodes], "itemsize": ITEMSIZE}
     a_s, b_s = (
-        time_of(
-            kind, len(nodes), size, cluster, "ring",
-            placement=[names[node] for node in nodes], itemsize=ITEMSIZE,
-        )
-        for size in (low, low << 12)
-    )  # fmt: skip
+        time_of(kind, len(nodes), size, cluster, "ring", **how) for size in (low, low << 12)
+    )
     slope = (b_s - a_s) / ((low << 12) - low)
     return a_s - low * slope, slope
 
@@ -261,8 +268,7 @@ def check_cluster(cluster):
     if cluster.rails % per_node:
         raise InvalidCallError(
             f"{per_node} ranks of a node share {cluster.rails} network "
-            f"card{'s' * (cluster.rails != 1)}: give each its own, "
-            f"rails={per_node}"
+            f"card{'s' * (cluster.rails != 1)}: give each its own, rails={per_node}"
         )
     if not cluster.device.flops_per_s < float("inf"):
         raise InvalidCallError("cluster's device computes in no time: give it flops_per_s")
@@ -271,12 +277,11 @@ def check_cluster(cluster):
 
 # -- a whole training run: steps of a cut, checkpoints, failures, hours and what they cost ---------
 
-ORDER = "tp dp pp"
 RUN_PARTS = ("steps", "checkpoints", "lost")
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Transformer):
     """A model, what it is trained on, and what there is to train it with.
 
     Attributes
@@ -298,12 +303,6 @@ class Training:
         From a failure until the work goes on.
     """
 
-    layers: int
-    hidden: int
-    heads: int
-    sequence: int
-    batch: int
-    vocabulary: int
     tokens: float
     ranks: int
     cluster: Cluster
@@ -314,9 +313,8 @@ class Training:
     restart_s: float = 0.0
 
     def __post_init__(self):
-        counts = "layers", "hidden", "heads", "sequence", "batch", "vocabulary", "ranks"
-        for name in counts:
-            check_count(name, getattr(self, name))
+        super().__post_init__()
+        check_count("ranks", self.ranks)
         for name in ("tokens", "hours", "checkpoint_Bps"):
             check_number(name, getattr(self, name), above=True)
         for name in ("price", "restart_s"):
@@ -327,9 +325,7 @@ class Training:
     @property
     def model(self):
         """The transformer."""
-        return Transformer(
-            self.layers, self.hidden, self.heads, self.sequence, self.batch, self.vocabulary
-        )
+        return Transformer(*(getattr(self, name) for name in Transformer.__dataclass_fields__))
 
     @property
     def steps(self):
@@ -375,20 +371,17 @@ def plan_of(job, tp, pp, sequences, zero, recompute, interval_s):
     cut = cut_of(job, tp, pp, sequences, zero, recompute)
     if isinstance(cut, tuple):
         return cut
-    step = step_of(job.model, cut, job.cluster)
-    if isinstance(step, str):
-        return "link", step
+    step = outcome_of(job.model, cut, job.cluster)
+    if isinstance(step, tuple):
+        return step
     work_s = job.steps * step.time_s
     saving_s = work_s / interval_s * job.checkpoint_s
     whole_s = time_with_failures(
         work_s, interval_s, job.checkpoint_s, job.mtbf_s, job.ranks, restart_s=job.restart_s
     )
     times_s = work_s, saving_s, max(0.0, whole_s - work_s - saving_s)
-    return Plan(
-        step,
-        dict(zip(RUN_PARTS, times_s, strict=True)),
-        job.price * job.ranks * sum(times_s) / 3600,
-    )
+    cost = job.price * job.ranks * sum(times_s) / 3600
+    return Plan(step, dict(zip(RUN_PARTS, times_s, strict=True)), cost)
 
 
 def check_jobs(jobs):

@@ -7,24 +7,13 @@ from functools import cache
 
 import numpy as np
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 
 from ...core.collectives import schedule
-from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT
+from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT
 from ...core.draw.palette import mix, rank_color
 from ...core.model.errors import InvalidCallError
-from .sliders import (
-    Lab,
-    Layers,
-    add_boxes,
-    add_numbers,
-    boxes_at,
-    check_choice,
-    menu,
-    picture_in_inches,
-    slider,
-    whole_numbers,
-)
+from . import pen
+from .sliders import Layers, View, lab_of, menu, picture, slider, whole_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,10 +107,8 @@ class Grid:
     def slots(self, rank, chunk, owner):
         """The upper left corners of slots, arrays allowed."""
         x, y = self.corner(rank, chunk)
-        return (
-            x + owner % self.in_a_row * self.slot_width,
-            y + owner // self.in_a_row * self.slot_height,
-        )
+        column, row = owner % self.in_a_row, owner // self.in_a_row
+        return x + column * self.slot_width, y + row * self.slot_height
 
 
 def draw_cells(grid, steps, rounds_done):
@@ -133,15 +120,16 @@ def draw_cells(grid, steps, rounds_done):
     colors = [
         mix(rank_color(who), PAPER, share) for who, share in zip(owner, strength, strict=True)
     ]
-    slots = boxes_at(x, y, grid.slot_width, grid.slot_height)
+    slots = pen.boxes_at(x, y, grid.slot_width, grid.slot_height)
+    middle = x + grid.slot_width / 2, y + grid.slot_height / 2
     rank, chunk = np.indices(is_whole.shape).reshape(2, -1)
-    frames = boxes_at(*grid.corner(rank, chunk), grid.cell, CELL)
+    frames = pen.boxes_at(*grid.corner(rank, chunk), grid.cell, CELL)
     edges = [INK if whole else "#aaaaaa" for whole in is_whole.flat]
     widths = [1.6 if whole else 0.7 for whole in is_whole.flat]
     return [
-        add_boxes(grid.axes, slots, 2, facecolors=colors, edgecolors=PAPER, linewidths=0.5),
-        *add_numbers(grid.axes, x + grid.slot_width / 2, y + grid.slot_height / 2, owner, colors),
-        add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=edges, linewidths=widths),
+        pen.add_boxes(grid.axes, slots, 2, facecolors=colors, edgecolors=PAPER, linewidths=0.5),
+        *pen.add_numbers(grid.axes, *middle, owner, colors),
+        pen.add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=edges, linewidths=widths),
     ]
 
 
@@ -163,10 +151,10 @@ def draw_messages(grid, steps, rounds_done):
     received = [(dst, chunk, src) for src, dst, run, _ in messages for chunk in run]
     rank, chunk, src = (np.array(column) for column in zip(*received, strict=True))
     x, y = grid.corner(rank, chunk)
-    frames = boxes_at(x - 0.035, y - 0.035, grid.cell + 0.07, CELL + 0.07)
+    frames = pen.boxes_at(x - 0.035, y - 0.035, grid.cell + 0.07, CELL + 0.07)
     colors = [_dark(who) for who in src]
     return [
-        add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=colors, linewidths=2),
+        pen.add_boxes(grid.axes, frames, 3, facecolors="none", edgecolors=colors, linewidths=2),
         *_draw_arrows(grid, *(np.array(column) for column in zip(*places, strict=True))),
     ]
 
@@ -183,7 +171,7 @@ def _draw_arrows(grid, x, src, dst):
     grid.axes.add_collection(shafts, autolim=False)
     return [
         shafts,
-        add_boxes(grid.axes, points, 5, facecolors=colors, linewidths=0),
+        pen.add_boxes(grid.axes, points, 5, facecolors=colors, linewidths=0),
         grid.axes.scatter(x, start, s=16, c=colors, linewidths=0, zorder=5),
     ]
 
@@ -196,15 +184,9 @@ def draw_bars(grid, sent):
     """What each rank has sent so far, in vectors."""
     ranks = np.arange(grid.n)
     y, ends = grid.middle(ranks), grid.bars + sent * grid.bar_scale
-    boxes = boxes_at(np.full(grid.n, grid.bars), y - BAR / 2, ends - grid.bars, BAR)
-    bars = add_boxes(
-        grid.axes,
-        boxes,
-        2.5,
-        facecolors=[rank_color(rank) for rank in ranks],
-        edgecolors=[_dark(rank) for rank in ranks],
-        linewidths=0.6,
-    )
+    boxes = pen.boxes_at(np.full(grid.n, grid.bars), y - BAR / 2, ends - grid.bars, BAR)
+    colors = {"facecolors": list(map(rank_color, ranks)), "edgecolors": list(map(_dark, ranks))}
+    bars = pen.add_boxes(grid.axes, boxes, 2.5, linewidths=0.6, **colors)
     halo = {"fc": PAPER, "ec": "none", "pad": 0.8}
     looks = {"fontsize": SMALL_PT, "va": "center", "bbox": halo, "zorder": 4}
     each = zip(ends, y, sent, strict=True)
@@ -226,7 +208,8 @@ NAMES = {
 MAX_RANKS = 8
 
 
-def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Figure:
+@picture
+def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> View:
     """Draw what every rank holds of every chunk after some rounds of an all_reduce.
 
     In a cell stands which ranks' contributions are summed in it; arrows are the messages of the
@@ -249,51 +232,49 @@ def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Fi
     InvalidCallError
         Another algorithm, number of ranks or of rounds.
     """
-    check_choice("algorithm", algorithm, NAMES)
-    check_choice("n", n, range(2, MAX_RANKS + 1))
-    steps = steps_of(algorithm, n)
-    if rounds_done not in range(len(steps.rounds) + 1):
-        raise InvalidCallError(
-            f"rounds_done is {rounds_done!r}: {NAMES[algorithm]} on {n} ranks "
-            f"has rounds 1 to {len(steps.rounds)}, and 0 is before them"
-        )
-    return _Rounds().draw(algorithm, n, rounds_done)
+    return _Rounds(), algorithm, n, rounds_done
 
 
-def rounds_lab(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Lab:
-    """The picture of `draw_rounds` with controls for algorithm, ranks and rounds.
-
-    Parameters
-    ----------
-    algorithm, n, rounds_done
-        As for `draw_rounds`; where the controls stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    draw_rounds(algorithm, n, rounds_done)  # refuses what cannot be drawn
-    names = menu("algorithm", {text: name for name, text in NAMES.items()}, algorithm)
-    ranks = slider("ranks", range(2, MAX_RANKS + 1), n)
-    rounds = whole_numbers("rounds done", 0, len(steps_of(algorithm, n).rounds), rounds_done)
-
-    def set_last(_change):
-        rounds.max = len(steps_of(names.value, ranks.value).rounds)  # a larger value follows
-
-    for control in (names, ranks):
-        control.observe(set_last, names="value")
-    return Lab(_Rounds(), {"algorithm": names, "n": ranks, "rounds_done": rounds})
+rounds_lab = lab_of(draw_rounds, "controls for algorithm, ranks and rounds")
 
 
 class _Rounds(Layers):
     """The vectors of all ranks. Names of rows and columns, how to read it and the bound stay."""
+
+    controls = {
+        "algorithm": menu("algorithm", {text: name for name, text in NAMES.items()}),
+        "n": slider("ranks", range(2, MAX_RANKS + 1), only=True),
+        "rounds_done": whole_numbers("rounds done", 0, 0),
+    }
+
+    def check(self, algorithm, n, rounds_done):
+        super().check(algorithm, n, rounds_done)
+        last = len(steps_of(algorithm, n).rounds)
+        if rounds_done not in range(last + 1):
+            raise InvalidCallError(
+                f"rounds_done is {rounds_done!r}: {NAMES[algorithm]} on {n} ranks "
+                f"has rounds 1 to {last}, and 0 is before them"
+            )
+
+    def tie(self, widgets):
+        """Rounds end with the last one of the algorithm."""
+        algorithm, ranks, rounds = widgets.values()
+
+        def set_last(_change=None):
+            rounds.max = len(
+                steps_of(algorithm.value, ranks.value).rounds
+            )  # a larger value follows
+
+        for control in (algorithm, ranks):
+            control.observe(set_last, names="value")
+        set_last()
 
     def background_state(self, algorithm, n, rounds_done):
         return algorithm, n
 
     def background(self, algorithm, n):
         grid = Grid(steps_of(algorithm, n))
-        figure, grid.axes = picture_in_inches(WIDTH, grid.height)
+        figure, grid.axes = pen.picture_in_inches(WIDTH, grid.height)
         _write_names(grid)
         _draw_bound(grid)
         return figure
@@ -304,7 +285,7 @@ class _Rounds(Layers):
         grid = Grid(steps, figure.axes[0])
         title = f"all_reduce on {n} ranks by {NAMES[algorithm]}: {_moment(steps, rounds_done)}"
         return [
-            grid.axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top"),
+            *pen.write_head(grid.axes, title),
             *draw_cells(grid, steps, rounds_done),
             *(draw_messages(grid, steps, rounds_done) if rounds_done else ()),
             *draw_bars(grid, steps.sent[rounds_done]),
@@ -315,14 +296,8 @@ def _draw_bound(grid):
     """The name of the bound, and where the bars begin."""
     low, high = grid.middle(-0.5), grid.middle(grid.n - 0.5)
     grid.axes.plot([grid.bars] * 2, [low, high], color=GREY, lw=0.8)
-    grid.axes.text(
-        grid.bars + grid.bound * grid.bar_scale,
-        high + 0.06,
-        f"2(n-1)/n = {grid.bound:.3g}",
-        fontsize=SMALL_PT,
-        ha="center",
-        va="top",
-    )
+    at, name = grid.bars + grid.bound * grid.bar_scale, f"2(n-1)/n = {grid.bound:.3g}"
+    grid.axes.text(at, high + 0.06, name, fontsize=SMALL_PT, ha="center", va="top")
 
 
 def _write_names(grid):

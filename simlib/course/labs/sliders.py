@@ -1,4 +1,4 @@
-"""What all labs share: sliders over a picture, boxes and axes to draw it with.
+"""What all labs share: sliders over a picture.
 
 A picture is PNG bytes in an image widget, light or dark as the page's theme is. A slider does not
 send its next value before the kernel has answered to the last one (ipywidgets' throttling), so that
@@ -8,36 +8,23 @@ where drawing lags behind a drag, values in between are left out and the last on
 from __future__ import annotations
 
 import io
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection
+from functools import lru_cache, wraps
+from inspect import signature, unwrap
+from typing import Any, NamedTuple, ParamSpec, TypeAlias
 
 import anywidget
 import ipywidgets as widgets
 import numpy as np
 import traitlets
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PathCollection, PolyCollection
-from matplotlib.font_manager import FontProperties
-from matplotlib.path import Path
-from matplotlib.textpath import TextPath, text_to_path
-from matplotlib.ticker import FuncFormatter, NullLocator
-from matplotlib.transforms import Affine2D
+from matplotlib.figure import Figure
 from PIL import Image
 
 from ...core.draw.dark import DarkCanvas, png_of_both
-from ...core.draw.figures import (
-    DPI,
-    GREY,
-    INK,
-    PAPER,
-    SMALL_PT,
-    TEXT_PT,
-    TITLE_PT,
-    Picture,
-    own_style,
-)
-from ...core.draw.palette import INK_THAT_STAYS, PAPER_THAT_STAYS, is_bright, on_dark
+from ...core.draw.figures import DPI, own_style
 from ...core.model.errors import InvalidCallError, check_number
-from ...core.model.words import seconds_text, short_bytes
+from ...core.model.words import short_bytes
 
 
 class Theme(anywidget.AnyWidget):
@@ -84,7 +71,20 @@ class Layers:
 
     A state is the values of the lab's controls, in their order or by their names. The background is
     drawn once for many states; the foreground lies above it and is drawn anew for each.
+
+    Attributes
+    ----------
+    controls : dict of str to Control
+        By the names of a state's values, in their order.
     """
+
+    controls: dict[str, Control] = {}
+
+    def check(self, *state):
+        """Refuse a state that cannot be drawn."""
+        for (name, control), value in zip(self.controls.items(), state, strict=True):
+            if control.choices is not None:
+                check_choice(name, value, control.choices)
 
     def background_state(self, *state, **named):
         """What of a state the background depends on: the arguments of `background`, hashable."""
@@ -101,9 +101,76 @@ class Layers:
     @own_style
     def draw(self, *state):
         """The whole picture of a state: a Figure."""
+        self.check(*state)
         figure = self.background(*self.background_state(*state))
         self.foreground(figure, *state)
         return figure
+
+    def lab(self, *state):
+        """The `Lab` in which the controls stand at a state first."""
+        self.check(*state)
+        controls = zip(self.controls.items(), state, strict=True)
+        widgets = {name: control.widget(value) for (name, control), value in controls}
+        self.tie(widgets)
+        return Lab(self, widgets)
+
+    def tie(self, widgets):
+        """Let some widgets follow others, or take some out, in place."""
+
+
+View: TypeAlias = tuple[Any, ...]
+"""`Layers`, and after them the values of a state."""
+P = ParamSpec("P")
+
+
+def picture(view: Callable[P, View]) -> Callable[P, Figure]:
+    """Make the function that draws a view of the function that gives it."""
+
+    @wraps(view)
+    def draw(*args: P.args, **named: P.kwargs) -> Figure:
+        layers, *state = view(*args, **named)
+        return layers.draw(*state)
+
+    return _returning("Figure", draw)
+
+
+def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
+    """Make ``..._lab`` of a ``draw_...`` with the same parameters.
+
+    Parameters
+    ----------
+    draw : callable
+        Made by `picture`.
+    what : str
+        What the controls are for, in its docstring.
+    """
+    view = unwrap(draw)
+
+    @wraps(draw)
+    def lab(*args: P.args, **named: P.kwargs) -> Lab:
+        layers, *state = view(*args, **named)
+        return layers.lab(*state)
+
+    lab.__name__ = lab.__qualname__ = f"{draw.__name__.removeprefix('draw_')}_lab"
+    parameters = ", ".join(signature(view).parameters)
+    lab.__doc__ = f"""The picture of `{draw.__name__}` with {what}.
+
+    Parameters
+    ----------
+    {parameters}
+        As for `{draw.__name__}`; where the controls stand first.
+
+    Returns
+    -------
+    Lab
+    """
+    return _returning("Lab", lab)
+
+
+def _returning(kind, function):
+    """The function, with this return value in its signature."""
+    function.__signature__ = signature(function).replace(return_annotation=kind)
+    return function
 
 
 # -- a lab -----------------------------------------------------------------------------------------
@@ -260,48 +327,62 @@ def _png(canvas):
     return buffer.getvalue()
 
 
-def slider(name, values, value, text=str, tooltip=None):
+class Control(NamedTuple):
+    """What of a lab can be moved: ``widget(value)`` makes it, ``choices`` are all it may stand at.
+
+    Without ``choices`` others are possible, too.
+    """
+
+    widget: Callable
+    choices: Collection | None = None
+
+
+def slider(name, values, text=str, only=False):
     """A slider over the given values, which shows the present one as text, with its unit.
 
     Parameters
     ----------
     name : str
         Shown beside it.
-    values : sequence
-        In ascending order; ``value`` is put in its place where it is not among them.
-    value : object
-        Where the slider stands first.
+    values : collection
+        Where the slider stands first is put in its place if it is not among them.
     text : callable
         A value as text.
-    tooltip : str, optional
-        Shown when the mouse rests on it.
+    only : bool
+        Whether it may stand at nothing else.
     """
-    others = {each for each in values if text(each) != text(value)}  # no two stops look alike
-    return widgets.SelectionSlider(
-        options=[(text(each), each) for each in sorted({*others, value})],
-        value=value,
-        description=name,
-        tooltip=tooltip or name,
-        **_looks(),
-    )
+
+    def widget(value):
+        others = {each for each in values if text(each) != text(value)}  # no two stops look alike
+        options = [(text(each), each) for each in sorted({*others, value})]
+        return widgets.SelectionSlider(options=options, **_looks(name, value))
+
+    return Control(widget, values if only else None)
 
 
-def menu(name, options, value):
+def menu(name, options):
     """A menu of ``{text: value}``."""
-    return widgets.Dropdown(
-        options=list(options.items()), value=value, description=name, tooltip=name, **_looks()
-    )
+
+    def widget(value):
+        return widgets.Dropdown(options=list(options.items()), **_looks(name, value))
+
+    return Control(widget, options.values())
 
 
-def whole_numbers(name, low, high, value):
-    """A slider over ``low``, ... ``high``; its ends may be moved later."""
-    return widgets.IntSlider(
-        min=low, max=high, value=value, description=name, tooltip=name, **_looks()
-    )
+def whole_numbers(name, low, high):
+    """A slider over ``low``, ... ``high``, or to where it stands first; its ends may be moved."""
+
+    def widget(value):
+        return widgets.IntSlider(min=low, max=max(high, value), **_looks(name, value))
+
+    return Control(widget)
 
 
-def _looks():
+def _looks(name, value):
     return {
+        "value": value,
+        "description": name,
+        "tooltip": name,
         "style": {"description_width": NAME_WIDTH},
         "layout": widgets.Layout(width=CONTROL_WIDTH, max_width="100%"),
     }
@@ -330,186 +411,3 @@ def check_above_zero(**numbers):
 def short_bandwidth(bandwidth_Bps):
     """A bandwidth as a short text: ``"1.25 GB/s"``."""
     return f"{short_bytes(bandwidth_Bps)}/s"
-
-
-# -- boxes and numbers -----------------------------------------------------------------------------
-
-NUMBER_PT = 7.5
-NOTHING, NO_CODES = np.empty((0, 2)), np.empty(0, dtype=Path.code_type)
-
-
-def boxes_at(x, y, width, height):
-    """Rectangles with these upper left corners: array (count, 4, 2)."""
-    xs, ys = np.stack([x, x + width, x + width, x], 1), np.stack([y, y, y + height, y + height], 1)
-    return np.stack([xs, ys], axis=2)
-
-
-def add_boxes(axes, boxes, zorder, **looks):
-    """Add polygons, array (count, corners, 2), as one artist; returns it."""
-    drawn = PolyCollection(boxes, zorder=zorder, **looks)
-    axes.add_collection(drawn, autolim=False)
-    return drawn
-
-
-def add_numbers(axes, x, y, numbers, colors, zorder=4):
-    """Write a number around each point, readable on its box's colour; returns the artists.
-
-    One artist for each number that there is.
-    """
-    artists = []
-    for number in np.unique(numbers):
-        here = numbers == number
-        inks = [readable_on(color) for color, is_here in zip(colors, here, strict=True) if is_here]
-        written = PathCollection(
-            [_outline(int(number))],
-            offsets=np.column_stack([x[here], y[here]]),
-            offset_transform=axes.transData,
-            facecolors=inks,
-            linewidths=0,
-            zorder=zorder,
-        )
-        written.set_transform(Affine2D().scale(DPI / 72))
-        axes.add_collection(written, autolim=False)
-        artists.append(written)
-    return artists
-
-
-def add_words(axes, x, y, texts, colors, left=False, zorder=4):
-    """Write a text around each point, or to the right of it, as one artist; returns it.
-
-    Its label is all texts, one line each.
-    """
-    written = PathCollection(
-        [_word(text, left) for text in texts],
-        offsets=np.column_stack([x, y]),
-        offset_transform=axes.transData,
-        facecolors=colors,
-        linewidths=0,
-        zorder=zorder,
-        label="\n".join(texts),
-    )
-    written.set_transform(Affine2D().scale(DPI / 72))
-    axes.add_collection(written, autolim=False)
-    return written
-
-
-@cache
-def _outline(number):
-    """The outline of a number, in points, around its middle."""
-    path = TextPath((0, 0), str(number), size=NUMBER_PT)
-    box = path.get_extents()
-    return path.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
-
-
-@lru_cache(4096)
-def _word(text, left):
-    """The outline of a text, in points, letter by letter: as one it would take 20 times as long."""
-    letters = [_letter(letter) for letter in text]
-    starts = np.cumsum([0.0] + [advance for _, advance in letters])
-    height = _letter("0")[0].vertices[:, 1].max()
-    corner = np.array([0.0 if left else starts[-1] / 2, height / 2])
-    parts = [
-        path.vertices + (start, 0) - corner
-        for (path, _), start in zip(letters, starts, strict=False)
-    ]
-    codes = [path.codes for path, _ in letters]
-    return Path(np.concatenate([NOTHING, *parts]), np.concatenate([NO_CODES, *codes]))
-
-
-@cache
-def _letter(letter):
-    """The outline of a letter, in points, and how far the next one is from it."""
-    width = text_to_path.get_text_width_height_descent(
-        letter, FontProperties(size=NUMBER_PT), ismath=False
-    )[0]
-    if letter == " ":
-        return Path(NOTHING, NO_CODES), width
-    return TextPath((0, 0), letter, size=NUMBER_PT), width
-
-
-def width_of(number):
-    """Inches that a number takes."""
-    return _outline(number).get_extents().width / 72
-
-
-@cache
-def readable_on(color):
-    """Black or white, whichever is easier to read on a colour, here and on dark paper."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    if 0.299 * red + 0.587 * green + 0.114 * blue > 130:
-        return INK_THAT_STAYS if is_bright(on_dark(color)) else "#000000"
-    return PAPER if is_bright(on_dark(color)) else PAPER_THAT_STAYS
-
-
-# -- logarithmic axes, the upright one of seconds --------------------------------------------------
-
-
-def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
-    """Add axes to a figure: a quantity to the right, seconds upwards.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    place : list of float
-        Left, bottom, width and height, as shares of the figure.
-    x_text : callable
-        A value of the horizontal axis as text.
-    x_name, y_name : str
-    grid : bool
-    **y_looks
-        Further options of the vertical axis's name.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-    """
-    axes = figure.add_axes(place, facecolor=PAPER)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel(x_name, fontsize=TEXT_PT)
-    axes.set_ylabel(y_name, fontsize=TEXT_PT, **y_looks)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: x_text(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda time_s, _: seconds_text(time_s)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_minor_locator(NullLocator())  # drawing them takes most of the time
-    axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
-    if grid:
-        axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
-def picture_in_inches(width, height):
-    """A figure, and axes over all of it whose units are inches, from the upper left corner."""
-    figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-    axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
-    axes.set_axis_off()
-    return figure, axes
-
-
-def write_title(figure, y, *lines):
-    """Write lines below one another: the title from ``y`` down, then smaller ones."""
-    sizes = TITLE_PT, TEXT_PT, TEXT_PT
-    places = y, y - 0.056, y - 0.103
-    return [
-        figure.text(0.012, place, text, fontsize=size, va="top")
-        for place, text, size in zip(places, lines, sizes, strict=False)
-    ]
-
-
-def add_legend_above(axes, handles, names, **looks):
-    """Explain what is drawn in one line above the axes."""
-    axes.legend(
-        handles,
-        names,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        ncols=len(names),
-        fontsize=TEXT_PT,
-        frameon=False,
-        borderpad=0,
-        columnspacing=1.4,
-        **looks,
-    )

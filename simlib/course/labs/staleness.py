@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -25,18 +24,9 @@ from ...core.model.chance import Jitter
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import number
 from ..datasets.digits import load
+from . import pen
 from .break_even import sync_s
-from .sliders import (
-    Lab,
-    Layers,
-    add_boxes,
-    add_words,
-    boxes_at,
-    check_choice,
-    slider,
-    whole_numbers,
-    write_title,
-)
+from .sliders import Layers, View, check_above_zero, lab_of, picture, slider, whole_numbers
 
 GRADIENTS, BATCH, EVERY = 256, 32, 16
 PIXELS, HIDDEN, CLASSES = 196, 32, 10
@@ -158,12 +148,10 @@ def start():
     """Theta at the start, all parameters as one vector."""
     random = torch.Generator().manual_seed(0)
     layers = [
-        torch.randn(shape, generator=random) / shape[0] ** 0.5
-        if len(shape) == 2
-        else torch.zeros(shape)
-        for shape in SHAPES
+        [torch.randn(shape, generator=random) / shape[0] ** 0.5, torch.zeros(shape[1])]
+        for shape in SHAPES[::2]
     ]
-    return torch.cat([layer.flatten() for layer in layers]).numpy()
+    return torch.cat([part.flatten() for layer in layers for part in layer]).numpy()
 
 
 @lru_cache(1)
@@ -188,13 +176,9 @@ def _layers(theta):
 def _forward(layers, x):
     """The hidden layer, and scores of which the largest of each image is 0."""
     w1, b1, w2, b2 = layers
-    hidden = x @ w1
-    hidden += b1
-    np.maximum(hidden, 0, out=hidden)
-    scores = hidden @ w2
-    scores += b2
-    scores -= scores.max(axis=-1, keepdims=True)
-    return hidden, scores
+    hidden = np.maximum(x @ w1 + b1, 0)
+    scores = hidden @ w2 + b2
+    return hidden, scores - scores.max(axis=-1, keepdims=True)
 
 
 @np.errstate(all="ignore")  # where training diverges numbers have no end
@@ -202,20 +186,14 @@ def gradient(theta, at):
     """The gradient of the mean loss of these images."""
     images, labels = data()
     x, layers = images[at], _layers(theta)
-    hidden, error = _forward(layers, x)
-    np.exp(error, out=error)
+    hidden, scores = _forward(layers, x)
+    error = np.exp(scores)
     error /= error.sum(axis=1, keepdims=True)
     error[np.arange(len(at)), labels[at]] -= 1
     error /= len(at)
-    back = error @ layers[2].T
-    back *= hidden > 0
-    found = np.empty_like(theta)
-    of_w1, of_b1, of_w2, of_b2 = _layers(found)
-    np.matmul(x.T, back, out=of_w1)
-    back.sum(axis=0, out=of_b1)
-    np.matmul(hidden.T, error, out=of_w2)
-    error.sum(axis=0, out=of_b2)
-    return found
+    back = error @ layers[2].T * (hidden > 0)
+    parts = x.T @ back, back.sum(axis=0), hidden.T @ error, error.sum(axis=0)
+    return np.concatenate([part.ravel() for part in parts])
 
 
 @np.errstate(all="ignore")
@@ -245,6 +223,7 @@ X_PARTS, BESIDE = 5, 0.02
 APART, TOGETHER, OTHERS = (visible(OKABE_ITO[hue]) for hue in (5, 4, 1))
 
 
+@picture
 def draw_staleness(
     workers: int = 4,
     slow: float = 1,
@@ -252,7 +231,7 @@ def draw_staleness(
     rate: float = 0.2,
     message: float = 0.03,
     seed: int = 0,
-) -> Figure:
+) -> View:
     """Draw the loss of training apart and together against time, and the staleness of gradients.
 
     Apart is Downpour SGD with one server, as lesson 13 has it: each worker pushes every gradient,
@@ -284,55 +263,10 @@ def draw_staleness(
     InvalidCallError
         Workers that are no choice, a number out of its range.
     """
-    state = workers, slow, n_fetch, rate, message, seed
-    _check(*state)
-    return _Staleness().draw(*state)
+    return _Staleness(), workers, slow, n_fetch, rate, message, seed
 
 
-def staleness_lab(
-    workers: int = 4,
-    slow: float = 1,
-    n_fetch: int = 1,
-    rate: float = 0.2,
-    message: float = 0.03,
-    seed: int = 0,
-) -> Lab:
-    """The picture of `draw_staleness` with sliders for all that it depends on.
-
-    Parameters
-    ----------
-    workers, slow, n_fetch, rate, message, seed
-        As for `draw_staleness`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    _check(workers, slow, n_fetch, rate, message, seed)
-    return Lab(
-        _Staleness(),
-        {
-            "workers": slider("workers W", WORKERS, workers),
-            "slow": slider("rank 1 takes", SLOWNESS, slow, "{:g} x as long".format),
-            "n_fetch": slider("n_fetch", FETCHES, n_fetch),
-            "rate": slider("learning rate", RATES, rate, "{:g}".format),
-            "message": slider("message takes", MESSAGES, message, "{:g} ms".format),
-            "seed": whole_numbers("seed of the order", 0, max(MAX_SEED, seed), seed),
-        },
-    )
-
-
-def _check(workers, slow, n_fetch, rate, message, seed):
-    check_choice("workers", workers, WORKERS)
-    check_count("n_fetch", n_fetch)
-    check_count("seed", seed, low=0)
-    check_number("slow", slow, above=True)
-    check_number("rate", rate, above=True)
-    check_number("message", message)
-    if n_fetch > GRADIENTS:
-        raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has {GRADIENTS} gradients")
-    if inf in (slow, rate, message):
-        raise InvalidCallError("an infinite number has no place in the picture")
+staleness_lab = lab_of(draw_staleness, "sliders for all that it depends on")
 
 
 def trainings_of(workers, slow, n_fetch, rate, message, seed):
@@ -354,17 +288,40 @@ def counted(training, end):
 class _Staleness(Layers):
     """Curves and bars. Axes, their names and legends stay; only the numbers at the axes change."""
 
+    controls = {
+        "workers": slider("workers W", WORKERS, only=True),
+        "slow": slider("rank 1 takes", SLOWNESS, "{:g} x as long".format),
+        "n_fetch": slider("n_fetch", FETCHES),
+        "rate": slider("learning rate", RATES, "{:g}".format),
+        "message": slider("message takes", MESSAGES, "{:g} ms".format),
+        "seed": whole_numbers("seed of the order", 0, MAX_SEED),
+    }
+
+    def check(self, workers, slow, n_fetch, rate, message, seed):
+        super().check(workers, slow, n_fetch, rate, message, seed)
+        check_count("n_fetch", n_fetch)
+        check_count("seed", seed, low=0)
+        check_above_zero(slow=slow, rate=rate)
+        check_number("message", message)
+        if n_fetch > GRADIENTS:
+            raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has {GRADIENTS} gradients")
+        if inf in (slow, rate, message):
+            raise InvalidCallError("an infinite number has no place in the picture")
+
     def background(self):
         figure = Picture(figsize=(9.0, 4.1), dpi=DPI, facecolor=PAPER)
         curves = _add_axes(figure, [0.065, 0.125, 0.495, 0.64], "virtual time (ms)", "loss", 6)
         curves.axhline(GOAL / HIGHEST, color=GREY, lw=0.8, ls=":")
         lines = [Line2D([], [], color=APART, lw=2), Line2D([], [], color=TOGETHER, lw=2, ls="--")]
-        _add_legend(curves, lines, ("apart, with a server", "together, by all_reduce"))
+        looks = {"columnspacing": 1.2, "handlelength": 1.6}
+        pen.add_legend_above(
+            curves, lines, ("apart, with a server", "together, by all_reduce"), **looks
+        )
         axis = "staleness (gradients of others)"
         bars = _add_axes(figure, [0.66, 0.125, 0.32, 0.64], axis, "gradients (%)", 5)
         bars.set_xlim(-0.07, 1)
         patches = [Patch(fc=color, ec=INK, lw=0.5) for color in (APART, OTHERS)]
-        _add_legend(bars, patches, ("of rank 1", "of the others"))
+        pen.add_legend_above(bars, patches, ("of rank 1", "of the others"), **looks)
         return figure
 
     def foreground(self, figure, workers, slow, n_fetch, rate, message, seed):
@@ -375,7 +332,7 @@ class _Staleness(Layers):
             for name, each in (("apart", one), ("together", other))
         )
         return [
-            *write_title(figure, 0.98, title),
+            *pen.write_title(figure, 0.98, title),
             *_draw_curves(curves, one, other),
             *_draw_bars(bars, one),
         ]
@@ -395,23 +352,15 @@ def _add_axes(figure, place, x_name, y_name, y_parts):
     return axes
 
 
-def _add_legend(axes, handles, names):
-    axes.legend(
-        handles, names, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=TEXT_PT,
-        frameon=False, borderpad=0, columnspacing=1.2, handlelength=1.6,
-    )  # fmt: skip
-
-
 def _write(axes, x_end, y_end, y_parts, note):
     """The numbers at the ticks, and a note above the legend."""
     at, up = np.linspace(0, 1, X_PARTS + 1), np.linspace(0, 1, y_parts + 1)
     width = axes.get_position().width / (1 - axes.get_xlim()[0])
-    below, beside = np.full(len(at), -0.065), np.full(len(up), axes.get_xlim()[0] - BESIDE / width)
-    texts = [f"{x_end * each:g}" for each in at], [f"{y_end * each:g}" for each in up]
+    beside = axes.get_xlim()[0] - BESIDE / width
     written = [
-        add_words(axes, at, below, texts[0], [INK] * len(at)),
-        add_words(axes, beside, up, texts[1], [INK] * len(up)),
-        add_words(axes, np.zeros(1), np.full(1, 1.155), [note], [INK], left=True),
+        pen.add_words(axes, at, -0.065, [f"{x_end * each:g}" for each in at]),
+        pen.add_words(axes, beside, up, [f"{y_end * each:g}" for each in up]),
+        pen.add_words(axes, 0, 1.155, [note], left=True),
     ]
     for words in written:
         words.set_clip_on(False)
@@ -441,9 +390,9 @@ def _draw_bars(axes, training):
     left, width = (np.arange(0, end, step) - 0.5 + 0.1 * step) / end, 0.8 * step / end
     drawn, foot = [], np.zeros(len(left))
     for color, some in zip((OTHERS, APART), reversed(shares), strict=True):
-        boxes = boxes_at(left, foot / most, width, some / most)[some > 0]
+        boxes = pen.boxes_at(left, foot / most, width, some / most)[some > 0]
         looks = {"facecolors": color, "edgecolors": INK, "linewidths": 0.5}
-        drawn.append(add_boxes(axes, boxes, 3, **looks))
+        drawn.append(pen.add_boxes(axes, boxes, 3, **looks))
         foot = foot + some
     of_first = [a for a, worker in zip(training.ages, training.workers, strict=True) if worker == 1]
     alone = f"rank 1's {np.mean(of_first):.1f}" if of_first else "none of rank 1"

@@ -5,46 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, PercentFormatter
 
-from ...core.draw.figures import DPI, GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, Picture
+from ...core.draw.figures import DPI, INK, PAPER, SMALL_PT, Picture
 from ...core.draw.palette import OKABE_ITO
 from ...core.model.errors import InvalidCallError, check_count, check_number
 from ...core.model.words import number, seconds_text
 from ...core.scale.checkpoints import checkpoint_interval, goodput
-from .mesh import (
-    BARS,
-    BARS_WIDTH,
-    HEAD,
-    HEIGHT,
-    MAP,
-    NAMES,
-    PLACES,
-    ROW,
-    WIDTH,
-    add_row_names,
-    add_step_panels,
-    draw_map,
-    draw_memory,
-    draw_rows,
-    draw_times,
-    memory_controls,
-)
+from . import mesh, pen
 from .plan_model import ORDER, RUN_PARTS, Cut, Training, check_jobs, plan_of
 from .sliders import (
     Lab,
     Layers,
-    add_legend_above,
-    add_words,
+    View,
     check_above_zero,
-    check_choice,
+    lab_of,
     menu,
-    picture_in_inches,
+    picture,
     round_numbers,
     slider,
-    write_title,
 )
 
 MINUTE_S, HOUR_S, DAY_S, YEAR_S = 60, 3_600, 86_400, 365 * 86_400
@@ -64,12 +44,13 @@ LINES = {  # name: colour, dashes, width
 CLOUD = OKABE_ITO[4]
 
 
+@picture
 def draw_checkpoint(
     ranks: int = 1_000,
     mtbf_s: float = 5 * YEAR_S,
     checkpoint_s: float = 60.0,
     restart_s: float = 300.0,
-) -> Figure:
+) -> View:
     """Draw the goodput of a long run over the seconds of work between two checkpoints.
 
     The curve is `simlib.scale.goodput`; upright lines are the intervals of Young and Daly. Each
@@ -96,42 +77,10 @@ def draw_checkpoint(
     InvalidCallError
         A number out of its range.
     """
-    state = ranks, mtbf_s, checkpoint_s, restart_s
-    _check(*state)
-    return _Checkpoint().draw(*state)
+    return _Checkpoint(), ranks, mtbf_s, checkpoint_s, restart_s
 
 
-def checkpoint_lab(
-    ranks: int = 1_000,
-    mtbf_s: float = 5 * YEAR_S,
-    checkpoint_s: float = 60.0,
-    restart_s: float = 300.0,
-) -> Lab:
-    """The picture of `draw_checkpoint` with sliders for all that it depends on.
-
-    Parameters
-    ----------
-    ranks, mtbf_s, checkpoint_s, restart_s
-        As for `draw_checkpoint`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-    """
-    _check(ranks, mtbf_s, checkpoint_s, restart_s)
-    return Lab(
-        _Checkpoint(),
-        {
-            "ranks": slider("ranks R", RANKS, ranks, "{:,}".format),
-            "mtbf_s": slider("one rank's MTBF", MTBF_S, mtbf_s, duration_text),
-            "checkpoint_s": slider(
-                "a checkpoint C", round_numbers(0.1, 600), checkpoint_s, duration_text
-            ),
-            "restart_s": slider(
-                "a restart D", [0.0, *round_numbers(1, 3_000)], restart_s, duration_text
-            ),
-        },
-    )
+checkpoint_lab = lab_of(draw_checkpoint, "sliders for all that it depends on")
 
 
 def duration_text(time_s):
@@ -142,21 +91,6 @@ def duration_text(time_s):
             text = number(time_s / unit_s)
             return f"{text} {unit.rstrip('s') if text == '1' else unit}"
     return seconds_text(time_s)
-
-
-def _check(ranks, mtbf_s, checkpoint_s, restart_s):
-    check_count("ranks", ranks)
-    if ranks > MAX_RANKS:
-        raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MAX_RANKS:,}")
-    check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
-    check_number("restart_s", restart_s)
-    for name, value in {
-        "mtbf_s": mtbf_s,
-        "checkpoint_s": checkpoint_s,
-        "restart_s": restart_s,
-    }.items():
-        if value == np.inf:
-            raise InvalidCallError(f"{name} is inf: give a number of seconds")
 
 
 @lru_cache(1)
@@ -180,29 +114,41 @@ def lives(interval_s, machine_s, checkpoint_s, restart_s):
 class _Checkpoint(Layers):
     """Curve, points and two upright lines. The axes leap by decades, the legend stays."""
 
+    controls = {
+        "ranks": slider("ranks R", RANKS, "{:,}".format),
+        "mtbf_s": slider("one rank's MTBF", MTBF_S, duration_text),
+        "checkpoint_s": slider("a checkpoint C", round_numbers(0.1, 600), duration_text),
+        "restart_s": slider("a restart D", [0.0, *round_numbers(1, 3_000)], duration_text),
+    }
+
+    def check(self, ranks, mtbf_s, checkpoint_s, restart_s):
+        check_count("ranks", ranks)
+        if ranks > MAX_RANKS:
+            raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MAX_RANKS:,}")
+        check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
+        check_number("restart_s", restart_s)
+        times_s = {"mtbf_s": mtbf_s, "checkpoint_s": checkpoint_s, "restart_s": restart_s}
+        for name, time_s in times_s.items():
+            if time_s == np.inf:
+                raise InvalidCallError(f"{name} is inf: give a number of seconds")
+
     def background_state(self, ranks, mtbf_s, checkpoint_s, restart_s):
         between_s = np.sqrt(np.prod(_intervals(ranks, mtbf_s, checkpoint_s)))
         return (int(np.floor(np.log10(between_s) - 1)),)
 
     def background(self, decade):
         figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
-        axes = figure.add_axes([0.08, 0.105, 0.89, 0.665], facecolor=PAPER)
-        axes.set_xscale("log")
+        place, name = [0.08, 0.105, 0.89, 0.665], "work between two checkpoints"
+        axes = pen.add_log_axes(figure, place, duration_text, name, "goodput", labelpad=1)
+        axes.set_yscale("linear")
         axes.set_xlim(10.0**decade, 10.0 ** (decade + DECADES))
         axes.set_ylim(0, 1)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda time_s, _: duration_text(time_s)))
         axes.xaxis.set_major_locator(FixedLocator(TICKS_S))
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.set_xlabel("work between two checkpoints", fontsize=TEXT_PT)
-        axes.set_ylabel("goodput", fontsize=TEXT_PT, labelpad=1)
-        axes.tick_params(which="both", labelsize=SMALL_PT, labelcolor=INK, color=GREY)
-        axes.grid(color="#e4e4e4", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
         looks = {"marker": "o", "ls": "", "ms": 3, "color": CLOUD}
         handles = [Line2D([], [], color=c, ls=ls, lw=lw) for c, ls, lw in LINES.values()]
         names = [*LINES, f"{LIVES} drawn lives at each interval"]
-        add_legend_above(axes, [*handles, Line2D([], [], **looks)], names, borderaxespad=0.3)
+        pen.add_legend_above(axes, [*handles, Line2D([], [], **looks)], names, borderaxespad=0.3)
         return figure
 
     def foreground(self, figure, ranks, mtbf_s, checkpoint_s, restart_s):
@@ -250,7 +196,7 @@ def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s
         f"of the time, at Daly's: saving {saving:.1%}, restarts {restarts:.1%}, done again "
         f"{1 - daly - saving - restarts:.1%}",
     )
-    return write_title(figure, 0.98, *lines)
+    return pen.write_title(figure, 0.98, *lines)
 
 
 # -- the plan lab: from the cut of a step to hours and costs ---------------------------------------
@@ -258,9 +204,10 @@ def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s
 SEQUENCES = tuple(2**k for k in range(9))
 MINUTES = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440)
 COLORS = OKABE_ITO[4], OKABE_ITO[1], OKABE_ITO[5]
-TOP = PLACES + 0.02
+TOP = mesh.PLACES + 0.02
 
 
+@picture
 def draw_plan(
     job: Training,
     tp: int = 1,
@@ -269,7 +216,7 @@ def draw_plan(
     zero: int = 0,
     recompute: bool = True,
     minutes: float = 60,
-) -> Figure:
+) -> View:
     """Draw a training run as planned: its step and memory for every cut, its hours, its costs.
 
     The map and the bars of a step are those of `draw_mesh`, with tp on neighbouring ranks, then dp,
@@ -300,8 +247,7 @@ def draw_plan(
     InvalidCallError
         A number that the picture has no place for; no job.
     """
-    state = "", tp, pp, sequences, zero, recompute, minutes
-    return _plan({"": job}, state).draw(*state)
+    return _Plan({"": job}), "", tp, pp, sequences, zero, recompute, minutes
 
 
 def plan_lab(
@@ -326,92 +272,54 @@ def plan_lab(
     -------
     Lab
     """
-    check_jobs(jobs)
-    first = next(iter(jobs))
-    state = first, tp, pp, sequences, zero, recompute, minutes
-    return Lab(
-        _plan(jobs, state),
-        {
-            "name": menu("job", {each: each for each in jobs}, first),
-            "tp": slider("tensor tp", MAP, tp),
-            "pp": slider("pipeline pp", MAP, pp),
-            "sequences": slider("sequences at once", SEQUENCES, sequences),
-            **memory_controls(zero, recompute),
-            "minutes": slider("checkpoint every", MINUTES, minutes, "{:g} min".format),
-        },
-    )
-
-
-def _plan(jobs, state):
-    """The picture of these jobs, after a look at its first state."""
-    check_jobs(jobs)
-    _, tp, pp, sequences, zero, recompute, minutes = state
-    check_choice("tp", tp, MAP)
-    check_choice("pp", pp, MAP)
-    check_choice("sequences", sequences, SEQUENCES)
-    check_choice("zero", zero, (0, 1, 2, 3))
-    check_choice("recompute", recompute, (True, False))
-    check_number("minutes", minutes, above=True)
-    return _Plan(jobs)
+    layers = _Plan(jobs)
+    return layers.lab(next(iter(jobs)), tp, pp, sequences, zero, recompute, minutes)
 
 
 class _Plan(Layers):
     """Map, bars of a step and of the run. Frames and names stay."""
 
     def __init__(self, jobs):
+        check_jobs(jobs)
         self.jobs = dict(jobs)
+        self.controls = {
+            "name": menu("job", {each: each for each in jobs}),
+            **mesh.CUT_CONTROLS,
+            "sequences": slider("sequences at once", SEQUENCES, only=True),
+            **mesh.MEMORY_CONTROLS,
+            "minutes": slider("checkpoint every", MINUTES, "{:g} min".format),
+        }
+
+    def check(self, *state):
+        super().check(*state)
+        check_above_zero(minutes=state[-1])
 
     def background(self):
-        figure, axes = picture_in_inches(WIDTH, HEIGHT)
-        add_step_panels(axes, MAP)
-        axes.text(NAMES, TOP - 0.06, "the whole run", **HEAD)
+        figure, axes = mesh.picture_of_cuts()
+        axes.text(mesh.NAMES, TOP - 0.06, "the whole run", **mesh.HEAD)
         note = "dashed: the hours that it may take"
-        axes.text(BARS, TOP - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
-        add_row_names(axes, TOP, ("steps", "checkpoints", "lost by failures"))
+        axes.text(mesh.BARS, TOP - 0.06, note, fontsize=SMALL_PT, color="#555555", va="bottom")
+        mesh.add_row_names(axes, TOP, ("steps", "checkpoints", "lost by failures"))
         return figure
 
     def foreground(self, figure, name, tp, pp, sequences, zero, recompute, minutes):
         axes, job = figure.axes[0], self.jobs[name]
         rest = sequences, zero, recompute, 60 * minutes
-        plans = {(t, p): plan_of(job, t, p, *rest) for t in MAP for p in MAP}
-        cells = {key: _step(plan) for key, plan in plans.items()}
-        plan = plans[tp, pp]
-        chosen = Cut(job.ranks, tp, pp, 1, zero, recompute, ORDER)
-        drawn = [*_title(axes, job, chosen, sequences, plan), *draw_map(axes, MAP, cells, chosen)]
-        if isinstance(plan, tuple):
-            return drawn
-        return [
-            *drawn,
-            *draw_times(axes, plan.step),
-            *draw_memory(axes, plan.step),
-            *_draw_run(axes, job, plan),
-        ]
-
-
-def _step(plan):
-    return plan if isinstance(plan, tuple) else plan.step
-
-
-def _title(axes, job, cut, sequences, plan):
-    """The choice with its result; the job below it."""
-    what = (
-        f"{number(job.model.parameters / 1e9)} billion parameters, {number(job.tokens / 1e9)} "
-        f"billion tokens: {job.steps:,} steps of {job.batch:,} sequences of {job.sequence:,}"
-    )
-    if isinstance(plan, tuple):
-        title = f"{job.ranks:,} ranks, tp {cut.tp} x pp {cut.pp}: {plan[1]}"
-    else:
-        title = (
-            f"{job.ranks:,} rank{'s' * (job.ranks > 1)} = dp {cut.dp:,} x tp {cut.tp} x pp "
-            f"{cut.pp}: {seconds_text(plan.step.time_s)} a step, {_hours(plan.time_s)}"
-            f"{'' if plan.step.fits else ', but memory does not hold it'}"
+        plans = {(t, p): plan_of(job, t, p, *rest) for t in mesh.MAP for p in mesh.MAP}
+        cells = {key: getattr(plan, "step", plan) for key, plan in plans.items()}
+        plan, cut = plans[tp, pp], Cut(job.ranks, tp, pp, 1, zero, recompute, ORDER)
+        what = (
+            f"{number(job.parameters / 1e9)} billion parameters, {number(job.tokens / 1e9)} "
+            f"billion tokens: {job.steps:,} steps of {job.batch:,} sequences of {job.sequence:,}"
         )
+        if isinstance(plan, tuple):
+            return mesh.draw_cut(axes, cells, cut, what)
         count = job.batch // (cut.dp * sequences)
         what += f"; {count:,} micro-batch{'es' * (count > 1)} of {sequences} a step"
-    return [
-        axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top", color=INK),
-        axes.text(0.1, 0.34, what, fontsize=TEXT_PT, va="top", color=INK),
-    ]
+        return [
+            *mesh.draw_cut(axes, cells, cut, what, f", {_hours(plan.time_s)}"),
+            *_draw_run(axes, job, plan),
+        ]
 
 
 def _hours(time_s):
@@ -424,17 +332,14 @@ def _hours(time_s):
 def _draw_run(axes, job, plan):
     """Steps, checkpoints and losses one after the other, and the hours that there are."""
     times = np.array([plan.times_s[part] for part in RUN_PARTS]) / 3600
-    scale = BARS_WIDTH / max(times.sum(), job.hours)
-    ends = BARS + np.cumsum(times) * scale
+    scale = mesh.BARS_WIDTH / max(times.sum(), job.hours)
+    ends = mesh.BARS + np.cumsum(times) * scale
     texts = [_hours(3600 * hours) for hours in times]
-    drawn = draw_rows(axes, TOP, ends - times * scale, times * scale, COLORS, texts)
-    foot = TOP + len(times) * ROW
-    x = BARS + job.hours * scale
+    drawn = mesh.draw_rows(axes, TOP, ends - times * scale, times * scale, COLORS, texts)
+    foot = TOP + len(times) * mesh.ROW
+    x = mesh.BARS + job.hours * scale
     drawn += axes.plot([x] * 2, [TOP, foot + 0.05], color=INK, lw=1, ls="--", zorder=3)
     verdict = "" if times.sum() <= job.hours else ": too long"
     costs = f"; costs {number(plan.cost)}" if plan.cost else ""
     total = f"{_hours(plan.time_s)} of {_hours(3600 * job.hours)}{verdict}{costs}"
-    return [
-        *drawn,
-        add_words(axes, np.array([BARS]), np.array([foot + 0.12]), [total], [INK], left=True),
-    ]
+    return [*drawn, pen.add_words(axes, mesh.BARS, foot + 0.12, [total], left=True)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from ...core.clusters import ethernet_10g
 from ...core.draw.figures import GREY, INK, SMALL_PT, TEXT_PT
 from ...core.draw.lanes import unit_of
@@ -17,7 +15,7 @@ from ...core.model.cluster import Cluster
 from ...core.model.errors import InvalidCallError, check_number
 from ...core.model.words import seconds_text
 from ...core.results.run import Run
-from .sliders import Lab, Layers, check_choice, slider
+from .sliders import Layers, View, lab_of, picture, slider
 
 STRIP_IN = 0.42
 NEAREST_PX = 26  # numbers closer than this would cover one another
@@ -71,7 +69,8 @@ def simulate_sizes(
     return runs
 
 
-def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> Figure:
+@picture
+def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> View:
     """Draw the timeline of one of several runs, with the ends of the others on the same axis.
 
     Parameters
@@ -91,33 +90,13 @@ def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: f
     InvalidCallError
         There is no such run.
     """
-    check_choice("world_size", world_size, sorted({size for size, _ in runs}))
-    check_choice("slow", slow, sorted({factor for _, factor in runs}))
-    return _WorldSizes(runs).draw(world_size, slow)
+    return _WorldSizes(runs), world_size, slow
 
 
-def world_size_lab(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> Lab:
-    """The picture of `draw_world_size` with sliders for the ranks and for a slow rank 0.
-
-    Parameters
-    ----------
-    runs, world_size, slow
-        As for `draw_world_size`; where the sliders stand first.
-
-    Returns
-    -------
-    Lab
-        With the second slider only where there are runs to choose from.
-    """
-    draw_world_size(runs, world_size, slow)  # refuses what cannot be drawn
-    sizes, factors = (sorted(set(column)) for column in zip(*runs, strict=True))
-    controls = {"world_size": slider("ranks", sizes, world_size)}
-    if len(factors) > 1:
-        controls["slow"] = slider("slowness of rank 0", factors, slow, "{:g} x".format)
-    lab = Lab(_WorldSizes(runs), controls)
-    for name in controls:
-        lab.draw_ahead(name)  # a timeline takes longer to draw than the pictures of other labs
-    return lab
+world_size_lab = lab_of(
+    draw_world_size,
+    "a slider for the ranks, and one for a slow rank 0 where there are runs to choose from",
+)
 
 
 class _WorldSizes(Layers):
@@ -125,6 +104,22 @@ class _WorldSizes(Layers):
 
     def __init__(self, runs):
         self.runs = runs
+        sizes, factors = (sorted({key[k] for key in runs}) for k in (0, 1))
+        self.has_slow = len(factors) > 1
+        self.controls = {
+            "world_size": slider("ranks", sizes, only=True),
+            "slow": slider("slowness of rank 0", factors, "{:g} x".format, only=True),
+        }
+
+    def tie(self, widgets):
+        if not self.has_slow:
+            del widgets["slow"]
+
+    def lab(self, *state):
+        lab = super().lab(*state)
+        for name in lab.controls:
+            lab.draw_ahead(name)  # a timeline takes longer to draw than the pictures of other labs
+        return lab
 
     def background_state(self, world_size, slow=None):
         # Without a slider for it there is one slowness only.
@@ -183,15 +178,8 @@ def _draw_ends(figure, ends_s, world_size, scale):
         chosen = world_size in sizes
         color = INK if chosen else GREY
         strip.plot(end * scale, 0.25, "D", ms=7 if chosen else 4.5, color=color, clip_on=False)
-        strip.text(
-            end * scale,
-            0.55,
-            _sizes_text(sizes),
-            fontsize=TEXT_PT,
-            color=color,
-            weight="bold" if chosen else "normal",
-            ha="center",
-        )
+        looks = {"color": color, "weight": "bold" if chosen else "normal", "ha": "center"}
+        strip.text(end * scale, 0.55, _sizes_text(sizes), fontsize=TEXT_PT, **looks)
     figure.text(0.1 / 9, (0.04 + 0.55 * STRIP_IN) / height_in, "end, by ranks", fontsize=SMALL_PT)
 
 
