@@ -3,12 +3,11 @@
 ``python -m tests.programs NAME`` prints what simlib says of one of them.
 """
 
-from . import (
+from . import (  # noqa: F401  # noqa: F401  # noqa: F401
     right_collectives,
     right_groups,
     right_p2p,
     right_training,
-    values,
     wrong_collectives,
     wrong_failures,
     wrong_findings,
@@ -18,19 +17,4 @@ from . import (
 )
 from .registry import FINDINGS, RIGHT, WRONG
 
-__all__ = [
-    "FINDINGS",
-    "RIGHT",
-    "WRONG",
-    "right_collectives",
-    "right_groups",
-    "right_p2p",
-    "right_training",
-    "values",
-    "wrong_collectives",
-    "wrong_failures",
-    "wrong_findings",
-    "wrong_groups",
-    "wrong_p2p",
-    "wrong_training",
-]
+__all__ = ["FINDINGS", "RIGHT", "WRONG"]

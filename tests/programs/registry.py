@@ -1,9 +1,10 @@
-"""How a program of the zoo is declared, and how the marks in its source are read.
+"""How programs of the zoo are declared, and how the marks in their sources are read.
 
-A wrong program says of what kind it is; its lines that must be blamed end in ``# <- rank 0``,
-``# <- ranks 1, 2`` or ``# <- every rank``. Where one rank is named on several lines, any of them
-is right. Ranks that are not named may be blamed or not: whether they had arrived is a matter of
-time. ``# <- two ranks`` stands where any two or more must be blamed, whoever came first.
+A class has programs of one kind; the default of ``n`` is on how many ranks a program runs. Lines of
+a wrong program that must be blamed end in ``# <- rank 0``, ``# <- ranks 1, 2`` or
+``# <- every rank``. Where one rank is named on several lines, any of them is right. Ranks that are
+not named may be blamed or not: whether they had arrived is a matter of time. ``# <- two ranks``
+stands where any two or more must be blamed, whoever came first.
 """
 
 from __future__ import annotations
@@ -22,26 +23,21 @@ WRONG, RIGHT = {}, {}
 """Name -> `Program`, filled by the decorators."""
 
 _MARK = re.compile(r"# <- (?:(every rank)|(two ranks)|ranks? ([\d, ]+))$")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Program:
     """A rank function and what has to be said of it; ``kind`` is None for a right one."""
 
     function: object
-    ranks: int
     timeout_s: float
     kind: str | None = None
 
-    @property
-    def name(self):
-        """The function's name."""
-        return self.function.__name__
-
-    @property
-    def file(self):
-        """The file it is written in."""
-        return inspect.getsourcefile(self.function)
+    def __post_init__(self):
+        self.name = self.function.__name__
+        self.ranks = self.function.__defaults__[-1]
+        self.file = inspect.getsourcefile(self.function)
 
     @property
     def blamed(self):
@@ -64,20 +60,26 @@ class Program:
         return [(number, mark) for number, mark in found if mark]
 
 
-def wrong(kind, *, ranks=2, timeout_s=20):
-    """Declare a wrong program; ``timeout_s`` only ends it where its diagnosis is missed."""
-    return lambda function: _add(WRONG, Program(function, ranks, timeout_s, kind))
+def wrong(kind, timeout_s=20):
+    """A class of wrong programs; ``timeout_s`` only ends one where its diagnosis is missed."""
+    return lambda programs: _add(WRONG, programs, timeout_s, kind)
 
 
-def right(*, ranks=2, timeout_s=60):
-    """Declare a right program."""
-    return lambda function: _add(RIGHT, Program(function, ranks, timeout_s))
+def right(programs):
+    """A class of right programs."""
+    return _add(RIGHT, programs, 60)
 
 
-def _add(table, program):
-    if program.name in WRONG or program.name in RIGHT:
-        raise ValueError(f"two programs are called {program.name}")
-    table[program.name] = program
-    # The ranks get the function itself, as from a cell: they need not find this package.
-    cloudpickle.register_pickle_by_value(sys.modules[program.function.__module__])
-    return program.function
+def _add(table, programs, *about):
+    # The ranks get the functions themselves, as from a cell: they need not find this package.
+    cloudpickle.register_pickle_by_value(sys.modules[programs.__module__])
+    for name, function in vars(programs).items():
+        if inspect.isfunction(function):
+            assert name not in WRONG and name not in RIGHT, f"two programs are called {name}"
+            table[name] = Program(function, *about)
+
+
+def wait_all(requests):
+    """Wait for each of these requests."""
+    for request in requests:
+        request.wait()
