@@ -7,12 +7,17 @@ from math import ceil, log2
 
 import numpy as np
 
-from simlib.core.model.cluster import Link
+from simlib.core.model.cluster import Cluster, Link
 
 NETWORKS = {
     "1 Gbit/s": Link(50e-6, 125e6),
     "10 Gbit/s": Link(30e-6, 1.25e9),
     "200 Gbit/s": Link(2e-6, 25e9),
+}
+CLUSTERS = {
+    "a node each": Cluster(8, 1, Link(5e-5, 1.25e9)),
+    "nodes of 4": Cluster(2, 4, Link(3e-5, 1.25e9), Link(2e-6, 20e9)),
+    "slow links": Cluster(4, 2, Link(3e-4, 2e7), Link(1e-4, 5e7), envelope_bytes=64),
 }
 SIZES = [8, 100_000, 64 * 63 * 1024]
 

@@ -1,8 +1,8 @@
 """A second network, in fractions: water rises in all transfers at once until a link is full.
 
 Slow and exact, written from docs/design/simulation.md; shares no code with `simlib.core.clockwork`,
-`simlib.collectives.sharing` or `Topology`. And drivers that put messages and a schedule through
-`simlib.core.clockwork.network`, message by message.
+`simlib.collectives.sharing` or `Topology`. And drivers that put messages through
+`simlib.core.clockwork.network`, and a schedule through the network here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,28 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import inf
 
+from hypothesis import strategies as st
+from rank_programs import programs_of_schedule, take
+
 from simlib.core.clockwork.network import Network
+from simlib.core.model.cluster import Cluster, Link
+
+
+@st.composite
+def clusters(draw, bandwidths, devices):
+    """A small `Cluster` of any sort; few round numbers, so that much coincides."""
+    links = st.builds(Link, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(bandwidths))
+    return Cluster(
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
+        draw(links),
+        draw(st.none() | links),
+        device=draw(st.none() | devices),
+        backbone=draw(st.none() | links),
+        envelope_bytes=draw(st.sampled_from([0, 0, 10])),
+        in_order=draw(st.booleans()),
+        rails=draw(st.sampled_from([1, 1, 2, 3])),
+    )
 
 
 @dataclass(eq=False)
@@ -178,62 +199,16 @@ def network_ends(topology, messages):
     return [transfers[index].end_s for index in range(len(messages))]
 
 
-def through_network(schedule, topology, members, starts, reduce_Bps=inf, eager_limit_bytes=-1):
-    """Ends per member, and ``(start_s, end_s)`` per message: a schedule, message by message."""
-    network = Network(topology)
-    rounds = [
-        [(number, *message) for message in zip(r.src, r.dst, r.nbytes, r.adds, strict=True)]
-        for number, r in enumerate(schedule.rounds)
-    ]
-    keys = [(k, i) for k, messages in enumerate(rounds) for i in range(len(messages))]
-    mine = [[key for key in keys if p in rounds[key[0]][key[1]][1:3]] for p in range(schedule.n)]
-    ready = list(map(float, starts))  # when a member entered the round it is in
-    times, open_ = {}, {}
-    waiting = [(float(start), p) for p, start in enumerate(starts)]  # members that enter a round
-
-    def current(p):
-        return mine[p][0][0] if mine[p] else None
-
-    def is_eager(key):
-        return rounds[key[0]][key[1]][3] <= eager_limit_bytes
-
-    def done(p, key, moment):
-        """A member has no more to do with a message: if it was the last of its round, it adds."""
-        mine[p].remove(key)
-        if current(p) != key[0]:
-            added = sum(
-                int(nbytes) for _, _, to, nbytes, adds in rounds[key[0]] if to == p and adds
-            )
-            ready[p] = moment + added / reduce_Bps
-            waiting.append((ready[p], p))
-
-    entered, came = {}, set()
-    while waiting or open_:
-        moment = min([time for time, _ in waiting] + [network.next_event_s])
-        for transfer in network.advance(moment):
-            key = open_.pop(transfer)
-            times[key] = (transfer.start_s, transfer.end_s)
-            _, src, dst, _, _ = rounds[key[0]][key[1]]
-            if not is_eager(key):
-                done(src, key, moment)
-            elif entered.get(dst) != key[0]:
-                came.add(key)
-                continue
-            done(dst, key, moment)
-        for entry in [entry for entry in waiting if entry[0] <= moment]:
-            waiting.remove(entry)
-            _, p = entry
-            entered[p] = current(p)
-            for key in [key for key in mine[p] if key[0] == current(p)]:
-                _, src, dst, nbytes, _ = rounds[key[0]][key[1]]
-                is_sender = p == src
-                if is_eager(key) and not is_sender:
-                    if key in came:
-                        done(p, key, moment)
-                    continue
-                if is_eager(key) or entered.get(src) == entered.get(dst) == key[0]:
-                    transfer = network.start(moment, members[src], members[dst], int(nbytes))
-                    open_[transfer] = key
-                if is_eager(key):
-                    done(p, key, moment)
-    return ready, [times[key] for key in keys]
+def through_network(schedule, topology, members, starts, eager_limit_bytes=-1):
+    """Ends of the members, and times of each pair's messages, from programs of the ranks."""
+    programs, begins = [[] for _ in range(topology.world_size)], [0.0] * topology.world_size
+    for member, start, program in zip(members, starts, programs_of_schedule(schedule), strict=True):
+        begins[member] = start
+        programs[member] = [
+            [post._replace(peer=members[post.peer]) for post in step] for step in program
+        ]
+    device = topology.cluster.device
+    network = ExactNetwork(topology.cluster, topology.node_of.tolist())
+    reduce_Bps = device.reduce_Bps if device else inf
+    ends, times = take(programs, network, begins, reduce_Bps, eager_limit_bytes)
+    return [ends[member] for member in members], times

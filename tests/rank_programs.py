@@ -167,16 +167,17 @@ def ring_steps(r, ranks, chunks, lag, adds):
         ]
 
 
-def scatter_steps(r, n, root, chunks):
+def scatter_binomial(r, n, m, root, itemsize, **_):
     """Down a binomial tree: v gets what is for v and those up to its lowest bit behind it."""
-    v = (r - root) % n
+    v, chunks, steps = (r - root) % n, cut(m, n, itemsize), []
     reach = v & -v or 2**n
     if v:
         nbytes = run_of(chunks, r, min(reach, n - v))
-        yield [Recv((r - reach) % n, nbytes)]
+        steps.append([Recv((r - reach) % n, nbytes)])
     for d in reversed(powers(min(reach, n))):
         if v + d < n:
-            yield [Send((r + d) % n, run_of(chunks, r + d, min(d, n - v - d)))]
+            steps.append([Send((r + d) % n, run_of(chunks, r + d, min(d, n - v - d)))])
+    return steps
 
 
 def tree_down(r, ranks, m):
@@ -246,6 +247,13 @@ class Fold:
         for d in distances if j is not None else ():
             yield [Send(self.of[j ^ d], sent(j, d)), Recv(self.of[j ^ d], sent(j ^ d, d), adds)]
 
+    def whole(self, r, m, *exchanges):
+        """Whole vectors come in and go back; in between are exchanges."""
+        steps = [*self.into(r, lambda leaver: m)]
+        for each in exchanges:
+            steps += self.exchange(r, *each)
+        return [*steps, *self.back(r, lambda leaver: m)]
+
     def halving_near(self, chunks):
         """Bytes that participant j sends at distance d = 1, 2, 4...: what it will not keep."""
 
@@ -290,13 +298,12 @@ def broadcast_binomial(r, n, m, root, **_):
 
 
 def broadcast_scatter_all_gather(r, n, m, root, itemsize, **_):
-    chunks = cut(m, n, itemsize)
-    return [*scatter_steps(r, n, root, chunks), *all_gather_ring(r, n, m, itemsize)]
+    return [*scatter_binomial(r, n, m, root, itemsize), *all_gather_ring(r, n, m, itemsize)]
 
 
 def broadcast_scatter_doubling(r, n, m, root, itemsize, **_):
-    chunks = cut(m, n, itemsize)
-    return [*scatter_steps(r, n, root, chunks), *all_gather_recursive_doubling(r, n, m, itemsize)]
+    gather = all_gather_recursive_doubling(r, n, m, itemsize)
+    return [*scatter_binomial(r, n, m, root, itemsize), *gather]
 
 
 def broadcast_chain(r, n, m, root, itemsize, chunks, **_):
@@ -326,10 +333,6 @@ def scatter_flat(r, n, m, root, itemsize, **_):
 def scatter_spread(r, n, m, root, itemsize, **_):
     steps = scatter_flat(r, n, m, root, itemsize)
     return steps if r != root else [[post for (post,) in steps]]
-
-
-def scatter_binomial(r, n, m, root, itemsize, **_):
-    return [*scatter_steps(r, n, root, cut(m, n, itemsize))]
 
 
 def gather_flat(r, n, m, root, itemsize, **_):
@@ -412,39 +415,25 @@ def all_reduce_ring_segmented(r, n, m, itemsize, chunks, **_):
 
 def all_reduce_recursive_doubling(r, n, m, **_):
     fold = Fold(n)
-    return [
-        *fold.into(r, lambda leaver: m),
-        *fold.exchange(r, powers(fold.p), lambda j, d: m, adds=True),
-        *fold.back(r, lambda leaver: m),
-    ]
+    return fold.whole(r, m, (powers(fold.p), lambda j, d: m, True))
 
 
 def all_reduce_rabenseifner(r, n, m, itemsize, **_):
     fold = Fold(n)
-    chunks = cut(m, fold.p, itemsize)
-    near_to_far = powers(fold.p)
-    return [
-        *fold.into(r, lambda leaver: m),
-        *fold.exchange(r, near_to_far, fold.halving_near(chunks), adds=True),
-        *fold.exchange(r, near_to_far[::-1], fold.held_near(chunks), adds=False),
-        *fold.back(r, lambda leaver: m),
-    ]
+    chunks, near_to_far = cut(m, fold.p, itemsize), powers(fold.p)
+    halving = near_to_far, fold.halving_near(chunks), True
+    return fold.whole(r, m, halving, (near_to_far[::-1], fold.held_near(chunks), False))
 
 
 def all_reduce_rabenseifner_far(r, n, m, itemsize, **_):
     fold = Fold(n)
-    chunks = cut(m, fold.p, itemsize)
-    near_to_far = powers(fold.p)
+    chunks, near_to_far = cut(m, fold.p, itemsize), powers(fold.p)
 
     def kept(j, d):
         return run_of(chunks, j // d * d, d)
 
-    return [
-        *fold.into(r, lambda leaver: m),
-        *fold.exchange(r, near_to_far[::-1], lambda j, d: kept(j ^ d, d), adds=True),
-        *fold.exchange(r, near_to_far, kept, adds=False),
-        *fold.back(r, lambda leaver: m),
-    ]
+    halving = near_to_far[::-1], lambda j, d: kept(j ^ d, d), True
+    return fold.whole(r, m, halving, (near_to_far, kept, False))
 
 
 def all_reduce_binomial(r, n, m, **_):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from rank_programs import Recv, Send, cut, from_root
 
 # -- two trees: Sanders, Speck and Traeff 2009 -----------------------------------------------------
@@ -56,40 +58,35 @@ def depth_of(rank, tree):
     return 0 if rank not in tree else 1 + depth_of(tree[rank], tree)
 
 
-def broadcast_double_tree(r, n, m, root, itemsize, chunks, **_):
-    """The k-th chunk gets to depth d in pair k + d of rounds, in the round of its edge's colour."""
-    line = from_root(n, root)
-    trees = two_trees(line)
-    colour, sizes = painted(line, trees), cut(m, 2 * chunks, itemsize)
-    steps = {}
-    for (child, tree), round_ in colour.items():
-        for k in range(chunks):
-            moment = k + depth_of(child, trees[tree]), round_
-            nbytes = sizes[2 * k + tree]
-            if child == r:
-                steps.setdefault(moment, []).append(Recv(trees[tree][child], nbytes))
-            if trees[tree][child] == r:
-                steps.setdefault(moment, []).append(Send(child, nbytes))
-    assert all(len({type(post) for post in step}) == len(step) for step in steps.values())
-    return [steps[moment] for moment in sorted(steps)]
+def along_two_trees(r, n, m, root, itemsize, chunks, upwards):
+    """The k-th chunk gets to depth d in pair k + d of rounds, in the round of its edge's colour.
 
-
-def reduce_double_tree(r, n, m, root, itemsize, chunks, **_):
-    """Against the arrows: the k-th chunk leaves depth d in pair k + height - d."""
+    Against the arrows it leaves depth d in pair k + height - d.
+    """
     line = from_root(n, root)
     trees = two_trees(line)
     colour, sizes = painted(line, trees), cut(m, 2 * chunks, itemsize)
     height = max((depth_of(rank, tree) for tree in trees for rank in line), default=0)
-    steps = {}
+    steps = defaultdict(list)
     for (child, tree), round_ in colour.items():
+        depth, parent = depth_of(child, trees[tree]), trees[tree][child]
+        src, dst = (child, parent) if upwards else (parent, child)
         for k in range(chunks):
-            moment = k + height - depth_of(child, trees[tree]), round_
-            nbytes = sizes[2 * k + tree]
-            if child == r:
-                steps.setdefault(moment, []).append(Send(trees[tree][child], nbytes))
-            if trees[tree][child] == r:
-                steps.setdefault(moment, []).append(Recv(child, nbytes, adds=True))
+            moment = k + (height - depth if upwards else depth), round_
+            if r == dst:
+                steps[moment].append(Recv(src, sizes[2 * k + tree], upwards))
+            if r == src:
+                steps[moment].append(Send(dst, sizes[2 * k + tree]))
+    assert all(len({type(post) for post in step}) == len(step) for step in steps.values())
     return [steps[moment] for moment in sorted(steps)]
+
+
+def broadcast_double_tree(r, n, m, root, itemsize, chunks, **_):
+    return along_two_trees(r, n, m, root, itemsize, chunks, upwards=False)
+
+
+def reduce_double_tree(r, n, m, root, itemsize, chunks, **_):
+    return along_two_trees(r, n, m, root, itemsize, chunks, upwards=True)
 
 
 def all_reduce_double_tree(r, n, m, itemsize, chunks, **_):

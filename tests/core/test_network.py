@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from math import inf
 
 import hypothesis
 import pytest
-from fluid import exact_ends, network_ends
+from fluid import Flow, clusters, exact_ends, fair_rates, network_ends
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampled import SEED
 
 from simlib.core.clockwork.network import Network
 from simlib.core.model.cluster import Cluster, Link, Topology
 from simlib.core.model.errors import InvalidCallError
 
-SEED = int(os.environ["SEED"])
 SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with
 
 
@@ -24,14 +23,11 @@ def flat(n, inter=SECOND, **more):
     return Topology(Cluster(n, 1, inter, **more), n)
 
 
-def test_a_lone_transfer_ends_at_start_plus_latency_plus_bytes_over_bandwidth():
+def test_a_transfer_is_exact_alone_and_while_others_come_and_go_beside_it():
     topology = flat(2, Link(30e-6, 1.25e9))
     for nbytes in (0, 1, 3, 1000, 12345677):
         (end,) = network_ends(topology, [(0.1, 0, 1, nbytes)])
         assert end == (0.1 + 30e-6) + nbytes / 1.25e9
-
-
-def test_a_transfer_is_exact_while_others_come_and_go_beside_it():
     # They share the nodes' links, which have enough for all: the rate is worked out again and
     # again, and stays what it is.
     cluster = Cluster(2, 2, Link(30e-6, 10e9), intra=Link(0.0, 1.25e9))
@@ -40,37 +36,43 @@ def test_a_transfer_is_exact_while_others_come_and_go_beside_it():
     assert network_ends(Topology(cluster, 4), messages)[0] == 30e-6 + (10**6 + 1) / 1.25e9
 
 
-def test_the_envelope_travels_too():
-    topology = flat(2, envelope_bytes=50)
-    assert network_ends(topology, [(0, 0, 1, 150)]) == [1 + 200 / 100]
-
-
-def test_two_that_overlap_in_part():
+EXAMPLES = {
+    "the envelope travels too": (flat(2, envelope_bytes=50), [(0, 0, 1, 150)], [1 + 200 / 100]),
     # 0 -> 2 alone from 1 s to 3 s: 200 of its 300 B. From 3 s both draw 50 B/s: its last 100 B last
     # to 5 s, where 1 -> 2 has 100 of 200 B; alone again, the rest takes 1 s: 6 s.
-    assert network_ends(flat(3), [(0, 0, 2, 300), (2, 1, 2, 200)]) == [5, 6]
-
-
-def test_incast():
+    "overlap in part": (flat(3), [(0, 0, 2, 300), (2, 1, 2, 200)], [5, 6]),
     # Three into one: a third each until 4 s (100 B); then 100 B are left of one and 200 of the
     # other, half each: 6 s, and 100 B alone: 7 s.
-    messages = [(0, 0, 3, 100), (0, 1, 3, 200), (0, 2, 3, 300)]
-    assert network_ends(flat(4), messages) == [4, 6, 7]
-
-
-def test_shared_backbone():
+    "incast": (flat(4), [(0, 0, 3, 100), (0, 1, 3, 200), (0, 2, 3, 300)], [4, 6, 7]),
     # Four nodes, disjoint pairs, but one backbone of 150 B/s with 2 s of its own: latency 3 s, then
     # 75 B/s each. When 0 -> 1 has its 150 B (5 s), 2 -> 3 has 150 of 350 B left to itself: 100 B/s,
     # the limit of its node: 7 s.
-    topology = flat(4, backbone=Link(2.0, 150.0))
-    assert network_ends(topology, [(0, 0, 1, 150), (0, 2, 3, 350)]) == [5, 7]
-
-
-def test_what_one_leaves_over_goes_to_the_other():
+    "backbone": (flat(4, backbone=Link(2, 150)), [(0, 0, 1, 150), (0, 2, 3, 350)], [5, 7]),
     # 0 sends to 1 and 2, 3 sends to 2; node 0's up and node 2's down link are shared. All 50 B/s
     # until 0 -> 1 has its 50 B (2 s); node 2 still divides its 100: both end at 5 s.
-    messages = [(0, 0, 1, 50), (0, 0, 2, 200), (0, 3, 2, 200)]
-    assert network_ends(flat(4), messages) == [2, 5, 5]
+    "left over": (flat(4), [(0, 0, 1, 50), (0, 0, 2, 200), (0, 3, 2, 200)], [2, 5, 5]),
+    # 1 s of latency each, paid at the same time; then 100 B at 100 B/s, one after the other.
+    "in turn": (flat(2), [(0, 0, 1, 100)] * 10, [*range(2, 12)]),
+    "at once": (flat(2, in_order=False), [(0, 0, 1, 100)] * 10, [11] * 10),
+    # 0 -> 2 has three messages, 1 -> 2 one of 300 B: half each all along. The fluid model gives
+    # each of the four a quarter: at 5 s the three have their 100 B, 200 B of the other are left.
+    "pairs share": (flat(3), [(0, 0, 2, 100)] * 3 + [(0, 1, 2, 300)], [3, 5, 7, 7]),
+    "messages share": (
+        flat(3, in_order=False), [(0, 0, 2, 100)] * 3 + [(0, 1, 2, 300)], [5, 5, 5, 7],
+    ),
+    "an empty one waits for those before it and holds nobody up": (
+        flat(2),
+        [(0, 0, 1, 300), (0.5, 0, 1, 0), (0.5, 0, 1, 0), (0.5, 0, 1, 100), (0, 1, 0, 0)],
+        [4, 4, 4, 5, 1],
+    ),
+    "full duplex": (flat(2), [(0, 0, 1, 100), (0, 1, 0, 100)], [2, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_by_hand(name):
+    topology, messages, ends = EXAMPLES[name]
+    assert network_ends(topology, messages) == ends
 
 
 def test_max_min_is_not_equal_shares():
@@ -83,26 +85,6 @@ def test_max_min_is_not_equal_shares():
     assert network_ends(topology, messages) == [2, 2, 2, 2]
 
 
-def test_messages_between_two_ranks_come_one_after_the_other():
-    # 1 s of latency each, paid at the same time; then 100 B at 100 B/s, one after the other.
-    messages = [(0, 0, 1, 100)] * 10
-    assert network_ends(flat(2), messages) == list(range(2, 12))
-    assert network_ends(flat(2, in_order=False), messages) == [11] * 10
-
-
-def test_the_pairs_share_and_not_their_messages():
-    # 0 -> 2 has three messages, 1 -> 2 one of 300 B: half each all along. The fluid model gives
-    # each of the four a quarter: at 5 s the three have their 100 B, 200 B of the other are left.
-    messages = [(0, 0, 2, 100), (0, 0, 2, 100), (0, 0, 2, 100), (0, 1, 2, 300)]
-    assert network_ends(flat(3), messages) == [3, 5, 7, 7]
-    assert network_ends(flat(3, in_order=False), messages) == [5, 5, 5, 7]
-
-
-def test_an_empty_message_waits_for_those_before_it_and_holds_nobody_up():
-    messages = [(0, 0, 1, 300), (0.5, 0, 1, 0), (0.5, 0, 1, 0), (0.5, 0, 1, 100), (0, 1, 0, 0)]
-    assert network_ends(flat(2), messages) == [4, 4, 4, 5, 1]
-
-
 def test_a_network_takes_over_those_who_wait_for_their_turn():
     topology = flat(2)
     past, network = Network(topology), Network(topology)
@@ -111,10 +93,6 @@ def test_a_network_takes_over_those_who_wait_for_their_turn():
     assert network.absorb(past, 1.5) == transfers
     assert network.advance(1e30) == transfers
     assert [transfer.end_s for transfer in transfers] == [2, 3, 4]
-
-
-def test_links_are_full_duplex():
-    assert network_ends(flat(2), [(0, 0, 1, 100), (0, 1, 0, 100)]) == [2, 2]
 
 
 def test_a_message_within_a_free_node_takes_no_time():
@@ -167,20 +145,9 @@ def test_refusals(call, words):
 @st.composite
 def situations(draw):
     """A topology and messages on it: few round numbers, so that much coincides."""
-    bandwidths = st.sampled_from([50.0, 100.0, 150.0, inf])
-    links = st.builds(Link, st.sampled_from([0.0, 0.5, 1.0]), bandwidths)
-    cluster = Cluster(
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 3)),
-        draw(links),
-        draw(st.none() | links),
-        backbone=draw(st.none() | links),
-        envelope_bytes=draw(st.sampled_from([0, 0, 10])),
-        in_order=draw(st.booleans()),
-        rails=draw(st.sampled_from([1, 1, 2, 3])),
-    )
-    world_size = max(2, cluster.max_ranks)
-    hypothesis.assume(world_size <= cluster.max_ranks)
+    cluster = draw(clusters([50.0, 100.0, 150.0, inf], st.none()))
+    world_size = cluster.max_ranks
+    hypothesis.assume(world_size > 1)
     topology = Topology(cluster, world_size, draw(st.sampled_from(["block", "round_robin"])))
     rank = st.integers(0, world_size - 1)
     message = st.tuples(
@@ -220,7 +187,6 @@ def test_looking_in_between_changes_nothing(situation, looks):
 
 def test_the_oracle_itself():
     # Two links of 1, three flows: one on both, one on each; 1/2 everywhere.
-    from fluid import Flow, fair_rates
 
     flows = [Flow(0, 1, ("a", "b")), Flow(0, 1, ("a",)), Flow(0, 1, ("b",))]
     half = Fraction(1, 2)

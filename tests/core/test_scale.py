@@ -1,14 +1,14 @@
-"""The cost model: against collectives message by message, simulations, papers, and by hand."""
+"""The cost model: against simulations, papers, and by hand; `test_families` has all algorithms."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
-import os
 import pkgutil
 import sys
 import time
 import tracemalloc
+from itertools import product
 from math import ceil, inf
 
 import cloudpickle
@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from closed_forms import CLOSED_FORMS, NETWORKS
+from closed_forms import CLOSED_FORMS, NETWORKS, SIZES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampled import sampled
+from sampled import SEED, sampled
 
 import simlib
 from simlib import Cluster, Device, Link, scale
-from simlib.core.collectives import ALGORITHMS, KINDS, schedule
+from simlib.core.collectives import schedule
 from simlib.core.collectives.timing import time_of as time_of_messages
 from simlib.core.model.cluster import Topology
 from simlib.core.model.errors import InvalidCallError
@@ -32,93 +32,27 @@ from simlib.core.scale import collective, rings, solvers
 from simlib.core.scale.rings import Ring, by_rounds, in_closed_form
 from simlib.core.scale.solvers import SOLVERS
 
-SEED = int(os.environ["SEED"])
 MANY = 100_000
 SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with
 CHAPTERS = [module.name for module in pkgutil.iter_modules(scale.__path__)]
-ROOTED = ("broadcast", "scatter", "gather", "reduce")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 # -- the same as message by message ----------------------------------------------------------------
 
 
-LINKS = [*NETWORKS.values(), SECOND, Link(1e-6, inf), Link(0.0, 1e9)]
-
-
-def any_case(random, kind):
-    """Arguments of `scale.ends_of`: clusters of all sorts, starts together and apart."""
-
-    def one_of(*choices):
-        return choices[random.integers(len(choices))]
-
-    ranks_per_node = one_of(1, 1, 2, 3, 4, 8)
-    nodes = int(random.integers(1, 20 // ranks_per_node + 2))
-    full = nodes * ranks_per_node
-    n = one_of(full, int(random.integers(1, full + 1)))
-    cluster = Cluster(
-        nodes,
-        ranks_per_node,
-        one_of(*LINKS),
-        one_of(None, *LINKS),
-        one_of(None, None, Device(reduce_Bps=5e9), Device(reduce_Bps=70.0)),
-        one_of(None, None, None, *LINKS),
-        one_of(0, 64),
-        rails=one_of(1, 1, 2, 8),
-    )
-    nbytes = one_of(0, 4, 400, 1000, 1 << 20, 4 * n, 4000 * n, 200 * n * n)
-    starts = one_of(None, None, np.full(n, 1.5), random.random(n) * 1e-4, random.random(n))
-    return (n, 0 if kind == "barrier" else nbytes, cluster), {
-        "starts": starts,
-        "placement": one_of("block", "block", "round_robin"),
-        "root": int(random.integers(n)) if kind in ROOTED else 0,
-        "chunks": one_of(None, int(random.integers(1, 30))),
-    }
-
-
-def message_by_message(kind, n, nbytes, cluster, name, starts, placement, root, chunks):
-    """Ends of all ranks, or None where there are too many messages for a test."""
-    topology = Topology(cluster, n, placement)
-    more = {"root": root, "chunks": chunks, "nodes": topology.node_of, "link": cluster.inter}
-    found = schedule(kind, n, nbytes, name, itemsize=4 if nbytes else 1, **more)
-    if found.num_messages > 5000:
-        return None
-    return time_of_messages(
-        found, topology, np.arange(n), np.zeros(n) if starts is None else starts
-    )
-
-
-@pytest.mark.parametrize(
-    "kind, name", [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
-)
-def test_it_is_what_the_messages_of_the_schedule_take(kind, name):
-    random = np.random.default_rng(SEED)
-    for _ in range(12):
-        asked, options = any_case(random, kind)
-        wanted = message_by_message(kind, *asked, name, **options)
-        if wanted is None:
-            continue
-        found = scale.ends_of(kind, *asked, name, **options)
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-15), (asked, options)
-        begin = 0 if options["starts"] is None else max(options["starts"])
-        found = scale.time_of(kind, *asked, name, **options)
-        assert found == pytest.approx(wanted.max() - begin, rel=1e-9, abs=1e-12), (asked, options)
-
-
 def test_messages_that_are_smaller_than_a_part_may_be_eager_too():
+    def ends(kind, n, nbytes, cluster, limit, **more):
+        return scale.ends_of(kind, n, nbytes, cluster, eager_limit_bytes=limit, **more)
+
     # Rank 1 says at 0 s that it is ready, in no bytes; the root comes at 5 s and sends 100 B.
-    more = {"starts": [5.0, 0.0], "algorithm": "gloo"}
     for limit, last_s in ((0, 7.0), (None, 8.0)):
-        found = scale.ends_of(
-            "scatter", 2, 200, Cluster(2, 1, SECOND), eager_limit_bytes=limit, **more
-        )
-        assert found.tolist() == [last_s] * 2
+        asked = "scatter", 2, 200, Cluster(2, 1, SECOND), limit
+        assert ends(*asked, starts=[5.0, 0.0], algorithm="gloo").tolist() == [last_s] * 2
     # Ranks 0 and 1 in one node, 2 in another: two lanes by two nodes are four chunks of 100 B.
-    cluster = Cluster(2, 2, SECOND)
     more = {"starts": [0.0, 0.0, 9.0], "algorithm": "hierarchical"}
     eager, all_wait = (
-        scale.ends_of("all_reduce", 3, 400, cluster, eager_limit_bytes=limit, **more)
-        for limit in (100, 99)
+        ends("all_reduce", 3, 400, Cluster(2, 2, SECOND), limit, **more) for limit in (100, 99)
     )
     assert eager.min() < all_wait.min()
 
@@ -127,40 +61,25 @@ def test_messages_that_are_smaller_than_a_part_may_be_eager_too():
     "kind, late, reduce_Bps", sampled(("broadcast", "reduce"), (0, 3), (inf, 7.0), times=2)
 )
 def test_chains_of_every_small_shape(kind, late, reduce_Bps):
-    for n in range(2, 8):
+    for n, chunks, nbytes in product(range(2, 8), (1, 2, 3, 5, 8), (0, 1, 5, 8, 13)):
         cluster = Cluster(n, 1, Link(1.0, 3.0), device=Device(reduce_Bps=reduce_Bps))
         starts = late * (np.arange(n) == n // 2)
-        for chunks in (1, 2, 3, 5, 8):
-            for nbytes in (0, 1, 5, 8, 13):
-                found = schedule(kind, n, nbytes, "chain", chunks=chunks)
-                wanted = time_of_messages(found, Topology(cluster, n), np.arange(n), starts)
-                more = {"starts": starts, "chunks": chunks, "itemsize": 1}
-                ends = scale.ends_of(kind, n, nbytes, cluster, "chain", **more)
-                assert ends == pytest.approx(wanted, rel=1e-12), (n, chunks, nbytes)
-
-
-def test_messages_that_are_alike_but_not_their_rates_are_not_taken_together():
-    # Recursive doubling among 12: 8 take part, 2 in a node of 4 that has folded ones, 4 in one
-    # that has none; so at distance 2 and 4 the links of the nodes are shared by 2, or by 4.
-    cluster = Cluster(3, 4, SECOND, Link(0.5, inf))
-    for name in ("recursive_doubling", "rabenseifner"):
-        for n in range(2, 13):
-            found = schedule("all_reduce", n, 800, name, itemsize=4)
-            wanted = time_of_messages(found, Topology(cluster, n), np.arange(n), np.zeros(n))
-            ends = scale.ends_of("all_reduce", n, 800, cluster, name)
-            assert ends == pytest.approx(wanted, rel=1e-12)
+        found = schedule(kind, n, nbytes, "chain", chunks=chunks)
+        wanted = time_of_messages(found, Topology(cluster, n), np.arange(n), starts)
+        more = {"starts": starts, "chunks": chunks, "itemsize": 1}
+        ends = scale.ends_of(kind, n, nbytes, cluster, "chain", **more)
+        assert ends == pytest.approx(wanted, rel=1e-12), (n, chunks, nbytes)
 
 
 @pytest.mark.parametrize("kind, name", CLOSED_FORMS)
 def test_closed_forms(kind, name):
-    for link in NETWORKS.values():
-        a, b = link.latency_s, 1 / link.bandwidth_Bps
-        for n in (2, 3, 4, 5, 7, 8, 16, 31, 33, 64):
-            for nbytes in (8, 100_000, 64 * 63 * 1024):
-                found = scale.time_of(
-                    kind, n, 0 if kind == "barrier" else nbytes, Cluster(n, 1, link), name
-                )
-                assert found == pytest.approx(CLOSED_FORMS[kind, name](n, nbytes, a, b), rel=1e-9)
+    numbers = (2, 3, 4, 5, 7, 8, 16, 31, 33, 64)
+    cases = [*product(numbers, SIZES, NETWORKS), (MANY, 25_000_000, "10 Gbit/s")]
+    for n, nbytes, network in cases:
+        link = NETWORKS[network]
+        asked = n, 0 if kind == "barrier" else nbytes, Cluster(n, 1, link)
+        wanted = CLOSED_FORMS[kind, name](n, nbytes, link.latency_s, 1 / link.bandwidth_Bps)
+        assert scale.time_of(kind, *asked, name) == pytest.approx(wanted, rel=1e-9), (n, nbytes)
 
 
 @pytest.mark.parametrize("kind, name", SOLVERS)
@@ -234,29 +153,20 @@ def ring_of(n, ranks_per_node, nbytes, starts=0.0, kind="all_reduce"):
 @pytest.mark.parametrize("nbytes", [25 * 2**20, 4 * 512 * 1000])
 def test_real_rings_have_a_closed_form(ranks_per_node, nbytes):
     apart = np.random.default_rng(SEED).random(512) * 1e-4
-    for starts in (0.0, apart):
+    first = by_rounds(ring_of(512, 8, 25 * 2**20))
+    assert np.ptp(first) > 0  # ranks inside a node are done earlier
+    for starts in (0.0, apart, first):  # the last: one all_reduce right behind the other
         ring = ring_of(512, ranks_per_node, nbytes, starts)
         wanted, last = by_rounds(ring), in_closed_form(ring, last_only=True)
         assert last.max() == pytest.approx(wanted.max(), rel=1e-11)
         assert in_closed_form(ring) == pytest.approx(wanted, rel=1e-11)
 
 
-def test_a_ring_of_a_ring():
-    """One all_reduce behind the other, each rank as soon as it is done: still exact."""
-    first = by_rounds(ring_of(256, 8, 25 * 2**20))
-    assert np.ptp(first) > 0  # ranks inside a node are done earlier
-    second = ring_of(256, 8, 2**20, first)
-    assert in_closed_form(second) == pytest.approx(by_rounds(second), rel=1e-11)
-
-
-def test_a_late_rank_by_hand():
+def test_a_late_rank_and_a_slow_link_by_hand():
     # 4 ranks, 1 s and 100 B/s, chunks of 100 B: 6 rounds of 2 s. Rank 2 comes 10 s late; after the
     # first round its neighbours wait, after the second everybody.
     found = scale.ends_of("all_reduce", 4, 400, Cluster(4, 1, SECOND), "ring", starts=[0, 0, 10, 0])
     assert found.tolist() == [22] * 4
-
-
-def test_one_slow_link_by_hand():
     # 2 nodes of 3 ranks, in them 1 s, between them 3 s a message: a round takes 3 s where the slow
     # links are. The middle ranks of the nodes need no slow message in the last round.
     cluster = Cluster(2, 3, Link(2.0, inf), Link(1.0, inf))
@@ -265,15 +175,6 @@ def test_one_slow_link_by_hand():
 
 
 # -- 100,000 ranks ---------------------------------------------------------------------------------
-
-
-def test_100_000_ranks_have_their_closed_forms():
-    link = NETWORKS["10 Gbit/s"]
-    a, b = link.latency_s, 1 / link.bandwidth_Bps
-    for (kind, name), form in CLOSED_FORMS.items():
-        nbytes = 0 if kind == "barrier" else 25_000_000
-        found = scale.time_of(kind, MANY, nbytes, Cluster(MANY, 1, link), name)
-        assert found == pytest.approx(form(MANY, nbytes, a, b), rel=1e-9), (kind, name)
 
 
 def test_100_000_ranks_in_nodes_of_8():
@@ -293,13 +194,11 @@ def test_100_000_ranks_in_nodes_of_8():
     across_s = 2 * (MANY // 8 - 1) * (latency_s + 8 * 400 / slow.bandwidth_Bps)
     found = scale.time_of("all_reduce", MANY, 40_000_000, cluster, "hierarchical")
     assert found == pytest.approx(lanes_s + across_s, rel=1e-9)
-
-
-def test_round_robin_pays_for_the_messages_that_share_a_link():
-    cluster, nbytes = Cluster(MANY // 8, 8, NETWORKS["200 Gbit/s"]), 40_000_000
+    # Round robin, messages share a link.
+    cluster = Cluster(MANY // 8, 8, NETWORKS["200 Gbit/s"])
     for placement, sharers in (("block", 1), ("round_robin", 8)):
         step_s = 2e-6 + sharers * 400 / 25e9
-        found = scale.time_of("all_reduce", MANY, nbytes, cluster, "ring", placement=placement)
+        found = scale.time_of("all_reduce", MANY, 40_000_000, cluster, "ring", placement=placement)
         assert found == pytest.approx(2 * (MANY - 1) * step_s, rel=1e-9)
 
 
@@ -313,129 +212,89 @@ def test_starts_of_100_000_ranks():
     # for, as slow as that is for ever after: 2 us slower, at the same 150 GB/s.
     one_step_s = 2e-6
     assert found == pytest.approx(together - one_step_s, rel=1e-9)
-
-
-def test_memory_is_in_proportion_to_the_ranks():
-    cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
     tracemalloc.start()
     try:
-        scale.time_of(
-            "all_reduce", MANY, 25 * 2**20, cluster, "ring", starts=np.linspace(0, 1e-5, MANY)
-        )
+        starts = np.linspace(0, 1e-5, MANY)
+        scale.time_of("all_reduce", MANY, 25 * 2**20, cluster, "ring", starts=starts)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1000 * MANY  # bytes
+    assert peak < 1000 * MANY  # bytes: in proportion to the ranks
 
 
 def test_several_numbers_of_ranks_at_once():
     cluster = simlib.clusters.ethernet_10g(nodes=64)
-    found = scale.time_of("all_reduce", [1, 2, 64], 4e6, cluster, "ring")
-    assert found.tolist() == [
-        scale.time_of("all_reduce", n, 4e6, cluster, "ring") for n in (1, 2, 64)
-    ]
+    found = scale.time_of("all_reduce", [1, 2, 64], 4e6, cluster, "ring").tolist()
+    assert found == [scale.time_of("all_reduce", n, 4e6, cluster, "ring") for n in (1, 2, 64)]
     assert found[0] == 0
-    assert scale.sync_time([1, 2, 64], 4e6, cluster).tolist() == found.tolist()
+    assert scale.sync_time([1, 2, 64], 4e6, cluster).tolist() == found
 
 
 # -- the same as a simulation ----------------------------------------------------------------------
 
 
-def reduce_once(rank, n, elements, late):
-    time.sleep(late * rank)
-    dist.all_reduce(torch.zeros(elements))
-
-
-@pytest.mark.parametrize(
-    "name, placement",
-    sampled(("ring", "rabenseifner", "leader", "hierarchical"), ("block", "round_robin")),
-)
-def test_an_all_reduce_takes_as_long_as_simulated(name, placement):
-    n, cluster = 12, Cluster(3, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
-    for elements in (12 * 1000, 10_007):
-        for late in (0.0, 1e-5):
-            run = simlib.simulate(
-                reduce_once, n, (elements, late), cluster=cluster, placement=placement,
-                all_reduce=name,
-            )  # fmt: skip
-            found = scale.ends_of(
-                "all_reduce", n, 4 * elements, cluster, name, placement=placement,
-                starts=late * np.arange(n),
-            )  # fmt: skip
-            ends = [op.end_s for op in sorted(run.trace, key=lambda op: op.rank)]
-            assert found == pytest.approx(np.array(ends), rel=1e-9)
-
-
-def step_of_buckets(rank, n, sizes, forward_s, backward_s, overlap):
-    """A hand-written data-parallel step: virtual seconds until it is over."""
-    simlib.compute(seconds=forward_s * (1 + rank / 10))
-    requests = []
-    for nbytes in sizes:
-        simlib.compute(seconds=backward_s * nbytes / sum(sizes))
-        if overlap:
-            requests.append(dist.all_reduce(torch.zeros(nbytes // 4), async_op=True))
-    if not overlap:
-        requests = [dist.all_reduce(torch.zeros(nbytes // 4), async_op=True) for nbytes in sizes]
-    for request in requests:
-        request.wait()
-
-
-@pytest.mark.parametrize("overlap, backward_s", sampled((True, False), (1e-4, 5e-3)))
-def test_a_step_takes_as_long_as_simulated(overlap, backward_s):
-    n, cluster = 8, Cluster(2, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
-    sizes = [400_000, 1_000_004, 80_000]
-    args = sizes, 1e-3, backward_s, overlap
-    run = simlib.simulate(step_of_buckets, n, args, cluster=cluster, all_reduce="ring")
-    step = scale.step_time(
-        sizes, n, cluster, overlap=overlap, backward_s=backward_s,
-        forward_s=1e-3 * (1 + np.arange(n) / 10),
-    )  # fmt: skip
-    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
-
-
-def step_of_given_buckets(rank, n, sizes, ready_s, forward_s, backward_s, overlap):
-    """As `step_of_buckets`; gradients come at given moments, and none is reduced too early."""
+def step_of_buckets(rank, n, sizes, ready_s, forward_s, backward_s, overlap):
+    """A hand-written step; gradients come at given moments, and none is reduced too early."""
     begin = time.perf_counter()
 
     def compute_until(moment_s):
         simlib.compute(seconds=max(0.0, moment_s - (time.perf_counter() - begin)))
 
-    ready_s = ready_s[rank]
-    earliest_s = forward_s + (1 - overlap) * backward_s
-    requests = []
-    for nbytes, moment_s in zip(sizes, ready_s, strict=True):
-        compute_until(max(moment_s, earliest_s))
+    forward_s, requests = forward_s[rank], []
+    for nbytes, moment_s in zip(sizes, ready_s[rank], strict=True):
+        compute_until(max(moment_s, forward_s + (1 - overlap) * backward_s))
         requests.append(dist.all_reduce(torch.zeros(nbytes // 4), async_op=True))
     compute_until(forward_s + backward_s)
     for request in requests:
         request.wait()
 
 
+BUCKETS = [400_000, 1_000_004, 80_000]
+APART_S = 1e-3 * (1 + np.arange(8) / 10)
+"""When each rank has done forward."""
+
+
+def simulated_step(n, cluster, ready_s, forward_s, backward_s, overlap):
+    args = BUCKETS, np.asarray(ready_s).tolist(), forward_s.tolist(), backward_s, overlap
+    return simlib.simulate(step_of_buckets, n, args, cluster=cluster, all_reduce="ring")
+
+
+def in_proportion(forward_s, backward_s):
+    """Ready times of the buckets where backward goes through them evenly."""
+    return forward_s[:, None] + backward_s * np.cumsum(BUCKETS) / sum(BUCKETS)
+
+
+@pytest.mark.parametrize("overlap, backward_s", sampled((True, False), (1e-4, 5e-3)))
+def test_a_step_takes_as_long_as_simulated(overlap, backward_s):
+    cluster = Cluster(2, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
+    ready_s = in_proportion(APART_S, backward_s)
+    run = simulated_step(8, cluster, ready_s, APART_S, backward_s, overlap)
+    more = {"overlap": overlap, "backward_s": backward_s, "forward_s": APART_S}
+    step = scale.step_time(BUCKETS, 8, cluster, **more)
+    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("overlap", [1.0, 0.6, 0.25, 0.0])
 def test_a_step_with_given_ready_times_takes_as_long_as_simulated(overlap):
-    n, cluster = 8, Cluster(2, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
-    sizes = [400_000, 1_000_004, 80_000]
-    moments = np.sort(np.random.default_rng(SEED).uniform(1e-3, 3e-3, (n, len(sizes))))
-    for ready_s in (moments, np.tile(moments[0], (n, 1))):
-        args = sizes, ready_s.tolist(), 1e-3, 2e-3, overlap
-        run = simlib.simulate(step_of_given_buckets, n, args, cluster=cluster, all_reduce="ring")
-        more = {"overlap": overlap, "forward_s": 1e-3, "backward_s": 2e-3}
-        step = scale.step_time(sizes, n, cluster, ready_s=ready_s, **more)
+    cluster = Cluster(2, 4, NETWORKS["10 Gbit/s"], Link(5e-6, 20e9))
+    moments = np.sort(np.random.default_rng(SEED).uniform(1e-3, 3e-3, (8, len(BUCKETS))))
+    more = {"overlap": overlap, "forward_s": 1e-3, "backward_s": 2e-3}
+    for ready_s in (moments, np.tile(moments[0], (8, 1))):
+        run = simulated_step(8, cluster, ready_s, np.full(8, 1e-3), 2e-3, overlap)
+        step = scale.step_time(BUCKETS, 8, cluster, ready_s=ready_s, **more)
         assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
-    shared = scale.step_time(sizes, n, cluster, ready_s=ready_s[0], **more)
+    shared = scale.step_time(BUCKETS, 8, cluster, ready_s=ready_s[0], **more)
     assert shared.time_s == step.time_s
 
 
 def test_buckets_measured_in_a_run_give_its_time():
-    n, cluster = 4, Cluster(4, 1, NETWORKS["10 Gbit/s"])
-    args = [400_000, 1_000_004, 80_000], 1e-3, 5e-3, True
-    run = simlib.simulate(step_of_buckets, n, args, cluster=cluster, all_reduce="ring")
+    n, cluster, backward_s = 4, Cluster(4, 1, NETWORKS["10 Gbit/s"]), 5e-3
+    ready_s = in_proportion(APART_S[:n], backward_s)
+    run = simulated_step(n, cluster, ready_s, APART_S[:n], backward_s, True)
     nbytes, ready_s = scale.measured_buckets(run)
-    assert nbytes == args[0] and ready_s.shape == (n, 3)
-    step = scale.step_time(
-        nbytes, n, cluster, ready_s=ready_s, backward_s=5e-3,
-        forward_s=1e-3 * (1 + np.arange(n) / 10),
-    )  # fmt: skip
+    assert nbytes == BUCKETS and ready_s.shape == (n, 3)
+    more = {"ready_s": ready_s, "backward_s": backward_s, "forward_s": APART_S[:n]}
+    step = scale.step_time(nbytes, n, cluster, **more)
     assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
     with pytest.raises(InvalidCallError, match="give begin_s and end_s of one step"):
         scale.measured_buckets(run, begin_s=1.0)
@@ -568,46 +427,53 @@ def test_sweep_is_the_best_of_all_walks(values, data):
     assert found == pytest.approx(np.array(wanted), abs=1e-9)
 
 
-def test_in_turn():
+def test_in_turn_and_a_chain_that_would_take_long():
     assert rings.in_turn(1.0, np.array([0, 5, 2]), np.array([1, 2, 4])).tolist() == [2, 7, 11]
-
-
-def test_a_long_chain_is_refused_where_it_would_take_long():
     starts = np.linspace(0, 1, 10**5)
     sizes = np.full(10**4, 4)
     assert solvers.ends_of_chain(starts, lambda nbytes: np.full(10**5 - 1, 1.0), sizes) is None
 
 
 CLUSTER = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
+COMPUTE = {"forward_s": 1, "backward_s": 1}
+
+
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        (("all_sum", 4, 8, CLUSTER), "no collective 'all_sum'"),
+        (("all_reduce", 4, 8, CLUSTER, "rong"), "no algorithm 'rong'"),
+        (("all_reduce", 4, 8), "cluster is None: give a Cluster"),
+        (("all_reduce", 4, 6, CLUSTER), "no whole number of elements of 4"),
+        (("all_reduce", 4, 6.5, CLUSTER), "nbytes is 6.5"),
+        (("all_reduce", 0, 8, CLUSTER), "n is 0"),
+        (("all_reduce", 10**6, 8, CLUSTER), "do not fit"),
+        (("broadcast", 4, 8, CLUSTER, {"root": 4}), "root is 4: ranks are 0 to 3"),
+        (("all_reduce", 4, 8, CLUSTER, {"starts": [0]}), "for each of 4 ranks"),
+        (("all_reduce", [2, 4], 8, CLUSTER, {"starts": [0, 0]}), "give one n"),
+        (
+            ("all_reduce", MANY, 25 * 2**20, CLUSTER, "ring", {"placement": "round_robin"}),
+            r"all_reduce by 'ring' on 100,000 ranks.*exact where .*multiple of ranks \* itemsize",
+        ),
+        (
+            ("all_reduce", MANY, 400, CLUSTER, "recursive_doubling"),
+            "exact where no messages share a link, or",
+        ),
+        (
+            ("gather", MANY, 400, CLUSTER, "spread", {"starts": np.arange(MANY)}),
+            "gather by 'spread' on 100,000 ranks",
+        ),
+    ],
+)
+def test_refusals_of_times(asked, words):
+    asked, more = (asked[:-1], asked[-1]) if isinstance(asked[-1], dict) else (asked, {})
+    with pytest.raises(InvalidCallError, match=words):
+        scale.time_of(*asked, **more)
 
 
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: scale.time_of("all_sum", 4, 8, CLUSTER), "no collective 'all_sum'"),
-        (lambda: scale.time_of("all_reduce", 4, 8, CLUSTER, "rong"), "no algorithm 'rong'"),
-        (lambda: scale.time_of("all_reduce", 4, 8), "cluster is None: give a Cluster"),
-        (lambda: scale.time_of("all_reduce", 4, 6, CLUSTER), "no whole number of elements of 4"),
-        (lambda: scale.time_of("all_reduce", 4, 6.5, CLUSTER), "nbytes is 6.5"),
-        (lambda: scale.time_of("all_reduce", 0, 8, CLUSTER), "n is 0"),
-        (lambda: scale.time_of("all_reduce", 10**6, 8, CLUSTER), "do not fit"),
-        (lambda: scale.time_of("broadcast", 4, 8, CLUSTER, root=4), "root is 4: ranks are 0 to 3"),
-        (lambda: scale.time_of("all_reduce", 4, 8, CLUSTER, starts=[0]), "for each of 4 ranks"),
-        (lambda: scale.time_of("all_reduce", [2, 4], 8, CLUSTER, starts=[0, 0]), "give one n"),
-        (
-            lambda: scale.time_of(
-                "all_reduce", MANY, 25 * 2**20, CLUSTER, "ring", placement="round_robin"
-            ),
-            r"all_reduce by 'ring' on 100,000 ranks.*exact where .*multiple of ranks \* itemsize",
-        ),
-        (
-            lambda: scale.time_of("all_reduce", MANY, 400, CLUSTER, "recursive_doubling"),
-            "exact where no messages share a link, or",
-        ),
-        (
-            lambda: scale.time_of("gather", MANY, 400, CLUSTER, "spread", starts=np.arange(MANY)),
-            "gather by 'spread' on 100,000 ranks",
-        ),
         (lambda: scale.busbw("barrier", 4, 0, 1.0), "no bus bandwidth of 'barrier'"),
         (lambda: scale.bucket_sizes([]), "give at least one"),
         (
@@ -615,25 +481,17 @@ CLUSTER = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
             "forward_s is of shape",
         ),
         (
-            lambda: scale.step_time([4, 4], 2, CLUSTER, forward_s=1, backward_s=1, ready_s=[1]),
+            lambda: scale.step_time([4, 4], 2, CLUSTER, ready_s=[1], **COMPUTE),
             "a moment for each of 2 buckets",
         ),
         (
-            lambda: scale.step_time(8, 2, CLUSTER, forward_s=1, backward_s=1, ready_s=[2.5]),
+            lambda: scale.step_time(8, 2, CLUSTER, ready_s=[2.5], **COMPUTE),
             "bucket 0 of rank 0 is ready at 2.5 s, and backward is from 1 s to 2 s",
         ),
+        (lambda: scale.step_time(8, 2, CLUSTER, overlap=1.5, **COMPUTE), "overlap is 1.5"),
+        (lambda: scale.weak_scaling(8, 8, CLUSTER, **COMPUTE), "give a list of numbers of ranks"),
         (
-            lambda: scale.step_time(8, 2, CLUSTER, forward_s=1, backward_s=1, overlap=1.5),
-            "overlap is 1.5",
-        ),
-        (
-            lambda: scale.weak_scaling(8, 8, CLUSTER, forward_s=1, backward_s=1),
-            "give a list of numbers of ranks",
-        ),
-        (
-            lambda: scale.weak_scaling([1, 2], 8, CLUSTER, forward_s=1, backward_s=1).relative_to(
-                8
-            ),
+            lambda: scale.weak_scaling([1, 2], 8, CLUSTER, **COMPUTE).relative_to(8),
             "no time on 8 ranks here: there are 1, 2",
         ),
     ],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from itertools import product
 
 import numpy as np
 import pytest
-from sampled import sampled
+from sampled import SEED, sampled
 
 import simlib
 from simlib import Cluster, Device, Link, scale
@@ -17,7 +17,6 @@ from simlib.core.model.errors import InvalidCallError
 from simlib.core.scale import solvers
 from simlib.core.scale.case import Case
 
-SEED = int(os.environ["SEED"])
 MANY = 100_000
 SECOND = Link(1.0, 100.0)  # 1 s and 100 B/s: easy to reckon with
 NODES_OF_8 = simlib.clusters.nvlink_nodes(nodes=64)
@@ -27,9 +26,8 @@ def message_by_message(kind, name, n, nbytes, cluster, starts=None, placement="b
     """Ends of all ranks, through the messages of the schedule."""
     topology = Topology(cluster, n, placement)
     found = schedule(kind, n, nbytes, name, itemsize=4, nodes=topology.node_of, **more)
-    return time_of_messages(
-        found, topology, np.arange(n), np.zeros(n) if starts is None else starts
-    )
+    starts = np.zeros(n) if starts is None else starts
+    return time_of_messages(found, topology, np.arange(n), starts)
 
 
 # -- a ring in segments ----------------------------------------------------------------------------
@@ -52,31 +50,25 @@ def test_a_ring_in_segments_by_hand():
 def test_a_ring_in_segments_on_nodes(nbytes, reduce_Bps):
     cluster = Cluster(6, 8, NODES_OF_8.inter, NODES_OF_8.intra, Device(reduce_Bps=reduce_Bps))
     apart = np.random.default_rng(SEED).random(48) * 1e-4
-    for starts in (None, apart):
-        for chunks in (1, 3, 7):
-            asked = 48, nbytes, cluster
-            wanted = message_by_message(
-                "all_reduce", "ring_segmented", *asked, starts, chunks=chunks
-            )
-            found = scale.ends_of(
-                "all_reduce", *asked, "ring_segmented", starts=starts, chunks=chunks
-            )
-            assert found == pytest.approx(wanted, rel=1e-11)
+    for starts, chunks in product((None, apart), (1, 3, 7)):
+        asked, more = (48, nbytes, cluster), {"starts": starts, "chunks": chunks}
+        wanted = message_by_message("all_reduce", "ring_segmented", *asked, **more)
+        found = scale.ends_of("all_reduce", *asked, "ring_segmented", **more)
+        assert found == pytest.approx(wanted, rel=1e-11)
 
 
 def test_a_ring_in_segments_on_100_000_ranks():
     cluster = simlib.clusters.infiniband_hdr(nodes=MANY)
     latency_s, each_s = cluster.inter.latency_s, 4 / cluster.inter.bandwidth_Bps
-    nbytes = 4 * MANY * 35
-    for chunks, segments_s in ((1, 35 * each_s), (7, 35 * each_s), (10, 35 * each_s)):
-        found = scale.time_of("all_reduce", MANY, nbytes, cluster, "ring_segmented", chunks=chunks)
-        added_s = (MANY - 1) * (chunks * latency_s + segments_s)
-        assert found == pytest.approx(added_s + (MANY - 1) * (latency_s + 35 * each_s), rel=1e-9)
+    asked = "all_reduce", MANY, 4 * MANY * 35
+    for chunks in (1, 7, 10):
+        found = scale.time_of(*asked, cluster, "ring_segmented", chunks=chunks)
+        steps_s = (chunks + 1) * latency_s + 2 * 35 * each_s
+        assert found == pytest.approx((MANY - 1) * steps_s, rel=1e-9)
+    more = {"chunks": 7, "placement": "round_robin", "starts": np.arange(MANY) * 1e-9}
+    nodes = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
     with pytest.raises(InvalidCallError, match="'ring_segmented' on 100,000 ranks"):
-        scale.time_of(
-            "all_reduce", MANY, nbytes, simlib.clusters.nvlink_nodes(nodes=MANY // 8),
-            "ring_segmented", chunks=7, placement="round_robin", starts=np.arange(MANY) * 1e-9,
-        )  # fmt: skip
+        scale.time_of(*asked, nodes, "ring_segmented", **more)
 
 
 # -- two trees -------------------------------------------------------------------------------------
@@ -122,9 +114,6 @@ def test_two_trees_on_100_000_ranks():
     best = scale.time_of("all_reduce", MANY, 400_000_000, cluster, "double_tree")
     ring = scale.time_of("all_reduce", MANY, 400_000_000, cluster, "ring")
     assert 2 * 4e8 / link.bandwidth_Bps < best < 1.2 * 2 * 4e8 / link.bandwidth_Bps < ring
-
-
-def test_two_trees_that_share_links_are_refused_where_there_are_many_messages():
     cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
     with pytest.raises(InvalidCallError, match="exact where no two ranks share a link"):
         scale.time_of("all_reduce", MANY, 4 * 10**6, cluster, "double_tree", chunks=50)
@@ -189,11 +178,9 @@ def test_hierarchical_on_almost_100_000_ranks():
     cluster = simlib.clusters.nvlink_nodes(nodes=MANY // 8)
     fast, slow = cluster.intra, cluster.inter
     lanes_s = 2 * 7 * (fast.latency_s + 5_000_000 / fast.bandwidth_Bps)
-    across_s = (
-        2 * (MANY // 8 - 1) * (fast.latency_s + slow.latency_s + 8 * 400 / slow.bandwidth_Bps)
-    )
+    round_s = fast.latency_s + slow.latency_s + 8 * 400 / slow.bandwidth_Bps
     found = scale.time_of("all_reduce", MANY - 6, 40_000_000, cluster, "hierarchical")
-    assert found == pytest.approx(lanes_s + across_s, rel=1e-9)
+    assert found == pytest.approx(lanes_s + 2 * (MANY // 8 - 1) * round_s, rel=1e-9)
 
 
 def test_hierarchical_by_its_messages_on_a_thousand_ranks():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from math import inf, sqrt
 
 import numpy as np
 import pytest
 import torch.distributed as dist
+from sampled import SEED
 
 import simlib
 from simlib.core.scale import (
@@ -20,7 +20,6 @@ from simlib.core.scale import (
     time_with_failures,
 )
 
-SEED = int(os.environ["SEED"])
 FIXED = 14
 RUNS = 2000
 
@@ -79,12 +78,12 @@ def test_a_long_run_has_the_goodput():
 def test_without_failures_checkpoints_are_all_that_is_lost():
     assert goodput(9.0, 1.0, 1e15, 1000, restart_s=5.0) == pytest.approx(0.9, rel=1e-9)
     assert time_with_failures(20.0, 9.0, 1.0, 1e15) == pytest.approx(23.0, rel=1e-9)
-
-
-def test_what_rounding_leaves_over_is_no_piece():
-    assert 4.2 - 6 * 0.7 > 0
+    assert 4.2 - 6 * 0.7 > 0  # what rounding leaves over is no piece
     assert time_with_failures(4.2, 0.7, 1.0, 1e15) == pytest.approx(4.2 + 6, rel=1e-9)
     assert time_with_failures(0.3, 0.1, 1.0, 1e15) == pytest.approx(0.3 + 3, rel=1e-9)
+    # And with failures only, nothing gets done.
+    assert goodput(1e6, 1.0, 1.0) == 0.0
+    assert time_with_failures(1e6, 1e6, 1.0, 1.0) == inf
 
 
 # -- the best interval -----------------------------------------------------------------------------
@@ -124,45 +123,26 @@ def test_dalys_own_examples(mtbf_minutes, known):
     assert found == pytest.approx(known, abs=0.5 if known > 10 else 0.05)
 
 
-def test_where_saving_takes_longer_than_two_failures_the_interval_is_the_mtbf():
+def test_intervals_by_hand():
+    # Where saving takes longer than two failures the interval is the MTBF.
     assert checkpoint_interval(201.0, 1000.0, 10) == 100.0
-
-
-def test_young_is_the_square_root():
     assert checkpoint_interval(60.0, 1e6, 8, formula="young") == sqrt(2 * 60 * 1e6 / 8)
 
 
-def test_the_best_of_a_simulated_curve_is_the_predicted_one():
-    """What lesson 14 draws: goodput against interval, on 10,000 ranks."""
-    machine = {"checkpoint_s": 60.0, "mtbf_s": 5 * 365 * 86_400.0, "ranks": 10_000}
-    interval_s = np.geomspace(60, 7200, 400)
-    curve = goodput(interval_s, **machine, restart_s=300.0)
-    assert curve.shape == (400,) and (0 < curve).all() and (curve < 1).all()
-    best_s = interval_s[np.argmax(curve)]
-    assert best_s == pytest.approx(checkpoint_interval(**machine), rel=0.02)
-
-
 def test_many_at_once():
-    ranks = np.array([8, 64, 512])
+    numbers = (8, 64, 512)
     for formula in checkpoints.FORMULAS:
-        found = checkpoint_interval(10.0, 1e6, ranks, formula=formula)
-        assert found.tolist() == [
-            checkpoint_interval(10.0, 1e6, r, formula=formula) for r in (8, 64, 512)
-        ]
-    shares = goodput(found, 10.0, 1e6, ranks)
-    assert shares.tolist() == [
-        goodput(interval, 10.0, 1e6, r) for interval, r in zip(found, (8, 64, 512), strict=True)
-    ]
-    assert goodput(100.0, 10.0, 1e6, ranks).shape == (3,)
+        found = checkpoint_interval(10.0, 1e6, np.array(numbers), formula=formula)
+        wanted = [checkpoint_interval(10.0, 1e6, r, formula=formula) for r in numbers]
+        assert found.tolist() == wanted
+    shares = goodput(found, 10.0, 1e6, np.array(numbers))
+    wanted = [goodput(each, 10.0, 1e6, r) for each, r in zip(found, numbers, strict=True)]
+    assert shares.tolist() == wanted
+    assert goodput(100.0, 10.0, 1e6, np.array(numbers)).shape == (3,)
     assert time_with_failures(1e4, [50.0, 70.0], 10.0, 1e6, 8).shape == (2,)
     assert isinstance(goodput(100.0, 10.0, 1e6), float)
     assert isinstance(checkpoint_interval(10.0, 1e6), float)
     assert isinstance(time_with_failures(1e4, 50.0, 10.0, 1e6), float)
-
-
-def test_what_never_gets_done_has_no_goodput():
-    assert goodput(1e6, 1.0, 1.0) == 0.0
-    assert time_with_failures(1e6, 1e6, 1.0, 1.0) == inf
 
 
 # -- failures that are drawn -----------------------------------------------------------------------
@@ -187,7 +167,7 @@ def test_a_rank_fails_again_and_the_next_is_the_first_after():
         assert failures.next(4, asked_s)[3] == min(t for t in times_s if t > asked_s)
 
 
-def test_failures_are_exponential():
+def test_failures_are_exponential_and_not_the_noise_of_the_same_seed():
     drawn = np.array(list(Failures(50.0, SEED).next(20_000).values()))
     assert abs(drawn.mean() - 50) < 5 * 50 / sqrt(20_000)
     for time_s in (10.0, 50.0, 150.0):
@@ -195,12 +175,8 @@ def test_failures_are_exponential():
         assert abs((drawn > time_s).mean() - share) < 5 * sqrt(share * (1 - share) / 20_000)
     first = drawn.reshape(2000, 10).min(axis=1)
     assert abs(first.mean() - 5) < 5 * 5 / sqrt(2000)
-
-
-def test_failures_are_not_the_noise_of_the_same_seed():
-    factors = Jitter("exponential", spread=1.0, seed=SEED).factors(1, 2000)[0]
-    times_s = list(Failures(1.0, SEED).next(2000).values())
-    assert abs(np.corrcoef(factors, times_s)[0, 1]) < 6 / sqrt(2000)
+    factors = Jitter("exponential", spread=1.0, seed=SEED).factors(1, 20_000)[0]
+    assert abs(np.corrcoef(factors, drawn)[0, 1]) < 6 / sqrt(20_000)
 
 
 def test_the_first_of_them_ends_a_run():

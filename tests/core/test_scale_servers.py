@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from sampled import sampled
+from closed_forms import CLUSTERS
+from sampled import SEED, sampled
 
 import simlib
 from simlib import Cluster, Link, scale
@@ -19,14 +19,7 @@ from simlib.core.model.cluster import Topology
 from simlib.core.model.errors import InvalidCallError
 from simlib.core.scale.programs import Machine
 
-SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-CLUSTERS = {
-    "a node each": Cluster(8, 1, Link(5e-5, 1.25e9)),
-    "nodes of 4": Cluster(2, 4, Link(3e-5, 1.25e9), Link(2e-6, 20e9)),
-    "slow links": Cluster(4, 2, Link(3e-4, 2e7), Link(1e-4, 5e7), envelope_bytes=64),
-}
 
 
 def parameter_server(rank, world_size, workers, elements, compute_s, update_s, asynchronous):
@@ -34,19 +27,16 @@ def parameter_server(rank, world_size, workers, elements, compute_s, update_s, a
     parts = [len(part) for part in np.array_split(np.arange(elements), world_size - workers)]
     if rank < workers:
         return work(rank, workers, parts, compute_s)
-    steps, elements = len(compute_s), parts[rank - workers]
-    if asynchronous:
-        return serve_each(workers, elements, steps, update_s)
-    return serve_all(workers, elements, steps, update_s)
+    serve = serve_each if asynchronous else serve_all
+    return serve(workers, parts[rank - workers], len(compute_s), update_s)
 
 
 def work(rank, workers, parts, compute_s):
     ends, began_s = [], time.perf_counter()
     for step in range(len(compute_s)):
         simlib.compute(seconds=compute_s[step][rank])
-        requests = [dist.irecv(torch.empty(part), workers + i) for i, part in enumerate(parts)] + [
-            dist.isend(torch.ones(part), workers + i) for i, part in enumerate(parts)
-        ]
+        requests = [dist.irecv(torch.empty(part), workers + i) for i, part in enumerate(parts)]
+        requests += [dist.isend(torch.ones(part), workers + i) for i, part in enumerate(parts)]
         for request in requests:
             request.wait()
         ends.append(time.perf_counter() - began_s)
@@ -79,41 +69,28 @@ def serve_each(workers, elements, steps, update_s):
 
 
 @pytest.mark.parametrize(
-    "name, asynchronous, numbers, update_s",
-    sampled(CLUSTERS, (False, True), ((1, 1), (4, 1), (5, 3), (3, 4)), (0.0, 3e-4), times=2),
-)
-def test_servers_take_as_long_as_simulated(name, asynchronous, numbers, update_s):
+    "name, asynchronous, numbers, update_s, compute",
+    sampled(
+        CLUSTERS, (False, True), ((1, 1), (4, 1), (5, 3), (3, 4)), (0.0, 3e-4),
+        ("any", "any", 0.0, 1e-3), times=3,
+    ),
+)  # fmt: skip
+def test_servers_take_as_long_as_simulated(name, asynchronous, numbers, update_s, compute):
+    """Equal workers post all sends at one moment, so their order is that of the ranks."""
     cluster, (workers, number) = CLUSTERS[name], numbers
-    random = np.random.default_rng(SEED)
-    compute_s = random.uniform(1e-4, 3e-3, (4, workers))
+    bounds = (1e-4, 3e-3) if compute == "any" else (compute, compute)
+    compute_s = np.random.default_rng(SEED).uniform(*bounds, (4, workers))
     elements = 20_002
     args = workers, elements, compute_s.tolist(), update_s, asynchronous
     run = simlib.simulate(parameter_server, workers + number, args, cluster=cluster)
     steps = scale.parameter_server_time(
-        4 * elements, workers, number, cluster, forward_s=compute_s / 3, update_s=update_s,
-        backward_s=compute_s / 3 * 2, asynchronous=asynchronous, steps=4,
+        4 * elements, workers, number, cluster, forward_s=compute_s / 2, update_s=update_s,
+        backward_s=compute_s / 2, asynchronous=asynchronous, steps=4,
     )  # fmt: skip
     assert steps.end_s.T == pytest.approx(np.array(run.results[:workers]), rel=1e-9)
     assert steps.time_s == pytest.approx(run.time_s, rel=1e-9)
     if asynchronous:
         assert steps.staleness.tolist() == run.results[workers:]
-
-
-@pytest.mark.parametrize(
-    "name, asynchronous, seconds", sampled(CLUSTERS, (False, True), (0.0, 1e-3))
-)
-def test_equal_workers_are_served_in_the_order_of_a_simulation(name, asynchronous, seconds):
-    cluster = CLUSTERS[name]
-    # All sends are posted at one moment, so the order is that of the ranks.
-    args = 5, 20_002, [[seconds] * 5] * 3, 3e-4, asynchronous
-    run = simlib.simulate(parameter_server, 8, args, cluster=cluster)
-    steps = scale.parameter_server_time(
-        80_008, 5, 3, cluster, forward_s=seconds, backward_s=0.0, update_s=3e-4,
-        asynchronous=asynchronous, steps=3,
-    )  # fmt: skip
-    assert steps.end_s.T == pytest.approx(np.array(run.results[:5]), rel=1e-9)
-    if asynchronous:
-        assert steps.staleness.tolist() == run.results[5:]
 
 
 def test_synchronous_servers_have_their_closed_form():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from itertools import product
 from math import inf
 
 import cloudpickle
@@ -11,20 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from sampled import sampled
+from closed_forms import CLUSTERS
+from sampled import SEED, sampled
 
 import simlib
 from simlib import Cluster, Link, scale
 from simlib.core.model.errors import InvalidCallError
 
-SEED = int(os.environ["SEED"])
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-CLUSTERS = {
-    "a node each": Cluster(8, 1, Link(5e-5, 1.25e9)),
-    "nodes of 4": Cluster(2, 4, Link(3e-5, 1.25e9), Link(2e-6, 20e9)),
-    "slow links": Cluster(4, 2, Link(3e-4, 2e7), Link(1e-4, 5e7), envelope_bytes=64),
-}
 
 
 # -- pipelines -------------------------------------------------------------------------------------
@@ -73,134 +67,100 @@ def one_f_one_b_order(rank, ranks, count):
     return order
 
 
-INTERLEAVED_2_RANKS_2_STAGES_4_MICROBATCHES = [
+INTERLEAVED = [
     "F00 F01 F20 F21 F02 B20 F03 B21 F22 B00 F23 B01 B22 B23 B02 B03",
     "F10 F11 F30 B30 F31 B31 F12 B10 F13 B11 F32 B32 F33 B33 B12 B13",
 ]
+"""2 ranks with 2 stages each, 4 micro-batches."""
 
 
-def simulated_pipeline(orders, cluster, forward_s, backward_s, elements, count):
-    seconds = {"F": forward_s, "B": backward_s}
-    args = orders, seconds, elements, count
-    return simlib.simulate(pipeline, len(orders), args, cluster=cluster)
+def interleaved_order(rank, ranks, count):
+    return [(unit[0], int(unit[1]), int(unit[2])) for unit in INTERLEAVED[rank].split()]
 
 
-ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "interleaved": interleaved_order}
 
 
 @pytest.mark.parametrize(
-    "name, schedule, numbers", sampled(CLUSTERS, ORDERS, ((2, 3), (4, 8), (6, 4)), times=2)
+    "name, schedule, numbers", sampled(CLUSTERS, ORDERS, ((2, 3), (4, 8), (6, 4)), times=3)
 )
 def test_a_pipeline_takes_as_long_as_simulated(name, schedule, numbers):
     cluster, order, (ranks, count) = CLUSTERS[name], ORDERS[schedule], numbers
+    parts = 2 if schedule == "interleaved" else 1
+    if parts == 2:
+        ranks, count = 2, 4
     random = np.random.default_rng(SEED)
-    forward_s, backward_s = (random.uniform(1e-4, 1e-3, ranks).tolist() for _ in range(2))
+    times = [random.uniform(1e-4, 1e-3, ranks * parts).tolist() for _ in range(2)]
     orders = [order(rank, ranks, count) for rank in range(ranks)]
-    run = simulated_pipeline(orders, cluster, forward_s, backward_s, 20_000, count)
+    args = orders, dict(zip("FB", times, strict=True)), 20_000, count
+    run = simlib.simulate(pipeline, ranks, args, cluster=cluster)
     step = scale.pipeline_time(
-        ranks, count, cluster, forward_s=forward_s, backward_s=backward_s, message_bytes=80_000,
-        schedule=schedule,
-    )  # fmt: skip
-    assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_an_interleaved_pipeline_takes_as_long_as_simulated(cluster):
-    random = np.random.default_rng(SEED)
-    forward_s, backward_s = (random.uniform(1e-4, 1e-3, 4).tolist() for _ in range(2))
-    orders = [
-        [(unit[0], int(unit[1]), int(unit[2])) for unit in line.split()]
-        for line in INTERLEAVED_2_RANKS_2_STAGES_4_MICROBATCHES
-    ]
-    run = simulated_pipeline(orders, cluster, forward_s, backward_s, 20_000, 4)
-    step = scale.pipeline_time(
-        2, 4, cluster, forward_s=forward_s, backward_s=backward_s, message_bytes=80_000,
-        schedule="interleaved", stages_per_rank=2,
+        ranks, count, cluster, forward_s=times[0], backward_s=times[1], message_bytes=80_000,
+        schedule=schedule, stages_per_rank=parts,
     )  # fmt: skip
     assert step.time_s == pytest.approx(run.time_s, rel=1e-9)
 
 
 FREE = Cluster(64, 1, Link(0.0, inf))
+BYTES = {"message_bytes": 100}
 
 
 @pytest.mark.parametrize("ranks, count", [(1, 4), (2, 2), (4, 8), (8, 32)])
-def test_bubbles_have_their_closed_forms(ranks, count):
+def test_bubbles_have_their_closed_forms_and_what_is_held_has_the_peak(ranks, count):
     for schedule, parts in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4)):
-        step = scale.pipeline_time(
-            ranks, count, FREE, forward_s=1.0, backward_s=2.0, message_bytes=4,
-            schedule=schedule, stages_per_rank=parts,
-        )  # fmt: skip
-        assert step.bubble == pytest.approx((ranks - 1) / (parts * count + ranks - 1), abs=1e-12)
-        assert step.even_bubble == pytest.approx(step.bubble, abs=1e-12)
-        if parts == 1:
-            held = [min(count, ranks - rank) for rank in range(ranks)]
-            wanted = [count] * ranks if schedule == "gpipe" else held
-            assert step.peak_microbatches.tolist() == wanted
+        for link in (Link(0.0, inf), Link(0.1, inf)):
+            step = scale.pipeline_time(
+                ranks, count, Cluster(8, 1, link), forward_s=1.0, backward_s=2.0, message_bytes=4,
+                schedule=schedule, stages_per_rank=parts,
+            )  # fmt: skip
+            for rank in range(ranks):
+                times_s, counts = step.held(rank)
+                assert counts.max() == step.peak_microbatches[rank] and counts[-1] == 0
+                assert (np.diff(times_s) >= 0).all() and (counts >= 0).all()
+            if link.latency_s:
+                continue
+            even = (ranks - 1) / (parts * count + ranks - 1)
+            assert step.bubble == pytest.approx(even, abs=1e-12)
+            assert step.even_bubble == pytest.approx(step.bubble, abs=1e-12)
+            if parts == 1:
+                held = [min(count, ranks - rank) for rank in range(ranks)]
+                wanted = [count] * ranks if schedule == "gpipe" else held
+                assert step.peak_microbatches.tolist() == wanted
 
 
-def test_a_pipeline_by_hand():
+def test_pipelines_by_hand():
     # 2 stages of 1 s and 2 s, messages of 1 s + 100 B / (100 B/s) = 2 s, one micro-batch:
     # 1 + 2 + 1 + 2 + 2 + 2.
-    cluster = Cluster(2, 1, Link(1.0, 100.0))
-    step = scale.pipeline_time(
-        2, 1, cluster, forward_s=1, backward_s=2, message_bytes=100, activation_bytes=7
-    )
+    times, cluster = {"forward_s": 1.0, "backward_s": 2.0}, Cluster(2, 1, Link(1.0, 100.0))
+    step = scale.pipeline_time(2, 1, cluster, message_bytes=100, activation_bytes=7, **times)
     assert step.time_s == 10 and step.compute_s.tolist() == [3, 3]
     assert step.peak_activation_bytes.tolist() == [7, 7]
     assert step._repr_png_().startswith(b"\x89PNG")
-
-
-def test_what_is_held_over_time_by_hand():
     # Rank 0 of 2, forward 1 s, backward 2 s: F0 F1 wait B0 F2 B1 wait B2.
-    times = {"forward_s": 1.0, "backward_s": 2.0, "message_bytes": 4}
-    step = scale.pipeline_time(2, 3, FREE, **times)
-    times_s, counts = step.held(0)
+    times_s, counts = scale.pipeline_time(2, 3, FREE, message_bytes=4, **times).held(0)
     assert times_s.tolist() == [0, 1, 6, 6, 9, 12]
     assert counts.tolist() == [1, 2, 1, 2, 1, 0]
 
 
-@pytest.mark.parametrize("schedule, parts", [("gpipe", 1), ("1f1b", 1), ("interleaved", 3)])
-def test_what_is_held_has_the_peak_and_ends_with_nothing(schedule, parts):
-    step = scale.pipeline_time(
-        4, 8, Cluster(4, 1, Link(0.1, inf)), forward_s=1.0, backward_s=2.0, message_bytes=4,
-        schedule=schedule, stages_per_rank=parts,
-    )  # fmt: skip
-    for rank in range(4):
-        times_s, counts = step.held(rank)
-        assert counts.max() == step.peak_microbatches[rank] and counts[-1] == 0
-        assert (np.diff(times_s) >= 0).all() and (counts >= 0).all()
-
-
-@pytest.mark.parametrize("sort", ["latency", "bandwidth"])
 @pytest.mark.parametrize("message_s", [0, 0.1, 0.77, 1])
-def test_even_pipelines_in_closed_form(sort, message_s):
-    link = (
-        Link(message_s, inf)
-        if sort == "latency"
-        else Link(0, 100 / message_s if message_s else inf)
-    )
-    for ranks in (1, 2, 3, 4, 5, 8):
-        for count in (1, 2, 3, 4, 5, 7, 8, 9, 16, 17):
-            for backward_s in (1.0, 2.0, 3.3):
-                step = scale.pipeline_time(
-                    ranks, count, Cluster(ranks, 1, link), forward_s=1.0, backward_s=backward_s,
-                    message_bytes=100,
-                )  # fmt: skip
-                found_s = scale.even_pipeline_time(
-                    ranks, count, forward_s=1.0, backward_s=backward_s, message_s=message_s
-                )
-                assert found_s == pytest.approx(step.time_s, rel=1e-9), (ranks, count)
+@pytest.mark.parametrize("backward_s", [1.0, 2.0, 3.3])
+def test_even_pipelines_in_closed_form(message_s, backward_s):
+    times = {"forward_s": 1.0, "backward_s": backward_s}
+    for link in (Link(message_s, inf), Link(0, 100 / message_s if message_s else inf)):
+        for ranks, count in product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)):
+            step = scale.pipeline_time(ranks, count, Cluster(ranks, 1, link), **BYTES, **times)
+            found_s = scale.even_pipeline_time(ranks, count, message_s=message_s, **times)
+            assert found_s == pytest.approx(step.time_s, rel=1e-9), (ranks, count)
 
 
 def test_longer_messages_than_forwards_have_no_closed_form():
-    times = {"forward_s": 1.0, "backward_s": 2.0, "message_s": 1.5}
+    times = {"forward_s": 1.0, "backward_s": 2.0}
     with pytest.raises(InvalidCallError, match="a message takes 1.5 s and a forward 1 s"):
-        scale.even_pipeline_time(3, 4, **times)
-    slow = Cluster(3, 1, Link(0, 100 / 1.5))
-    followed = scale.pipeline_time(3, 4, slow, forward_s=1.0, backward_s=2.0, message_bytes=100)
+        scale.even_pipeline_time(3, 4, message_s=1.5, **times)
+    followed = scale.pipeline_time(3, 4, Cluster(3, 1, Link(0, 100 / 1.5)), **BYTES, **times)
     rounds = 5 - 5 // 3
     assert followed.time_s > 6 * 3 + 2 * rounds * 1.5  # what the closed form would have said
-    assert scale.even_pipeline_time(1, 4, **times) == 12
+    assert scale.even_pipeline_time(1, 4, message_s=1.5, **times) == 12
 
 
 # -- ZeRO and tensor parallelism -------------------------------------------------------------------
@@ -333,25 +293,20 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
 
 
 @pytest.mark.parametrize(
-    "call, words",
+    "asked, more, words",
     [
-        (lambda: scale.pipeline_time(2, 4, FREE, schedule="2f", **TIMES), "schedule is '2f'"),
-        (lambda: scale.pipeline_time(2, 4, FREE, stages_per_rank=2, **TIMES), "one stage on each"),
-        (
-            lambda: scale.pipeline_time(2, 3, FREE, schedule="interleaved", **TIMES),
-            "in groups of as many as there are ranks",
-        ),
-        (lambda: scale.pipeline_time(64, 10_000, FREE, **TIMES), "1,280,000 units of work"),
-        (
-            lambda: scale.pipeline_time(2, 4, FREE, **{**TIMES, "forward_s": [1]}),
-            "give seconds, one or 2",
-        ),
-        (
-            lambda: scale.zero_time(4, 400, 4, FREE, forward_s=1, backward_s=1),
-            "stage is 4: ZeRO has stages 1, 2 and 3",
-        ),
+        ((2, 4), {"schedule": "2f"}, "schedule is '2f'"),
+        ((2, 4), {"stages_per_rank": 2}, "one stage on each"),
+        ((2, 3), {"schedule": "interleaved"}, "in groups of as many as there are ranks"),
+        ((64, 10_000), {}, "1,280,000 units of work"),
+        ((2, 4), {"forward_s": [1]}, "give seconds, one or 2"),
     ],
 )
-def test_refusals(call, words):
+def test_refusals(asked, more, words):
     with pytest.raises(InvalidCallError, match=words):
-        call()
+        scale.pipeline_time(*asked, FREE, **TIMES | more)
+
+
+def test_a_stage_of_zero_that_is_none_is_refused():
+    with pytest.raises(InvalidCallError, match="stage is 4: ZeRO has stages 1, 2 and 3"):
+        scale.zero_time(4, 400, 4, FREE, forward_s=1, backward_s=1)

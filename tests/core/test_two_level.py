@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -49,15 +51,15 @@ def test_the_levels_are_collectives_one_after_the_other(root):
 @pytest.mark.parametrize("kind, name", EVERY)
 def test_sizes_at_which_a_level_cuts_the_vector(kind, name):
     """Levels cut it in different ways; also into more parts than it has elements."""
-    for n in (3, 9, 18, 20, 40):
+    sizes = (4, 3072), (4096, 3), (4, 150_001), (4096, 17)
+    for n, (itemsize, elements) in product((3, 9, 18, 20, 40), sizes):
         for nodes in (np.arange(n) // 9, np.arange(n) % 2, np.arange(n) * 2 // 3):
-            for itemsize, elements in ((4, 3072), (4096, 3), (4, 150_001), (4096, 17)):
-                for root in {0, n - 1, n // 2}:
-                    nbytes = 0 if kind == "barrier" else itemsize * elements
-                    more = {"itemsize": itemsize, "nodes": nodes, "root": root}
-                    found = schedule(kind, n, nbytes, name, **more)
-                    assert found.nbytes == nbytes and (found.chunk_nbytes % itemsize == 0).all()
-                    assert is_right(found), (n, nodes, itemsize, root)
+            for root in {0, n - 1, n // 2}:
+                nbytes = 0 if kind == "barrier" else itemsize * elements
+                more = {"itemsize": itemsize, "nodes": nodes, "root": root}
+                found = schedule(kind, n, nbytes, name, **more)
+                assert found.nbytes == nbytes and (found.chunk_nbytes % itemsize == 0).all()
+                assert is_right(found), (n, nodes, itemsize, root)
 
 
 @pytest.mark.parametrize("kind, name", EVERY)
@@ -104,9 +106,7 @@ def test_choices(kind, n, nodes, nbytes, name):
     assert takes == scale.time_of(kind, n, nbytes // 4 * 4, cluster, name)
     if nodes < n:  # without nodes= each rank has its own
         assert not choose(kind, n, nbytes).startswith("smp")
-
-
-def test_one_uneven_node_is_enough():
+    # One uneven node is enough.
     assert choose("barrier", 5, 0, nodes=[0, 1, 2, 3, 3]) == "smp"
     assert choose("barrier", 5, 0, nodes=[4, 1, 2, 3, 0]) == "dissemination"
 
@@ -135,15 +135,12 @@ def test_a_simulation_takes_it_and_a_group_does_by_its_own_nodes():
     assert firsts <= {(a, b) for a in (0, 2, 4) for b in (0, 2, 4)}
 
 
-def test_what_two_levels_save_by_hand():
+def test_what_two_levels_take_by_hand_and_on_100_000_ranks():
     # 4 nodes of 2, 1 s and 100 B/s between, nothing in the node. Four firsts exchange 100 B twice:
     # 4 s. In one level the first exchange is in the node, then two share each link: 2 (1 + 2) s.
     cluster = Cluster(4, 2, Link(1.0, 100.0))
     assert scale.time_of("all_reduce", 8, 100, cluster) == 4
     assert scale.time_of("all_reduce", 8, 100, cluster, "recursive_doubling") == 6
-
-
-def test_100_000_ranks_in_nodes_of_8():
     many = 100_000
     cluster = simlib.clusters.nvlink_nodes(nodes=many // 8)
     in_node_s = cluster.intra.latency_s + 1024 / cluster.intra.bandwidth_Bps
