@@ -22,36 +22,15 @@ class RunMaker:
         self.results = [None] * world_size
 
     def op(self, rank, kind, times, peer=None, tag=None, numel=1, group=None, line=1, **more):
-        fields = {
-            "shapes": ((numel,),),
-            "dtype": "float32",
-            "reduce_op": None,
-            "splits": None,
-            "async_op": False,
-            "any_source": False,
-            "nbytes": 4 * numel,
-        }
-        fields.update(more)
-        seq = self.counts[rank]
-        self.counts[rank] += 1
-        post, wait, end = (None if t is None else t * 1e-6 for t in times)
+        fields = {"reduce_op": None, "splits": None, "async_op": False, "any_source": False}
+        fields |= {"shapes": ((numel,),), "dtype": "float32", "nbytes": 4 * numel} | more
+        names = "post_s", "wait_s", "end_s"
+        for name, t in zip(names, times, strict=True):
+            fields[name] = None if t is None else t * 1e-6
         site = Site(kind, "<cell>", line, "main", 3, kind)
-        group = group or self.world
-        self.ops.append(
-            Op(
-                rank,
-                seq,
-                kind,
-                group,
-                peer,
-                tag,
-                site=site,
-                post_s=post,
-                wait_s=wait,
-                end_s=end,
-                **fields,
-            )
-        )
+        where = self.counts[rank], kind, group or self.world, peer, tag
+        self.counts[rank] += 1
+        self.ops.append(Op(rank, *where, site=site, **fields))
         return self.ops[-1]
 
     def send(self, src, dst, *times, tag=0, **more):
@@ -97,14 +76,9 @@ def all_reduces(world_size, steps=1, step_us=100):
     maker = RunMaker(world_size)
     for step in range(steps):
         begin, end = step * step_us, step * step_us + 0.8 * step_us
-        maker.collective(
-            "all_reduce",
-            {
-                r: ((p := begin + step_us * (0.2 + 0.08 * ((3 * r + step) % 5))), p, end + r % 3)
-                for r in range(world_size)
-            },
-            line=3,
-        )
+        for r in range(world_size):
+            post = begin + step_us * (0.2 + 0.08 * ((3 * r + step) % 5))
+            maker.collective("all_reduce", {r: (post, post, end + r % 3)}, line=3)
     maker.spans = [(0.0, steps * step_us)] * world_size
     maker.results = [10.0] * world_size
     return maker.run()

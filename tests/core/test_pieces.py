@@ -39,63 +39,52 @@ def two_in_turn(rank, world_size):
             simlib.compute(3)
 
 
+@pytest.fixture(scope="module")
+def run():
+    """A simulation of `two_in_turn`, which nobody changes."""
+    return simlib.simulate(two_in_turn, 2, cluster=cluster())
+
+
 def found(run):
     return [(p.rank, p.label, p.start_s, p.end_s) for p in run.trace.pieces]
 
 
-def test_a_simulation_has_pieces_at_their_virtual_times():
-    run = simlib.simulate(two_in_turn, 2, cluster=cluster())
+def test_a_simulation_has_pieces_at_their_virtual_times(run):
     assert found(run) == [(0, "F7", 0, 2), (1, "B1.4", 2, 5)]
     assert run.trace.pieces[1].numbers == {"stage": 1, "micro": 4}
 
 
-def test_real_ranks_name_theirs():
-    def main(rank, world_size):
+def test_real_ranks_name_theirs_and_forget_those_of_the_run_before():
+    def main(rank, world_size, name):
         for micro in range(2):
-            with simlib.span("F", micro=micro):
+            with simlib.span(name, micro=micro):
                 dist.all_reduce(torch.ones(1))
 
-    run = simlib.run(main, 2)
-    assert [p.label for p in run.trace.pieces if p.rank == 1] == ["F0", "F1"]
-    ops = [op for op in run.trace if op.rank == 1]
-    for piece, op in zip((p for p in run.trace.pieces if p.rank == 1), ops, strict=True):
-        assert piece.start_s <= op.post_s <= op.end_s <= piece.end_s
-
-
-def test_the_same_processes_forget_the_pieces_of_the_run_before():
-    def main(rank, world_size, name):
-        with simlib.span(name):
-            pass
-
-    for engine in (simlib.run, simlib.simulate):
-        labels = [[p.label for p in engine(main, 2, (name,)).trace.pieces] for name in "FB"]
-        assert labels == [["F", "F"], ["B", "B"]]
+    for name in "FB":
+        run = simlib.run(main, 2, (name,))
+        pieces = [p for p in run.trace.pieces if p.rank == 1]
+        assert [p.label for p in pieces] == [f"{name}0", f"{name}1"]
+        for piece, op in zip(pieces, run.trace.of_rank(1), strict=True):
+            assert piece.start_s <= op.post_s <= op.end_s <= piece.end_s
+        simulated = simlib.simulate(main, 2, (name,)).trace.pieces
+        assert [p.label for p in simulated] == [f"{name}0", f"{name}0", f"{name}1", f"{name}1"]
 
 
 def test_a_piece_that_an_error_leaves_has_ended_and_one_that_a_kill_leaves_has_not():
-    def main(rank, world_size):
+    def main(rank, world_size, fails):
         with simlib.span("F"):
             simlib.compute(2)
-            if rank == 0:
+            if fails and rank == 0:
                 raise ValueError("as meant")
+            if not fails:
+                dist.barrier()
 
     with pytest.raises(simlib.RankError) as raised:
-        simlib.simulate(main, 2, cluster=cluster())
+        simlib.simulate(main, 2, (True,), cluster=cluster())
     assert found(raised.value.run) == [(0, "F", 0, 2), (1, "F", 0, 2)]
     with pytest.raises(simlib.RankDiedError) as raised:
-        simlib.simulate(waits_after_a_piece, 2, cluster=cluster(), kill={0: 1.0})
+        simlib.simulate(main, 2, (False,), cluster=cluster(), kill={0: 1.0})
     assert found(raised.value.run)[0] == (0, "F", 0, None)
-
-
-def waits_after_a_piece(rank, world_size):
-    with simlib.span("F"):
-        simlib.compute(2)
-        dist.barrier()
-
-
-def test_outside_of_ranks_nothing_happens():
-    with simlib.span("F", micro=1):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -114,22 +103,26 @@ def test_what_is_no_name_or_number_is_refused(name, numbers, words):
         pass
 
 
-def test_a_number_may_be_a_tensor_of_one():
+def test_a_number_may_be_a_tensor_of_one_and_outside_of_ranks_nothing_happens():
     def main(rank, world_size):
         with simlib.span("F", micro=torch.tensor(5)):
             pass
 
+    main(0, 1)
     assert simlib.simulate(main, 1).trace.pieces[0].numbers == {"micro": 5}
 
 
-def test_the_bubble_is_the_time_outside_of_pieces():
-    bubble = simlib.simulate(two_in_turn, 2, cluster=cluster()).bubble()
+def test_the_bubble_is_the_time_outside_of_pieces_and_states_tell_it_too(run):
+    bubble = run.bubble()
     assert bubble.time_s == 5
     np.testing.assert_array_equal(bubble.busy_s, [2, 3])
     np.testing.assert_array_equal(bubble.idle_s, [3, 2])
     np.testing.assert_allclose(bubble.by_rank, [0.6, 0.4])
     assert bubble.share == pytest.approx(0.5)
     assert repr(bubble).splitlines()[-1].split() == ["mean", "2.5", "s", "2.5", "s", "50.0%"]
+    np.testing.assert_array_equal(run.states.bubble_s, [3, 2])
+    head, first = run.states.table().splitlines()[:2]
+    assert "bubble" in head and first.split() == ["0", "2", "s", "0", "s", "0", "s", "3", "s"]
 
 
 def test_a_wait_within_a_piece_is_idle_and_pieces_within_pieces_count_once():
@@ -137,31 +130,20 @@ def test_a_wait_within_a_piece_is_idle_and_pieces_within_pieces_count_once():
         with simlib.span("F"):
             with simlib.span("inner"):
                 simlib.compute(1)
-            if rank == 0:
-                dist.send(torch.ones(1), dst=1)
-            else:
-                dist.recv(torch.ones(1), src=0)
+            dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
             simlib.compute(1)
 
-    run = simlib.simulate(main, 2, cluster=cluster(simlib.Link(0.5, math.inf)))
-    bubble = run.bubble()
+    bubble = simlib.simulate(main, 2, cluster=cluster(simlib.Link(0.5, math.inf))).bubble()
     assert bubble.time_s == 2.5
     np.testing.assert_array_equal(bubble.busy_s, [2, 2])
 
 
-def test_states_tell_the_bubble_too():
-    states = simlib.simulate(two_in_turn, 2, cluster=cluster()).states
-    np.testing.assert_array_equal(states.bubble_s, [3, 2])
-    assert states.table().splitlines()[1].split() == ["0", "2", "s", "0", "s", "0", "s", "3", "s"]
-    assert "bubble" in states.table().splitlines()[0]
-    states = simlib.simulate(lambda rank, world_size: None, 2).states
-    assert states.bubble_s is None and "bubble" not in states.table()
-
-
-def test_a_run_without_pieces_has_no_bubble():
-    run = simlib.simulate(lambda rank, world_size: None, 1)
+def test_a_run_without_pieces_has_no_bubble_and_its_timeline_no_names():
+    run = simlib.simulate(lambda rank, world_size: simlib.compute(1), 1, cluster=cluster())
     with pytest.raises(InvalidCallError, match=r"simlib\.span"):
         run.bubble()
+    assert run.states.bubble_s is None and "bubble" not in run.states.table()
+    assert [text.get_text() for text in run.timeline().legends[0].get_texts()] == ["computing"]
 
 
 def pipeline(rank, world_size, kind, m, v=1):
@@ -203,38 +185,29 @@ def test_a_replay_has_the_pieces_at_its_own_times(kind, link):
         for at in (FREE, link)
     ]
     again = runs[0].replay(cluster(link, device=device))
-    assert [(p.rank, p.label) for p in again.trace.pieces] == [
-        (p.rank, p.label) for p in runs[1].trace.pieces
-    ]
     for one, other in zip(again.trace.pieces, runs[1].trace.pieces, strict=True):
+        assert (one.rank, one.label) == (other.rank, other.label)
         assert one.start_s == pytest.approx(other.start_s, rel=1e-9, abs=1e-15)
         assert one.end_s == pytest.approx(other.end_s, rel=1e-9, abs=1e-15)
 
 
-def never_leaves(rank, world_size):
-    global kept
-    kept = simlib.span("F")
-    kept.__enter__()
-    simlib.compute(1)
-
-
 def test_a_replay_leaves_a_piece_open_that_never_ended():
-    run = simlib.simulate(never_leaves, 1, cluster=cluster())
-    assert found(run) == [(0, "F", 0, None)]
-    assert found(run.replay(cluster())) == [(0, "F", 0, None)]
+    def main(rank, world_size):
+        main.kept = simlib.span("F")
+        main.kept.__enter__()
+        simlib.compute(1)
+
+    run = simlib.simulate(main, 1, cluster=cluster())
+    assert found(run) == found(run.replay(cluster())) == [(0, "F", 0, None)]
     assert run.bubble().share == 0
 
 
-def test_a_saved_run_has_its_pieces(tmp_path):
-    run = simlib.simulate(two_in_turn, 2, cluster=cluster())
-    loaded = simlib.load(run.save(tmp_path / "run.json"))
+def test_a_saved_run_has_its_pieces_and_a_viewer_shows_them_on_threads_of_their_own(run, tmp_path):
+    path = run.save(tmp_path / "run.json")
+    loaded = simlib.load(path)
     assert loaded.trace.pieces == run.trace.pieces
     assert loaded.bubble().share == run.bubble().share
-
-
-def test_a_trace_viewer_shows_pieces_on_threads_of_their_own(tmp_path):
-    run = simlib.simulate(two_in_turn, 2, cluster=cluster())
-    events = json.loads(run.save(tmp_path / "run.json").read_text())["traceEvents"]
+    events = json.loads(path.read_text())["traceEvents"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     pieces = [e for e in events if e.get("cat") == "piece"]
     assert [(names[e["pid"], e["tid"]], e["name"], e["ts"], e["dur"]) for e in pieces] == [
@@ -243,25 +216,21 @@ def test_a_trace_viewer_shows_pieces_on_threads_of_their_own(tmp_path):
     ]
 
 
-def test_the_timeline_shows_each_piece_in_the_shade_of_its_name_with_its_label():
-    run = simlib.simulate(two_in_turn, 2, cluster=cluster())
+def test_the_timeline_shows_each_piece_in_the_shade_of_its_name_with_its_label(run):
     figure = run.timeline()
     (axes,) = figure.axes
     assert {"F7", "B1.4"} <= {text.get_text() for text in axes.texts}
     fills = {
-        tuple(np.round(np.array(color[:3]) * 255).astype(int))
+        to_hex(color)
         for drawn in axes.collections
         if hasattr(drawn, "get_facecolor")
         for color in drawn.get_facecolor()
     }
-    expected = [rank_color(0), shaded(rank_color(1), shades_of(run.trace)["B"])]
-    assert {tuple(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in expected} <= fills
+    expected = {rank_color(0), shaded(rank_color(1), shades_of(run.trace)["B"])}
+    assert {to_hex(color) for color in expected} <= fills
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[:3] == ["outside of pieces", "F", "B"]
-
-
-def test_the_arrow_of_a_message_does_not_cross_out_the_label_of_a_piece():
-    (axes,) = simlib.simulate(two_in_turn, 2, cluster=cluster()).timeline().axes
+    # The arrow of a message does not cross out the label of a piece.
     (label,) = [text for text in axes.texts if text.get_text() == "F7"]
     arrows = [drawn for drawn in axes.collections if isinstance(drawn, LineCollection)]
     assert arrows and label.get_zorder() > max(arrow.get_zorder() for arrow in arrows)
@@ -279,14 +248,7 @@ def test_a_narrow_piece_shows_its_last_number_and_a_narrower_one_nothing():
     assert [text for text in texts if "3" in text] == ["F1.3", "3"]
 
 
-def test_a_timeline_without_pieces_is_as_it_was():
-    run = simlib.simulate(lambda rank, world_size: simlib.compute(1), 1, cluster=cluster())
-    legend = [text.get_text() for text in run.timeline().legends[0].get_texts()]
-    assert legend == ["computing"]
-
-
-def test_the_player_has_the_pieces_in_sight():
-    run = simlib.simulate(two_in_turn, 2, cluster=cluster())
+def test_the_player_has_the_pieces_in_sight(run):
     lanes = scene_of(run)["lanes"]
     assert [lane["pieces"] for lane in lanes] == [[[0, 2, 0.0, "F7"]], [[2, 5, 0.5, "B1.4"]]]
     lanes = scene_of(run, between=(0, 1))["lanes"]

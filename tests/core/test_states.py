@@ -31,20 +31,25 @@ def pale(rank):
     return mix(rank_color(rank), WHITE, 0.45)
 
 
-def test_moved_numbers_keep_their_colour_and_computed_ones_are_white():
-    one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    figure = draw_states(run_with((one, [two, one]), (two, torch.tensor([3.0]))))
-    assert cells(figure) == [
-        ("1", pale(0)), ("2", pale(1)), ("1", pale(0)), ("2", pale(1)), ("3", WHITE),
-    ]  # fmt: skip
+ONE, TWO, THREE, FIVE = (torch.tensor([float(number)]) for number in (1, 2, 3, 5))
 
 
-def test_before_has_the_colour_of_its_row_and_what_several_held_is_grey_after():
-    one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    figure = draw_states(run_with((one, one), (torch.cat([one, two]), two)))
-    assert cells(figure) == [
-        ("1", pale(0)), ("1", "#cccccc"), ("1", pale(1)), ("2", pale(1)), ("2", pale(1)),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    "results, shown",
+    [
+        # Numbers that moved keep their colour, and computed ones are white.
+        (((ONE, [TWO, ONE]), (TWO, THREE)), "1 0 2 1 1 0 2 1 3 white"),
+        # Before has the colour of its row, and what several held is grey after.
+        (((ONE, ONE), (torch.cat([ONE, TWO]), TWO)), "1 0 1 grey 1 1 2 1 2 1"),
+        # A rank that holds nothing has no cells.
+        (((None, FIVE), (FIVE, None)), "5 1 5 1"),
+    ],
+)
+def test_every_number_is_there_in_its_colour(results, shown):
+    colours = {"0": pale(0), "1": pale(1), "white": WHITE, "grey": "#cccccc"}
+    words = shown.split()
+    wanted = zip(words[::2], (colours[word] for word in words[1::2]), strict=True)
+    assert cells(draw_states(run_with(*results))) == list(wanted)
 
 
 def test_long_tensors_are_elided_and_long_numbers_fit_their_cells():
@@ -73,11 +78,6 @@ def test_anything_but_before_and_after_is_refused(results, words):
     with pytest.raises(ValueError, match="draw_states needs a rank function") as told:
         draw_states(run_with(results))
     assert words in str(told.value)
-
-
-def test_rank_that_holds_nothing_has_no_cells():
-    figure = draw_states(run_with((None, torch.tensor([5.0])), (torch.tensor([5.0]), None)))
-    assert cells(figure) == [("5", pale(1)), ("5", pale(1))]
 
 
 def test_numbers_of_nested_lists():

@@ -33,23 +33,14 @@ def same_program(seed):
     """Sends, two groups' collectives: the same calls at other times, posted in another order."""
     rng = random.Random(seed)
     maker = RunMaker(4)
-    evens, odds = (0, 2), (1, 3)
     names = ["group 1", "group 2"]
     rng.shuffle(names)  # groups are named as they appear, which is a matter of timing
-    groups = {evens: Group(names[0], evens), odds: Group(names[1], odds)}
-    for ranks in (evens, odds):
-        for kind in ("all_reduce", "broadcast"):
+    for name, ranks in zip(names, ((0, 2), (1, 3)), strict=True):
+        for number, (kind, peer) in enumerate((("all_reduce", None), ("broadcast", ranks[0]))):
             for rank in ranks:
-                t = rng.uniform(0, 40) + 50 * (kind == "broadcast")
-                maker.op(
-                    rank,
-                    kind,
-                    (t, t, 100),
-                    group=groups[ranks],
-                    line=rank + 1,
-                    peer=ranks[0] if kind == "broadcast" else None,
-                    reduce_op="SUM" if kind == "all_reduce" else None,
-                )
+                t = rng.uniform(0, 40) + 50 * number
+                more = {"group": Group(name, ranks), "line": rank + 1, "peer": peer}
+                maker.collective(kind, {rank: (t, t, 100)}, **more)
     for src in rng.sample(range(4), 4):
         t = rng.uniform(0, 90)
         maker.send(src, (src + 1) % 4, t, t, 100, line=20 + src)

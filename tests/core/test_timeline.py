@@ -47,16 +47,6 @@ def boxes_of(figure):
     return found
 
 
-def assert_labels_apart(figure):
-    figure.canvas.draw()
-    renderer = figure.canvas.get_renderer()
-    axes = figure.axes[0].get_window_extent(renderer)
-    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
-    for i, box in enumerate(boxes):
-        assert axes.x0 - 1 <= box.x0 and box.x1 <= axes.x1 + 1
-        assert not any(box.overlaps(other) for other in boxes[:i])
-
-
 def stuck():
     """Both receive first; rank 2 sent to nobody and left; rank 3 joins a collective alone."""
     maker = RunMaker(4)
@@ -85,7 +75,14 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_labels_keep_apart_and_inside(name):
-    assert_labels_apart(draw_timeline(CASES[name]()))
+    figure = draw_timeline(CASES[name]())
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    axes = figure.axes[0].get_window_extent(renderer)
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+    for i, box in enumerate(boxes):
+        assert axes.x0 - 1 <= box.x0 and box.x1 <= axes.x1 + 1
+        assert not any(box.overlaps(other) for other in boxes[:i])
 
 
 def test_rank_0_is_on_top_and_each_rank_has_its_colour():
@@ -97,21 +94,21 @@ def test_rank_0_is_on_top_and_each_rank_has_its_colour():
     own = {color.lower() for color in OKABE_ITO}
     spans = {row: fill for fill, _, _, row in boxes_of(figure) if fill in own}
     assert spans == {rank: OKABE_ITO[rank].lower() for rank in range(4)}
-
-
-def test_no_two_of_24_ranks_have_the_same_colour():
     colors = [rank_color(rank) for rank in range(24)]
     assert colors[:8] == list(OKABE_ITO)
     assert len(set(colors)) == 24 and rank_color(24) == colors[0]
+    # The title leaves the time to the axis.
+    assert "main on 4 real ranks" in [text.get_text() for text in figure.texts]
 
 
-def test_waits_and_spans_are_where_the_trace_has_them():
+def test_waits_spans_and_arrows_are_where_the_trace_has_them():
     maker = RunMaker(2)
     maker.send(0, 1, 30, 30, 62)
     maker.recv(1, 0, 10, 10, 60)
     maker.spans = [(0, 70), (3, 66)]
     figure = draw_timeline(maker.run())
-    assert figure.axes[0].get_xlabel() == "time (us)"
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "time (us)"
     boxes = {0: [], 1: []}
     for fill, x0, x1, row in boxes_of(figure):
         boxes[row].append((fill, x0, x1))
@@ -121,13 +118,7 @@ def test_waits_and_spans_are_where_the_trace_has_them():
     assert boxes[1] == [(OKABE_ITO[1].lower(), 3, 66), ("#ffffff", 10, 30), (light[1], 30, 60)]
     assert legend_of(figure) == ["computing", "waiting", "transferring", "message"]
     assert sorted(labels_of(figure)) == ["4 B", "recv(src=0)", "send(dst=1)"]
-
-
-def test_arrow_leads_from_the_call_to_the_end_of_the_receive():
-    maker = RunMaker(2)
-    maker.send(0, 1, 30, 30, 62)
-    maker.recv(1, 0, 10, 10, 60)
-    axes = draw_timeline(maker.run()).axes[0]
+    # The arrow leads from the call to the end of the receive.
     heads = [c for c in axes.collections if isinstance(c, PolyCollection) and c.get_zorder() == 7]
     shafts = [c for c in axes.collections if isinstance(c, LineCollection) and c.get_zorder() == 6]
     tip = heads[0].get_paths()[0].vertices[0]
@@ -165,17 +156,13 @@ def test_a_collective_is_labelled_once_with_kind_bytes_and_who_is_missing():
 
 
 def test_names_stand_upright_only_where_they_are_few():
-    assert any(text.get_rotation() == 90 for text in draw_timeline(tall(2)).axes[0].texts)
-    assert not draw_timeline(tall(20)).axes[0].texts
-
-
-def tall(count):
-    """Collectives that last long enough for an upright name, and not for a level one."""
-    maker = RunMaker(4)
-    for start in range(0, 1000, 1000 // count):
-        maker.collective("all_reduce", {r: (start, start, start + 30) for r in range(4)})
-    maker.spans = [(0, 1000)] * 4
-    return maker.run()
+    for count in (2, 20):  # long enough for an upright name, and not for a level one
+        maker = RunMaker(4)
+        for start in range(0, 1000, 1000 // count):
+            maker.collective("all_reduce", {r: (start, start, start + 30) for r in range(4)})
+        maker.spans = [(0, 1000)] * 4
+        texts = draw_timeline(maker.run()).axes[0].texts
+        assert (count == 2) == any(text.get_rotation() == 90 for text in texts) == bool(texts)
 
 
 def test_a_crowded_picture_says_what_it_leaves_out():
@@ -199,45 +186,38 @@ def test_a_crowded_lane_shows_the_larger_share():
     assert sum(x1 - x0 for _, x0, x1, _ in waits if x0 > 51) < 10
 
 
-def test_title_leaves_the_time_to_the_axis():
-    assert "main on 4 real ranks" in [text.get_text() for text in draw_timeline(ring(4)).texts]
-
-
 def test_options_choose_ranks_time_and_width():
-    figure = draw_timeline(ring(8, 4), ranks=[5, 4], between=(100e-6, 200e-6), width=6)
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names == ["rank 5", "rank 4"]
-    assert figure.axes[0].get_xlim() == pytest.approx((99, 201))
+    run = ring(8, 4)
+    figure = draw_timeline(run, ranks=[5, 4], between=(100e-6, 200e-6), width=6)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 5", "rank 4"]
+    assert axes.get_xlim() == pytest.approx((99, 201))
     assert figure.get_size_inches()[0] == 6
+    low, high = draw_timeline(run, between=(50e-6, math.inf)).axes[0].get_xlim()
+    assert low == pytest.approx(46.5, abs=0.1) and high == pytest.approx(
+        1e6 * run.trace.end_s, 0.01
+    )
+    whole = draw_timeline(run, between=(-math.inf, math.inf)).axes[0].get_xlim()
+    assert whole == draw_timeline(run).axes[0].get_xlim()
     with pytest.raises(InvalidCallError, match="rank 9 is not in this run of 8 ranks"):
-        draw_timeline(ring(8), ranks=[9])
+        draw_timeline(run, ranks=[9])
     with pytest.raises(InvalidCallError, match="between"):
-        draw_timeline(ring(8), between=(2.0, 1.0))
-
-
-def test_an_infinite_moment_is_the_first_or_the_last_one():
-    def limits(*between):
-        return draw_timeline(run := ring(4), between=between).axes[0].get_xlim(), run.trace.end_s
-
-    (low, high), end_s = limits(50e-6, math.inf)
-    assert low == pytest.approx(49.5, abs=0.1) and high == pytest.approx(1e6 * end_s, rel=0.01)
-    assert limits(-math.inf, math.inf)[0] == draw_timeline(ring(4)).axes[0].get_xlim()
-
-
-@pytest.mark.parametrize(("end_us", "unit"), [(900, "us"), (9e3, "ms"), (9e6, "s")])
-def test_the_unit_suits_the_span(end_us, unit):
-    maker = RunMaker(2)
-    maker.spans = [(0, end_us)] * 2
-    assert draw_timeline(maker.run()).axes[0].get_xlabel() == f"time ({unit})"
+        draw_timeline(run, between=(2.0, 1.0))
 
 
 @pytest.mark.parametrize("engine", ["simulated", "replayed"])
-def test_time_that_no_wall_clock_measured_is_called_virtual(engine):
-    run = ring(4)
+@pytest.mark.parametrize(("end_us", "unit"), [(900, "us"), (9e3, "ms"), (9e6, "s")])
+def test_the_unit_suits_the_span_and_time_that_no_wall_clock_measured_is_virtual(
+    end_us, unit, engine
+):
+    maker = RunMaker(2)
+    maker.spans = [(0, end_us)] * 2
+    run = maker.run()
+    assert draw_timeline(run).axes[0].get_xlabel() == f"time ({unit})"
     run.engine = engine
     figure = draw_timeline(run)
-    assert figure.axes[0].get_xlabel() == "virtual time (us)"
-    assert words_of(figure).startswith(f"main on 4 {engine} ranks")
+    assert figure.axes[0].get_xlabel() == f"virtual time ({unit})"
+    assert words_of(figure).startswith(f"main on 2 {engine} ranks")
 
 
 def test_in_lanes_too_thin_for_an_outline_the_fill_alone_tells_what_a_rank_does():
@@ -252,34 +232,25 @@ def test_in_lanes_too_thin_for_an_outline_the_fill_alone_tells_what_a_rank_does(
     assert waiting in {color for color, *_ in boxes_of(drawn[1])}
 
 
-def test_png_is_small_white_and_repeatable_under_any_theme():
+DARK = {
+    **{"figure.facecolor": "black", "text.color": "white", "font.family": "monospace"},
+    **{"font.size": 20, "savefig.facecolor": "black"},
+}
+
+
+def test_png_is_small_white_and_repeatable_under_any_theme_and_pyplot_is_left_alone():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    before = pyplot.get_fignums(), dict(matplotlib.rcParams)
     run = ring(4, 2)
-    first = png_of(run.timeline())
-    with matplotlib.rc_context(
-        {
-            "figure.facecolor": "black",
-            "text.color": "white",
-            "font.family": "monospace",
-            "font.size": 20,
-            "savefig.facecolor": "black",
-        }
-    ):
+    first = run.timeline()._repr_png_()
+    assert first == png_of(run.timeline())
+    with matplotlib.rc_context(DARK):
         assert run._repr_png_() == first
     assert len(first) < 60_000
     image = Image.open(io.BytesIO(first))
     assert image.size[0] == 990 and image.convert("RGB").getpixel((1, 1)) == (255, 255, 255)
-
-
-def test_pyplot_is_left_alone():
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    before = pyplot.get_fignums(), dict(matplotlib.rcParams)
-    png_of(draw_timeline(ring(4)))
-    png_of(draw_traffic(ring(4)))
+    png_of(draw_traffic(run))
     assert (pyplot.get_fignums(), dict(matplotlib.rcParams)) == before
-
-
-def test_figures_show_themselves():
-    assert ring(2).timeline()._repr_png_().startswith(b"\x89PNG")
 
 
 def test_traffic_shows_every_byte_with_labelled_axes():

@@ -19,6 +19,12 @@ def in_us(run, rank, seq=0):
     return [tuple(round(t / US, 6) for t in part) for part in run.transfers.get((rank, seq), [])]
 
 
+def blocked_us(run):
+    """Microseconds for which each rank waits, and for which it transfers."""
+    states = run.states
+    return [[round(s / US, 6) for s in each] for each in (states.waiting_s, states.transferring_s)]
+
+
 # By the last arrival
 
 
@@ -28,48 +34,35 @@ def test_a_message_moves_when_both_have_called():
     maker.recv(1, 0, 30, 30, 58)
     run = maker.run()
     assert in_us(run, 0) == [(30, 60)] and in_us(run, 1) == [(30, 58)]
-    assert run.states.waiting_s == pytest.approx([20 * US, 0])
-    assert run.states.transferring_s == pytest.approx([30 * US, 28 * US])
+    assert blocked_us(run) == [[20, 0], [30, 28]]
     assert run.states.computing_s == pytest.approx([50 * US, 72 * US])
+    maker = RunMaker(2)  # a rank that comes late to its wait has waited less
+    maker.send(0, 1, 10, 50, 60, async_op=True)
+    maker.recv(1, 0, 30, 30, 60)
+    assert blocked_us(maker.run()) == [[0, 0], [10, 30]]
+    maker = RunMaker(3)  # what never came is waited for
+    maker.recv(0, 1, 20, 20, None)
+    maker.collective("all_reduce", {1: (30, 30, None), 2: (40, 40, None)})
+    assert maker.run().transfers == {}
+    assert blocked_us(maker.run())[0] == [80, 70, 60]
 
 
 @pytest.mark.parametrize(
-    ("kind", "starts"),
+    ("kinds", "starts"),
     [
-        ("all_reduce", [40, 40, 40]),
-        ("all_gather", [40, 40, 40]),
-        ("barrier", [40, 40, 40]),
-        ("broadcast", [20, 20, 40]),  # all need the root
-        ("scatter", [20, 20, 40]),
-        ("reduce", [10, 40, 40]),  # the root needs all, the others nobody
-        ("gather", [10, 40, 40]),
+        (("all_reduce", "all_gather", "barrier"), [40, 40, 40]),
+        (("broadcast", "scatter"), [20, 20, 40]),  # all need the root
+        (("reduce", "gather"), [10, 40, 40]),  # the root needs all, the others nobody
     ],
 )
-def test_a_collective_moves_when_the_last_has_come_whom_a_rank_needs(kind, starts):
-    maker = RunMaker(3)
-    peer = 1 if kind in ("broadcast", "scatter", "reduce", "gather") else None
+def test_a_collective_moves_when_the_last_has_come_whom_a_rank_needs(kinds, starts):
     posts = {0: 10, 1: 20, 2: 40}
-    maker.collective(kind, {rank: (at, at, 80) for rank, at in posts.items()}, peer=peer)
-    run = maker.run()
-    assert [in_us(run, rank) for rank in range(3)] == [[(start, 80)] for start in starts]
-
-
-def test_what_never_came_is_waited_for():
-    maker = RunMaker(3)
-    maker.recv(0, 1, 20, 20, None)
-    maker.collective("all_reduce", {1: (30, 30, None), 2: (40, 40, None)})
-    run = maker.run()
-    assert run.transfers == {}
-    assert run.states.waiting_s == pytest.approx([80 * US, 70 * US, 60 * US])
-
-
-def test_a_rank_that_comes_late_to_its_wait_has_waited_less():
-    maker = RunMaker(2)
-    maker.send(0, 1, 10, 50, 60, async_op=True)
-    maker.recv(1, 0, 30, 30, 60)
-    states = maker.run().states
-    assert states.waiting_s == pytest.approx([0, 0])
-    assert states.transferring_s == pytest.approx([10 * US, 30 * US])
+    for kind in kinds:
+        maker = RunMaker(3)
+        peer = 1 if starts[0] < 40 else None
+        maker.collective(kind, {rank: (at, at, 80) for rank, at in posts.items()}, peer=peer)
+        run = maker.run()
+        assert [in_us(run, rank) for rank in range(3)] == [[(start, 80)] for start in starts]
 
 
 # In a simulation: to the message
@@ -131,29 +124,19 @@ def test_a_leaf_of_a_tree_waits_until_its_parent_sends():
     assert run.states.transferring_s == pytest.approx([2 * step_s, step_s, 2 * step_s, step_s])
 
 
-def test_who_waits_for_a_late_rank_and_who_transfers_meanwhile():
+@pytest.mark.parametrize("late_s", [0, 0.5])
+@pytest.mark.parametrize("device, adds_s", [(None, 0), (Device(1e12, 1e9, 1e5), 2000 / 1e5)])
+def test_who_waits_for_a_late_rank_and_who_transfers_and_adds_meanwhile(late_s, device, adds_s):
     def main(rank, n):
-        simlib.compute(0.5 * (rank == 1))
+        simlib.compute(late_s * (rank == 1))
         dist.all_reduce(torch.ones(1000))
 
-    cluster = Cluster(2, 1, Link(1e-3, 1e6))
-    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="ring")
-    moves_s = 2 * (1e-3 + 2000 / 1e6)
-    assert run.states.waiting_s == pytest.approx([0.5, 0])
-    assert run.states.transferring_s == pytest.approx([moves_s, moves_s])
-    assert run.states.computing_s == pytest.approx([0, 0.5])
-
-
-def test_what_has_come_is_added_up_as_part_of_the_transfer():
-    def main(rank, n):
-        dist.all_reduce(torch.ones(1000))
-
-    device = Device(1e12, 1e9, reduce_Bps=1e5)
     cluster = Cluster(2, 1, Link(1e-3, 1e6), device=device)
-    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="ring")
-    assert run.states.waiting_s == pytest.approx([0, 0])
-    expected_s = 2 * (1e-3 + 2000 / 1e6) + 2000 / 1e5
-    assert run.states.transferring_s == pytest.approx([expected_s] * 2, rel=1e-9)
+    states = simlib.simulate(main, 2, cluster=cluster, all_reduce="ring").states
+    assert states.waiting_s == pytest.approx([late_s, 0])
+    moves_s = 2 * (1e-3 + 2000 / 1e6) + adds_s
+    assert states.transferring_s == pytest.approx([moves_s, moves_s], rel=1e-9)
+    assert states.computing_s == pytest.approx([0, late_s])
 
 
 @pytest.mark.parametrize("cluster", [SLOW, FAST])
@@ -163,13 +146,6 @@ def test_the_states_of_a_rank_fill_its_time(cluster):
     total_s = states.computing_s + states.waiting_s + states.transferring_s
     assert total_s == pytest.approx([end - start for start, end in run.trace.spans])
     assert states.computing_s == pytest.approx([1e-3 * (rank + 1) + 2e-3 for rank in range(4)])
-
-
-def test_a_replay_has_its_own_transfers():
-    run = simlib.simulate(collectives, 4, cluster=SLOW)
-    again = run.replay(FAST)
-    same = simlib.simulate(collectives, 4, cluster=FAST)
-    assert again.states.waiting_s == pytest.approx(same.states.waiting_s, rel=1e-9)
 
 
 def test_a_simulation_that_was_ended_goes_by_the_last_arrival():
@@ -185,19 +161,17 @@ def test_a_simulation_that_was_ended_goes_by_the_last_arrival():
     assert run.transfers == reduced
 
 
-def test_it_is_saved_and_told(tmp_path):
+def test_it_is_saved_and_told_and_a_replay_has_its_own(tmp_path):
     run = simlib.simulate(collectives, 4, cluster=SLOW)
     loaded = simlib.load(run.save(tmp_path / "run.json"))
     assert loaded.transfers == run.transfers
     assert loaded.table().splitlines()[2].split()[-3:] == ["computed", "waited", "transferred"]
     assert repr(run.states).splitlines()[-1].startswith("mean")
+    again, same = run.replay(FAST), simlib.simulate(collectives, 4, cluster=FAST)
+    assert again.states.waiting_s == pytest.approx(same.states.waiting_s, rel=1e-9)
+    for unlike in (simlib.simulate(rest, 2, compute="measured"), simlib.run(rest, 2)):
+        assert "transferred" not in unlike.table()  # these times do not repeat
 
 
-def test_the_table_has_times_only_where_they_repeat():
-    def main(rank, n):
-        dist.barrier()
-
-    for options in ({}, {"compute": "measured"}):
-        run = simlib.simulate(main, 2, **options)
-        assert ("transferred" in run.table()) == (not options)
-    assert "transferred" not in simlib.run(main, 2).table()
+def rest(rank, n):
+    dist.barrier()
