@@ -14,23 +14,18 @@ def three(rank, world_size):
     return rank
 
 
-def test_faults_as_one_object_are_those_of_the_keywords():
+def test_options_as_objects_are_those_of_the_keywords():
     faults = simlib.Faults(kill={2: 0.5}, on_death="continue", slow={0: 2.0})
     run = simlib.simulate(three, 3, faults=faults)
     again = simlib.simulate(three, 3, kill={2: 0.5}, on_death="continue", slow={0: 2.0})
     assert run.results == again.results == [0, 1, None]
     assert run.deaths == again.deaths == {2: 0.5}
-
-
-def test_what_is_simulated_and_measured_can_be_said_by_objects():
     network = simlib.Network(
         cluster=simlib.clusters.ethernet_10g(nodes=2), algorithm_of={"all_reduce": "ring"}
     )
-    run = simlib.simulate(
-        three, 2, network=network, measurement=simlib.Measurement(expand=True, memory=True)
-    )
-    assert run.wire == []
-    assert len(run.memory) == 2
+    measured = simlib.Measurement(expand=True, memory=True)
+    run = simlib.simulate(three, 2, network=network, measurement=measured)
+    assert run.wire == [] and len(run.memory) == 2
 
 
 @BOTH
@@ -57,28 +52,27 @@ def test_no_faults_are_not_looked_at():
     assert options.restarts_of(0, options.Restarts(), 4) is options.NO_RESTARTS
 
 
-def test_virtual_seconds_are_refused_where_time_is_real():
-    faults = simlib.Faults(kill={2: 0.5}, on_death="continue", detection_s=1.0)
-    with pytest.raises(simlib.InvalidCallError, match="only simulate takes it"):
-        simlib.run(three, 3, faults=faults)
-
-
-def refused(call):
-    with pytest.raises(simlib.InvalidCallError) as caught:
-        call()
-    return str(caught.value)
-
-
-def test_what_only_another_call_takes_is_refused_and_not_left_out():
-    restarts, watched = simlib.Restarts(1, restart_s=9.0), simlib.Diagnosis(watch=True)
-
-    def main(rank, world_size):
-        return rank
-
-    assert "restart_s=9.0 is for simulate" in refused(
-        lambda: simlib.run(main, 1, restarts=restarts)
-    )
-    said = refused(lambda: simlib.simulate(main, 1, diagnosis=watched))
-    assert said == "watch=True is for run: simulate has no such option"
-    said = refused(lambda: simlib.submit(main, 1, diagnosis=simlib.Diagnosis(strict=True)))
-    assert "strict=True is for run and simulate" in said
+@pytest.mark.parametrize(
+    ("call", "given", "words"),
+    [
+        (
+            simlib.run,
+            {"faults": simlib.Faults(kill={2: 0.5}, on_death="continue", detection_s=1.0)},
+            "only simulate takes it",
+        ),
+        (simlib.run, {"restarts": simlib.Restarts(1, restart_s=9.0)}, "restart_s=9.0 is for simul"),
+        (
+            simlib.simulate,
+            {"diagnosis": simlib.Diagnosis(watch=True)},
+            "^watch=True is for run: simulate has no such option$",
+        ),
+        (
+            simlib.submit,
+            {"diagnosis": simlib.Diagnosis(strict=True)},
+            "strict=True is for run and simulate",
+        ),
+    ],
+)
+def test_what_only_another_call_takes_is_refused_and_not_left_out(call, given, words):
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        call(three, 3, **given)

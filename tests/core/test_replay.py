@@ -39,10 +39,13 @@ def times(run):
 @pytest.mark.parametrize("options", [{}, {"all_reduce": "ring"}, {"sends": "eager"}])
 def test_a_replay_on_the_same_cluster_gives_the_same_times(options):
     run = simlib.simulate(mixed, 4, cluster=SLOW, **options)
+    before = times(run)
     again = run.replay(SLOW, **options)
-    assert times(again) == pytest.approx(times(run), rel=1e-12)
+    assert times(again) == pytest.approx(before, rel=1e-12)
     assert again.time_s == pytest.approx(run.time_s, rel=1e-12)
     assert again.results == run.results and again.engine == "replayed"
+    run.replay(FAST, **options)
+    assert times(run) == before, "the recording was changed"
 
 
 def test_a_replay_on_another_cluster_is_a_simulation_there():
@@ -64,44 +67,26 @@ def test_a_run_on_real_ranks_is_replayed():
     assert run.trace[0].site == fast.trace[0].site
 
 
-def test_slow_makes_a_rank_compute_longer():
+def test_slow_makes_a_rank_compute_longer_and_too_small_a_cluster_is_refused():
     run = simlib.simulate(mixed, 4, cluster=FAST)
-    slowed = run.replay(FAST, slow={2: 10.0})
     there = simlib.simulate(mixed, 4, cluster=FAST, slow={2: 10.0})
-    assert slowed.time_s == pytest.approx(there.time_s, rel=1e-9)
+    assert run.replay(FAST, slow={2: 10.0}).time_s == pytest.approx(there.time_s, rel=1e-9)
+    with pytest.raises(simlib.InvalidCallError, match="do not fit"):
+        run.replay(clusters.ethernet_1g(nodes=3))
 
 
-def test_the_recording_is_left_as_it_was():
-    run = simlib.simulate(mixed, 4, cluster=SLOW)
-    before = times(run)
-    run.replay(FAST)
-    assert times(run) == before
-
-
-def test_a_run_that_never_ended_is_refused():
-    def main(rank, n):
-        dist.recv(torch.zeros(1), 1 - rank)
-
-    with pytest.raises(simlib.DeadlockError) as caught:
-        simlib.simulate(main, 2)
-    with pytest.raises(simlib.InvalidCallError, match="came to its end"):
-        caught.value.run.replay(clusters.ethernet_1g(nodes=2))
-
-
-def test_a_recording_that_cannot_go_on_with_other_sends_is_told():
+def test_what_never_ended_or_cannot_go_on_with_other_sends_is_refused():
     def main(rank, n):
         dist.send(torch.ones(4), 1 - rank)
         dist.recv(torch.zeros(4), 1 - rank)
 
-    run = simlib.simulate(main, 2, sends="eager")
+    two = clusters.ethernet_1g(nodes=2)
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.simulate(main, 2)
+    with pytest.raises(simlib.InvalidCallError, match="came to its end"):
+        caught.value.run.replay(two)
     with pytest.raises(simlib.DeadlockError, match="replay it with the same sends"):
-        run.replay(clusters.ethernet_1g(nodes=2))
-
-
-def test_too_small_a_cluster_is_refused():
-    run = simlib.simulate(mixed, 4)
-    with pytest.raises(simlib.InvalidCallError, match="do not fit"):
-        run.replay(clusters.ethernet_1g(nodes=3))
+        simlib.simulate(main, 2, sends="eager").replay(two)
 
 
 def test_collectives_one_after_the_other_are_each_timed_in_one_go(monkeypatch):
