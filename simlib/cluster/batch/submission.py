@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -382,7 +382,7 @@ def carry_attempts(path: str) -> int:
         with contextlib.suppress(OSError):
             os.chdir(os.path.expanduser(about["cwd"]))
         to, plan, kill = pickle.loads(folder.read("restarts.pkl") or b"")
-        attempt = partial(_attempt, folder, about, request, to, kill)
+        attempt = partial(_attempt, _Anew(folder, about, request, to, kill))
         if plan.on_restart is not None:
             plan = replace(plan, on_restart=partial(_reporting, plan.on_restart))
         with_restarts(attempt, about["world_size"], plan)
@@ -410,29 +410,32 @@ def _refuse_attempt(folder: JobFolder, error: BaseException) -> int:
     return 1
 
 
-def _attempt(
-    job: JobFolder,
-    about: dict[str, Any],
-    request: bytes,
-    to: Any,
-    kill: Mapping[int, float] | Failures,
-    world_size: int,
-    begin_s: float,
-    environ: dict[str, str],
-) -> Run:
+@dataclass(frozen=True)
+class _Anew:
+    """What all attempts of a job have in common."""
+
+    job: JobFolder
+    about: dict[str, Any]
+    request: bytes
+    to: Any
+    kill: Mapping[int, float] | Failures
+
+
+def _attempt(anew: _Anew, world_size: int, begin_s: float, environ: dict[str, str]) -> Run:
     """One attempt: its `Run`, or the error that it ends with, raised."""
+    job, to = anew.job, anew.to
     folder = job.attempt(len(job.attempts()) + 1)
     folder.path.mkdir(0o700)
     own = {
         "world_size": world_size,
-        "kill": remaining_kills(kill, world_size, begin_s),
+        "kill": remaining_kills(anew.kill, world_size, begin_s),
         "environ": environ,
         "began_s": begin_s,
         "within": str(job.file("end")),
         "submitted": time.time(),
     }
-    about = {**about, **own}
-    prepare(folder, about, request, to, to.command(world_size, to.program()))
+    about = {**anew.about, **own}
+    prepare(folder, about, anew.request, to, to.command(world_size, to.program()))
     launcher_process.main(str(folder.path))
     run, failure = JobOutcome(folder, about, job.path.name).run_and_error()
     if failure is None:

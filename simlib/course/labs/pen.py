@@ -46,13 +46,13 @@ def add_numbers(axes, x, y, numbers, colors, zorder=4):
     return artists
 
 
-def add_words(axes, x, y, texts, colors=INK, left=False, zorder=4):
+def add_words(axes, x, y, texts, colors=INK, left=False):
     """Write a text around each point, or to the right of it, as one artist; returns it.
 
     Its label is all texts, one line each.
     """
     paths = [_word(text, left) for text in texts]
-    return _add_outlines(axes, paths, x, y, colors, zorder, label="\n".join(texts))
+    return _add_outlines(axes, paths, x, y, colors, 4, label="\n".join(texts))
 
 
 def _add_outlines(axes, paths, x, y, colors, zorder, **label):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.patches import Rectangle
@@ -197,9 +198,22 @@ pipeline_lab = lab_of(
 )
 
 
+class State(NamedTuple):
+    """Where the controls stand: the arguments of `draw_pipeline`."""
+
+    K: int
+    M: int
+    schedule: str
+    v: int
+    slow: float
+    slow_stage: int
+    link: float
+
+
 @lru_cache(256)
-def step_of(K, M, schedule, v, slow, slow_stage, link):
-    """The step as `simlib.scale.pipeline_time` has it, in forwards of a rank."""
+def step_of(*state, **named):
+    """The step of a `State` as `simlib.scale.pipeline_time` has it, in forwards of a rank."""
+    K, M, schedule, v, slow, slow_stage, link = State(*state, **named)
     parts = v if schedule == "interleaved" else 1
     forward = [1 / parts] * (K * parts)
     forward[slow_stage] *= slow
@@ -222,12 +236,13 @@ class _Pipeline(Layers):
         "link": slider("message takes", LINKS, "{:g} forwards".format),
     }
 
-    def check(self, K, M, schedule, v, slow, slow_stage, link):
+    def check(self, *state):
+        K, M, schedule, v, slow, slow_stage, link = state
         for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
             check_count(name, value)
             if value > most:
                 raise InvalidCallError(f"{name} is {value}: the picture has room for {most}")
-        super().check(K, M, schedule, v, slow, slow_stage, link)
+        super().check(*state)
         check_number("slow", slow, above=True)
         check_number("link", link)
         if inf in (slow, link):
@@ -276,12 +291,12 @@ class _Pipeline(Layers):
         add_key(lanes, parts)
         return figure
 
-    def foreground(self, figure, K, M, schedule, v, slow, slow_stage, link):
-        state = K, M, schedule, v, slow, slow_stage, link
+    def foreground(self, figure, *state, **named):
+        state = State(*state, **named)
         step = step_of(*state)
-        lanes = Lanes(K, self.background_state(*state)[1], figure.axes[0])
+        lanes = Lanes(state.K, self.background_state(*state)[1], figure.axes[0])
         return [
-            *_write_title(lanes.axes, step, slow, slow_stage, link),
+            *_write_title(lanes.axes, step, state.slow, state.slow_stage, state.link),
             *draw_lanes(lanes, step),
             *draw_held(lanes, step),
         ]

@@ -158,8 +158,8 @@ class _Checkpoint(Layers):
         places = np.logspace(low, high, POINTS + 2)[1:-1]
         drawn = lives(places, machine_s, checkpoint_s, restart_s)
         curve = goodput(fine, checkpoint_s, mtbf_s, ranks, restart_s=restart_s)
-        young_s, daly_s = _intervals(ranks, mtbf_s, checkpoint_s)
-        upright = {"Young": young_s, "Daly": daly_s}
+        intervals = _intervals(ranks, mtbf_s, checkpoint_s)
+        upright = dict(zip(("Young", "Daly"), intervals, strict=True))
         looks = {"marker": "o", "ls": "", "ms": 2.6, "mew": 0, "color": CLOUD, "zorder": 3}
         return [
             *axes.plot(np.repeat(places, LIVES), drawn.ravel(), **looks),
@@ -168,7 +168,7 @@ class _Checkpoint(Layers):
                 axes.axvline(time_s, color=LINES[name][0], ls=LINES[name][1], lw=1.6, zorder=5)
                 for name, time_s in upright.items()
             ),
-            *_write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s),
+            *_write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, intervals),
         ]
 
 
@@ -180,12 +180,11 @@ def _intervals(ranks, mtbf_s, checkpoint_s):
     ]
 
 
-def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, young_s, daly_s):
+def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, intervals):
     """The machine, the two intervals with what they leave, and where the rest goes."""
-    machine_s = mtbf_s / ranks
+    machine_s, (young_s, daly_s) = mtbf_s / ranks, intervals
     young, daly = (
-        goodput(time_s, checkpoint_s, mtbf_s, ranks, restart_s=restart_s)
-        for time_s in (young_s, daly_s)
+        goodput(time_s, checkpoint_s, mtbf_s, ranks, restart_s=restart_s) for time_s in intervals
     )
     saving = daly * checkpoint_s / daly_s
     restarts = -np.expm1(-restart_s / machine_s)
