@@ -9,7 +9,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from build import comparable
 from nbformat.v4 import new_code_cell, new_markdown_cell
+from quick import one_of
 
 from simlib.classroom.grading.source import REVIEW, exercise_files
 
@@ -124,13 +126,16 @@ def check_problems(cell):
         yield f"{cell.id} is compared with what is stored below it"
 
 
-def test_lessons_keep_the_form():
+def test_lessons_and_exercises_keep_the_form():
     found = {}
     for path in LESSONS + TRANSLATIONS:
         least = MIN_WORDS_OF_THE_FIRST if path.stem.startswith("00") else MIN_WORDS
         least = MIN_WORDS_OF_THE_TEASER if path.stem == TEASER else least
         found[name(path)] = list(lesson_problems(read(path).cells, least))
-    assert found == {name(path): [] for path in LESSONS + TRANSLATIONS}
+    for path in EXERCISES:
+        most = TASKS_OF_THE_REVIEW if path.stem == REVIEW else MAX_TASKS
+        found[name(path)] = list(exercise_problems(read(path).cells, most))
+    assert found == dict.fromkeys(found, [])
 
 
 def says(cell, words):
@@ -138,13 +143,18 @@ def says(cell, words):
     return any(words in output.get("text", "") for output in cell.get("outputs", ()))
 
 
-def test_a_lesson_in_a_second_language_has_the_cells_and_the_code_of_the_first():
+def test_a_lesson_in_a_second_language_has_the_code_and_the_outputs_of_the_first():
+    """So nbval need not run it, too."""
     assert [name(path) for path in TRANSLATIONS] == ["de/00_start_here"]
     for path in TRANSLATIONS:
-        own, original = read(path).cells, read(ROOT / "notebooks" / path.name).cells
+        own, original = (
+            nbformat.reads(comparable(one.read_text(encoding="utf-8")), as_version=4).cells
+            for one in (path, ROOT / "notebooks" / path.name)
+        )
         assert [cell.id for cell in own] == [cell.id for cell in original]
         for cell, first in zip(own, original, strict=True):
             assert (cell.source == first.source) == (cell.cell_type == "code"), cell.id
+            assert cell.get("outputs") == first.get("outputs"), cell.id
         assert f"](../{path.name})" in own[0].source and "](../glossary.md)" in own[0].source
         assert f"]({name(path)}.ipynb)" in original[0].source
         assert f"](notebooks/{name(path)}.ipynb)" in (ROOT / "START.md").read_text()
@@ -166,26 +176,20 @@ SECOND_EDITION = [path for path in LESSONS if path.stem[:2] <= "10" or path.stem
 
 @pytest.mark.parametrize("path", SECOND_EDITION, ids=name)
 def test_a_lesson_has_three_cells_to_write_and_answers_them(path):
-    """As it is stored nothing is written: the check says so."""
     least = 1 if path.stem == TEASER else 3
     cells = read(path).cells
     asked = [cell for cell in cells if re.search(r"(?i)now\s+(?:#\s+)?you\s+write", cell.source)]
     answered = [cell for cell in cells if says(cell, "not yet")]
-    assert len(asked) >= least and len(answered) >= least
+    assert len(asked) >= least and len(answered) >= least  # as stored, nothing is written
 
 
-def test_exercises_keep_the_form():
-    found = {}
-    for path in EXERCISES:
-        most = TASKS_OF_THE_REVIEW if path.stem == REVIEW else MAX_TASKS
-        found[name(path)] = list(exercise_problems(read(path).cells, most))
-    assert found == {name(path): [] for path in EXERCISES}
-
-
-def test_exercises_have_solutions_with_the_same_cells():
+def test_exercises_have_solutions_with_the_same_cells_and_the_start_page_leads_to_all():
     for path in EXERCISES:
         solution = read(ROOT / "solutions" / path.name)
         assert [cell.id for cell in read(path).cells] == [cell.id for cell in solution.cells], path
+    start = (ROOT / "START.md").read_text(encoding="utf-8")
+    for path in LESSONS + EXERCISES + SOLUTIONS:
+        assert f"]({path.relative_to(ROOT).as_posix()})" in start
 
 
 def test_notebooks_are_valid():
@@ -208,28 +212,18 @@ def test_notebooks_are_what_their_sources_give_but_for_outputs():
     assert not said, said
 
 
-def one_of(paths, quick):
-    """All paths as parameters; those but one are slow."""
-    return [
-        pytest.param(
-            path, id=f"{name(path)}.ipynb", marks=() if path.stem == quick else pytest.mark.slow
-        )
-        for path in paths
-    ]
+def cheapest_first(paths, cheapest):
+    """``{id: path}``, of which `one_of` takes the first."""
+    return {f"{name(path)}.ipynb": path for path in sorted(paths, key=lambda p: p.stem != cheapest)}
 
 
-@pytest.mark.parametrize("path", one_of(LESSONS + SOLUTIONS, "01_ranks_and_clusters"))
+@pytest.mark.slow
+@pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=name)
 def test_a_source_gives_its_notebook(path):
-    """`make test` also runs all notebooks by nbval, so it builds one lesson and one exercise."""
+    """`make test` also runs all notebooks by nbval, and a builder that builds made-up ones."""
     kind = "lessons" if path in LESSONS else "exercises"
     said = build_check("--kind", kind, path.stem)
     assert not said, said
-
-
-def test_the_start_page_leads_to_every_notebook():
-    start = (ROOT / "START.md").read_text(encoding="utf-8")
-    for path in LESSONS + EXERCISES + SOLUTIONS:
-        assert f"]({path.relative_to(ROOT).as_posix()})" in start
 
 
 def failing_cells(path, folder):
@@ -250,14 +244,14 @@ def failing_cells(path, folder):
     return failed
 
 
-@pytest.mark.parametrize("path", one_of(EXERCISES, "02_send_and_recv"))
+@pytest.mark.parametrize("path", one_of(99, cheapest_first(EXERCISES, "02_send_and_recv")))
 def test_a_stub_fails_plain_nbval_on_exactly_its_checks(path, tmp_path):
     code = [cell for cell in read(path).cells if cell.cell_type == "code"]
     checks = [number for number, cell in enumerate(code) if role(cell) == "check"]
     assert checks and failing_cells(path, tmp_path) == checks
 
 
-@pytest.mark.parametrize("path", one_of(EXERCISES, "03_when_it_hangs"))
+@pytest.mark.parametrize("path", one_of(99, cheapest_first(EXERCISES, "03_when_it_hangs")))
 def test_solved_but_for_one_task_it_fails_plain_nbval_on_that_check(path, tmp_path):
     """Whatever is stored below its checks, and with no file beside it."""
     notebook, solved = read(path), tmp_path / "solved" / path.name
