@@ -6,6 +6,7 @@ import functools
 import mmap
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -136,9 +137,10 @@ def _run(request, rank, world_size, recorder):
     def call():
         function, args, kwargs = request.function_and_args(rank)
         here.log = writer
+        slow = request.slow.get(rank)
         writer.enter()
         try:
-            with slowed(request.slow, rank, recorder):
+            with slowed(slow, rank, recorder) if slow is not None else nullcontext():
                 return function(rank, world_size, *args, **kwargs)
         finally:
             writer.leave()

@@ -56,12 +56,9 @@ class SlowRank:
 
 @contextlib.contextmanager
 def slowed(slow, rank, recorder):
-    """Let the calling thread compute as slowly as ``slow`` says, or just as it does."""
-    if rank not in slow:
-        yield
-        return
+    """Let the calling thread compute as slowly as ``slow`` says, a number or a `Jitter`."""
     log = recorder.log
-    own = SlowRank(Pace(slow[rank], rank), lambda: log.posted)
+    own = SlowRank(Pace(slow, rank), lambda: log.posted)
     here.advance = own.compute
     recorder.before_op = recorder.before_wait = own.stretch
     try:
