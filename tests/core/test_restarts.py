@@ -94,34 +94,30 @@ def test_a_rank_that_raises_is_tried_again(engine):
     assert [attempt.results for attempt in run.attempts] == [[None, None], [0, 1]]
 
 
-@ENGINES
-def test_without_a_restart_left_the_last_error_is_raised(engine):
-    def main(rank, world_size):
-        os._exit(3) if rank == 1 else dist.barrier()
+def dies(rank, world_size):
+    os._exit(3) if rank == 1 else dist.barrier()
 
-    with pytest.raises(simlib.RankDiedError) as caught:
-        engine(main, 2, restarts=2)
-    assert len(caught.value.run.attempts) == 3
+
+def waits_for_ever(rank, world_size):
+    dist.recv(torch.zeros(1), src=1 - rank)
 
 
 @ENGINES
-def test_with_too_few_left_it_ends(engine):
-    def main(rank, world_size):
-        os._exit(3) if rank == 1 else dist.barrier()
-
-    with pytest.raises(simlib.RankDiedError) as caught:
-        engine(main, 2, restarts=5, min_ranks=2)
-    assert len(caught.value.run.attempts) == 1
-
-
-@ENGINES
-def test_a_deadlock_is_no_reason_to_try_again(engine):
-    def main(rank, world_size):
-        dist.recv(torch.zeros(1), src=1 - rank)
-
-    with pytest.raises(simlib.DeadlockError) as caught:
-        engine(main, 2, restarts=3)
-    assert len(caught.value.run.attempts) == 1
+@pytest.mark.parametrize(
+    ("function", "options", "error", "attempts"),
+    [
+        (dies, {"restarts": 2}, simlib.RankDiedError, 3),
+        (dies, {"restarts": 5, "min_ranks": 2}, simlib.RankDiedError, 1),
+        (waits_for_ever, {"restarts": 3}, simlib.DeadlockError, 1),
+    ],
+    ids=["none is left", "too few ranks are left", "a deadlock is no reason"],
+)
+def test_the_last_error_is_raised_where_it_is_not_tried_again(
+    engine, function, options, error, attempts
+):
+    with pytest.raises(error) as caught:
+        engine(function, 2, **options)
+    assert len(caught.value.run.attempts) == attempts
 
 
 @ENGINES

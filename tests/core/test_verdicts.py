@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 import time
 
 import pytest
@@ -41,18 +42,18 @@ def test_two_ranks_that_wait_for_each_other():
     assert error.graph._repr_png_().startswith(b"\x89PNG")
 
 
-def all_but_one_receive_first(rank, n):
-    """Rank 0's message to rank 2 is no near miss: it only waits for those who wait in a circle."""
-    sides = [(rank - 1) % n, (rank + 1) % n]
-    for partner in sides[:: -1 if rank == 0 else 1]:
-        if rank == 0:
-            dist.send(torch.ones(1), dst=partner)
-        dist.recv(torch.ones(1), src=partner)
-        if rank > 0:
-            dist.send(torch.ones(1), dst=partner)
-
-
 def test_a_message_from_beside_a_circle_is_not_blamed():
+    """Rank 0's message to rank 2 is no near miss: it only waits for those who wait in a circle."""
+
+    def all_but_one_receive_first(rank, n):
+        sides = [(rank - 1) % n, (rank + 1) % n]
+        for partner in sides[:: -1 if rank == 0 else 1]:
+            if rank == 0:
+                dist.send(torch.ones(1), dst=partner)
+            dist.recv(torch.ones(1), src=partner)
+            if rank > 0:
+                dist.send(torch.ones(1), dst=partner)
+
     error = verdict(all_but_one_receive_first, 3, simlib.DeadlockError)
     assert error.graph.cycle in ((1, 2), (2, 1))
     assert str(error).endswith("Hint: both receive first: let one of them send first")
@@ -63,20 +64,15 @@ def sends_around(rank, n):
 
 
 def misses(rank, n):
-    if rank != 2:
-        dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1)) if rank != 2 else None
 
 
 def other_tag(rank, n):
-    if rank == 0:
-        dist.send(torch.ones(1), 1, tag=4)
-    else:
-        dist.recv(torch.ones(1), 0, tag=5)
+    dist.recv(torch.ones(1), 0, tag=5) if rank else dist.send(torch.ones(1), 1, tag=4)
 
 
 def waits_for_anybody(rank, n):
-    if rank == 0:
-        dist.recv(torch.ones(1))
+    dist.recv(torch.ones(1)) if rank == 0 else None
 
 
 def groups_in_other_orders(rank, n):
@@ -116,23 +112,20 @@ def test_a_mismatch_names_both_sides():
     assert error.rule == "shape" and error.kind == "mismatch"
 
 
-def test_a_mismatch_is_told_before_a_byte_moves():
+def test_a_mismatch_is_told_before_a_byte_moves_and_without_check_nothing_is():
     def main(rank, n):
         x = torch.full((4,), rank + 1, dtype=torch.int32 if rank == 1 else torch.float32)
         dist.all_reduce(x)
         print("reduced", x)
 
+    def disagree(rank, n):
+        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+
     error = verdict(main, 2, simlib.MismatchError)
     assert error.rule == "dtype"
     assert "reduced" not in "".join(error.run.output)
-
-
-def test_without_check_nothing_is_told():
-    def main(rank, n):
-        dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
-
-    assert simlib.run(main, 2, check=False).findings == []
-    verdict(main, 2, simlib.MismatchError)
+    assert simlib.run(disagree, 2, check=False).findings == []
+    verdict(disagree, 2, simlib.MismatchError)
 
 
 def race(rank, n):
@@ -154,29 +147,42 @@ def test_a_race_is_a_finding_and_an_error_where_strict():
     assert error.kind == "race" and error.run.results == [None, None]
 
 
-def test_writing_to_another_part_of_the_tensor_is_no_race():
-    def ring_step(rank, n):
-        x = torch.arange(8.0)
-        first, second = x.chunk(2)
-        request = dist.isend(first, 1 - rank)
-        second += 1
-        dist.recv(second, 1 - rank)
+def wait_all(*requests):
+    for request in requests:
         request.wait()
-        first += 1
-
-    assert simlib.run(ring_step, 2).findings == []
 
 
-def test_two_requests_on_the_same_memory():
-    def main(rank, n):
-        x = torch.ones(8)
-        requests = [dist.isend(x[:6], 1 - rank), dist.irecv(x[2:], 1 - rank)]
-        for request in requests:
-            request.wait()
+def overlapping_parts(rank, n):
+    x = torch.ones(8)
+    wait_all(dist.isend(x[:6], 1 - rank), dist.irecv(x[2:], 1 - rank))
 
-    (both,) = simlib.run(main, 2).findings
-    assert "ranks 0 and 1: irecv (" in both.message
-    assert "uses memory of isend (" in both.message and "times" not in both.message
+
+def of_one_rank(rank, n):
+    x, y = torch.ones(8), torch.ones(8)
+    if rank == 0:
+        wait_all(dist.isend(x, 1), dist.irecv(x, 1))
+    else:
+        wait_all(dist.irecv(y, 0), dist.isend(x, 0))
+
+
+def receives_into_what_is_being_sent(rank, n):
+    x = torch.ones(4)
+    request = dist.isend(x, 1 - rank)
+    dist.recv(x, 1 - rank)
+    request.wait()
+
+
+@pytest.mark.parametrize(
+    ("function", "who", "whose"),
+    [
+        (overlapping_parts, "ranks 0 and 1: irecv (", "uses memory of isend ("),
+        (of_one_rank, "rank 0: irecv(src=1)", "uses memory of isend(dst=1)"),
+        (receives_into_what_is_being_sent, "ranks 0 and 1: recv (", "uses memory of isend ("),
+    ],
+)
+def test_two_requests_on_the_same_memory(function, who, whose):
+    (both,) = simlib.run(function, 2).findings
+    assert who in both.message and whose in both.message and "times" not in both.message
 
 
 def test_one_race_is_told_once_with_its_number():
@@ -184,45 +190,14 @@ def test_one_race_is_told_once_with_its_number():
         x = torch.ones(8)
         for _ in range(20):
             requests = [dist.isend(x, 1 - rank), dist.irecv(x, 1 - rank), dist.irecv(x, 1 - rank)]
-            requests.append(dist.isend(x, 1 - rank))
-            for request in requests:
-                request.wait()
+            wait_all(*requests, dist.isend(x, 1 - rank))
 
     found = [finding.message for finding in simlib.run(main, 2).findings]
     # Each of the last three with each one before it, but for two sends, which only read.
     assert len(found) == 3, found
     assert all(text.startswith("ranks 0 and 1: i") for text in found)
-    assert sorted(text.rpartition(" (")[2] for text in found) == [
-        "40 times)",
-        "80 times)",
-        "80 times)",
-    ]
-
-
-def test_on_one_rank_the_call_is_told_with_its_arguments():
-    def main(rank, n):
-        x = torch.ones(8)
-        if rank == 0:
-            requests = [dist.isend(x, 1), dist.irecv(x, 1)]
-        else:
-            requests = [dist.irecv(torch.ones(8), 0), dist.isend(x, 0)]
-        for request in requests:
-            request.wait()
-
-    (one,) = simlib.run(main, 2).findings
-    assert "rank 0: irecv(src=1)" in one.message
-    assert "uses memory of isend(dst=1)" in one.message
-
-
-def test_receiving_into_what_is_being_sent():
-    def main(rank, n):
-        x = torch.ones(4)
-        request = dist.isend(x, 1 - rank)
-        dist.recv(x, 1 - rank)
-        request.wait()
-
-    (both,) = simlib.run(main, 2).findings
-    assert "ranks 0 and 1: recv (" in both.message and "uses memory of isend (" in both.message
+    numbers = sorted(text.rpartition(" (")[2] for text in found)
+    assert numbers == ["40 times)", "80 times)", "80 times)"]
 
 
 ASYNC = {
@@ -285,18 +260,8 @@ def test_a_mean_that_gloo_divides_by_torch_is_no_race(ranks):
     }
 
 
-def test_a_rank_may_bring_a_part_of_what_it_gets():
-    def main(rank, n):
-        w = torch.ones(3 * n)
-        mine = torch.nn.Parameter(w.chunk(n)[rank])  # no view, but of w's memory and version
-        for _ in range(2):
-            dist.all_gather_single(w, mine.detach(), async_op=True).wait()
-
-    assert simlib.run(main, 2).findings == []
-
-
 def of_a_chunk(w, rank):
-    return torch.nn.Parameter(w.chunk(2)[rank]).detach()
+    return torch.nn.Parameter(w.chunk(2)[rank]).detach()  # no view, but of w's memory and version
 
 
 def of_a_slice(w, rank):
@@ -316,62 +281,78 @@ def test_a_result_that_holds_what_was_brought_is_left_alone_too(part, engine):
     assert race.kind == "race" and set(race.sites) == {0, 1}
 
 
-def test_results_that_lie_in_one_tensor_are_no_race():
-    def main(rank, n):
-        w = torch.zeros(3 * n)
-        parts = [torch.nn.Parameter(part).detach() for part in w.chunk(n)]
-        dist.all_gather(parts, torch.ones(3), async_op=True).wait()
-
-    assert simlib.run(main, 2).findings == []
+def parts_of_one_tensor(rank, n):
+    w = torch.zeros(3 * n)
+    parts = [torch.nn.Parameter(part).detach() for part in w.chunk(n)]
+    dist.all_gather(parts, torch.ones(3), async_op=True).wait()
 
 
-def reads_before_wait(rank, n):
-    x = torch.zeros(2)
-    if rank == 0:
-        dist.send(torch.ones(2), 1)
-        return None
-    request = dist.irecv(x, 0)
-    early = x.tolist()
+def a_part_of_what_it_gets(rank, n):
+    w = torch.ones(6)
+    for _ in range(2):
+        dist.all_gather_single(w, of_a_chunk(w, rank), async_op=True).wait()
+
+
+def another_part_of_the_tensor(rank, n):
+    x = torch.arange(8.0)
+    first, second = x.chunk(2)
+    request = dist.isend(first, 1 - rank)
+    second += 1
+    dist.recv(second, 1 - rank)
     request.wait()
-    return early
+    first += 1
 
 
-def two_phases_from_any_source(rank, n):
-    x, heard = torch.zeros(1), []
-    for phase in range(2):
-        if rank:
-            dist.send(torch.tensor([float(phase)]), 0)
-        else:
-            for _ in range(1, n):
-                dist.recv(x)
-                heard.append(x.item())
-    return heard
+def only_read_by_several(rank, n):
+    x, parts = torch.ones(4), [torch.zeros(4) for _ in range(n)]
+    more = [[torch.zeros(4) for _ in range(n)] for _ in range(2)]
+    wait_all(
+        dist.all_gather(more[0], x, async_op=True),
+        dist.reduce_scatter(torch.zeros(2), list(x.split(2)), async_op=True),
+        dist.all_to_all(parts, [x] * n, async_op=True),
+        dist.gather(x, more[1] if rank == 0 else None, async_op=True),
+    )
+
+
+NO_RACES = [
+    *(parts_of_one_tensor, a_part_of_what_it_gets, another_part_of_the_tensor),
+    only_read_by_several,
+]
+
+
+@pytest.mark.parametrize("function", NO_RACES)
+def test_what_is_only_read_or_lies_apart_is_no_race(function):
+    for engine in (simlib.run, simlib.simulate):
+        assert engine(function, 2).findings == []
 
 
 def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
+    def reads_before_wait(rank, n):
+        x = torch.zeros(2)
+        if rank == 0:
+            dist.send(torch.ones(2), 1)
+            return None
+        request = dist.irecv(x, 0)
+        early = x.tolist()
+        request.wait()
+        return early
+
+    def two_phases_from_any_source(rank, n):
+        x, heard = torch.zeros(1), []
+        for phase in range(2):
+            if rank:
+                dist.send(torch.tensor([float(phase)]), 0)
+            else:
+                for _ in range(1, n):
+                    dist.recv(x)
+                    heard.append(x.item())
+        return heard
+
     for program, ranks in ((reads_before_wait, 2), (two_phases_from_any_source, 3)):
         assert simlib.run(program, ranks).findings == []
     assert simlib.simulate(reads_before_wait, 2).results[1] == [0.0, 0.0]
     found = [simlib.simulate(two_phases_from_any_source, 3, seed=seed).findings for seed in (0, 1)]
     assert any("in another admissible order" in race.message for races in found for race in races)
-
-
-def test_what_is_only_read_may_be_read_by_several_requests():
-    def main(rank, n):
-        x, parts = torch.ones(4), [torch.zeros(4) for _ in range(n)]
-        requests = [
-            dist.all_gather([torch.zeros(4) for _ in range(n)], x, async_op=True),
-            dist.reduce_scatter(torch.zeros(2), list(x.split(2)), async_op=True),
-            dist.all_to_all(parts, [x] * n, async_op=True),
-            dist.gather(
-                x, [torch.zeros(4) for _ in range(n)] if rank == 0 else None, async_op=True
-            ),
-        ]
-        for request in requests:
-            request.wait()
-
-    for engine in (simlib.run, simlib.simulate):
-        assert engine(main, 2).findings == []
 
 
 def test_what_is_left_over_is_found():
@@ -388,107 +369,39 @@ def test_what_is_left_over_is_found():
     assert verdict(main, 2, simlib.UnfinishedError, strict=True).kind == "unfinished"
 
 
-def test_a_message_whose_request_was_dropped_arrives_and_is_told():
-    def main(rank, n):
-        x = torch.zeros(1)
-        if rank == 0:
-            dist.isend(torch.ones(1), 1)
-        else:
-            dist.recv(x, 0)
-        return x.item()
-
-    run = simlib.run(main, 2)
-    assert run.results[1] == 1.0
-    assert ["was never waited for" in finding.message for finding in run.findings] == [True]
-
-
-def test_a_straggler_is_no_deadlock():
-    def main(rank, n):
-        if rank == 1:
-            time.sleep(1.5)
-        dist.barrier()
-        return rank
-
-    assert simlib.run(main, 3).results == [0, 1, 2]
-
-
 def test_a_thread_that_may_still_send_keeps_a_rank_from_being_blocked():
     def main(rank, n):
-        import threading
-
         x = torch.zeros(1)
-        if rank == 0:
-
-            def later():
-                time.sleep(0.5)
-                dist.send(torch.ones(1), 1)
-
-            thread = threading.Thread(target=later)
-            thread.start()
-            dist.recv(x, 1)
-            thread.join()
-        else:
+        if rank:
             dist.recv(x, 0)
             dist.send(torch.ones(1), 0)
+        else:
+            later = threading.Timer(0.5, lambda: dist.send(torch.ones(1), 1))
+            later.start()
+            dist.recv(x, 1)
+            later.join()
         return x.item()
 
     assert simlib.run(main, 2).results == [1.0, 1.0]
 
 
-def test_ddp_that_waits_inside_backward_is_seen():
-    def main(rank, n):
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-        for _ in range(1 + rank):
-            model(torch.ones(1, 2)).sum().backward()
-
-    error = verdict(main, 2, simlib.DeadlockError)
-    assert str(error).startswith("rank 1 waits for rank 0, which has finished")
-    assert error.sites[1].line_text == "model(torch.ones(1, 2)).sum().backward()"
-
-
-def test_a_learners_error_comes_before_what_follows_from_it():
-    def main(rank, n):
-        if rank == 1:
-            raise ValueError("no data")
-        dist.barrier()
-
-    assert verdict(main, 3, simlib.RankError).kind == "rank_error"
-
-
-@pytest.fixture
-def tables():
-    """The tables of two ranks, in one memory."""
+def test_the_meeting_table_compares_with_those_who_came_and_forgets():
     fd = create_shared_memory("test", size_of_table(2))
-    tables = [FingerprintTable(fd, 2, rank) for rank in range(2)]
-    yield tables
-    for table in tables:
-        table.close()
-    os.close(fd)
-
-
-def test_the_meeting_table_compares_with_those_who_came(tables):
+    one, two = (FingerprintTable(fd, 2, rank) for rank in range(2))
     meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
-    assert tables[0].agrees(meeting, 1, word)
-    assert tables[1].agrees(meeting, 1, word)
-    assert not tables[1].agrees(meeting, 1, other)
-    assert tables[1].agrees(meeting, 2, other)
-
-
-def test_the_meeting_table_forgets(tables):
-    meeting, word, other = word_for("world"), word_for("sum"), word_for("max")
-    tables[0].agrees(meeting, 1, word)
+    assert one.agrees(meeting, 1, word) and two.agrees(meeting, 1, word)
+    assert not two.agrees(meeting, 1, other)
+    assert two.agrees(meeting, 2, other)
     world = World.__new__(World)  # all that it needs of a world to begin a run
     world._ties, world.runs = SharedRendezvous.__new__(SharedRendezvous), 0
-    world._ties._fingerprints = tables[0]._memory
+    world._ties._fingerprints = one._memory
     world.begin_run()
-    assert tables[1].agrees(meeting, 1, other)
-
-
-def test_the_meeting_table_does_not_take_another_meeting_for_a_disagreement(tables):
-    word, other = word_for("sum"), word_for("max")
-    assert tables[0].agrees(10, 1, word)
-    assert tables[1].agrees(10 + SLOTS, 1, other)
-    assert tables[0].agrees(10, 1, other)
+    assert two.agrees(meeting, 1, other)
+    # Another meeting is not taken for a disagreement.
+    assert one.agrees(10, 1, word) and two.agrees(10 + SLOTS, 1, other) and one.agrees(10, 1, other)
+    for table in (one, two):
+        table.close()
+    os.close(fd)
 
 
 ROUNDS = 50
@@ -519,11 +432,8 @@ def come_together(words):
     return told
 
 
-def test_ranks_that_agree_are_never_held_back():
+def test_of_ranks_that_disagree_one_is_always_held_back_and_else_nobody():
     assert all(map(all, come_together((7, 7))))
-
-
-def test_of_ranks_that_disagree_one_is_always_held_back():
     one, other = come_together((7, 8))
     assert not any(a and b for a, b in zip(one, other, strict=True))
 
