@@ -59,20 +59,16 @@ def held(process, clocks):
     return OneCpu(process.pid, lambda: process.pid, lambda: clocks.now_s, lambda: clocks.computed_s)
 
 
-def test_all_threads_are_held_to_one_cpu_and_let_go(process):
-    hold = held(process, Clocks())
-    assert cpus_of(process) == [1] * 4
-    hold.let_go()
-    assert cpus_of(process) == [len(CPUS)] * 4
-
-
-def test_a_process_that_has_its_cpu_to_itself_keeps_it(process):
+def test_all_threads_keep_the_cpu_that_is_theirs_alone_until_they_are_let_go(process):
     clocks = Clocks()
     hold = held(process, clocks)
+    assert cpus_of(process) == [1] * 4
     for _ in range(20):
         clocks.go_on(0.1, 0.99)
         hold.look()
     assert cpus_of(process) == [1] * 4
+    hold.let_go()
+    assert cpus_of(process) == [len(CPUS)] * 4
 
 
 def test_one_that_shares_its_cpu_is_let_go_and_held_again_later_and_later(process):
@@ -110,16 +106,12 @@ def cpus_seen(rank, world_size):
     return len(os.sched_getaffinity(0)), int(command.stdout), child, status["Cpus_allowed_list"]
 
 
-def test_ranks_and_what_they_start_see_all_cpus(monkeypatch):
+def test_ranks_and_what_they_start_see_all_cpus_and_so_does_their_process_after_it(monkeypatch):
     monkeypatch.setattr(one_cpu, "ENOUGH", 0)  # it keeps its CPU, on a busy machine, too
     results = simlib.simulate(cpus_seen, 4).results
     everything = (len(CPUS),) * 3
     assert [found[:3] for found in results] == [everything] * 4
     assert all(found[3].strip().isdigit() for found in results), "no range: one CPU"
-
-
-def test_after_a_simulation_its_process_has_all_cpus():
-    simlib.simulate(cpus_seen, 2)
     assert [os.sched_getaffinity(p.process.pid) for p in simulators()._resting] == [CPUS, CPUS]
 
 

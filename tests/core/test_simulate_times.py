@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from closed_forms import CLOSED_FORMS, NETWORKS
+from sampled import sampled
 from torch import nn
 
 import simlib
@@ -36,36 +37,29 @@ def floats(nbytes):
 def call_once(rank, n, kind, nbytes):
     """One collective; ``nbytes`` as `simlib.collectives.schedule` counts them."""
     whole = floats(nbytes)
-    if kind in ("all_gather", "reduce_scatter"):
-        part = floats(nbytes // n)
-    if kind == "all_reduce":
-        dist.all_reduce(whole)
-    elif kind == "broadcast":
-        dist.broadcast(whole, src=0)
-    elif kind == "reduce":
-        dist.reduce(whole, dst=0)
-    elif kind == "all_gather":
-        dist.all_gather(list(whole.chunk(n)), part)
-    elif kind == "reduce_scatter":
-        dist.reduce_scatter(part, list(whole.chunk(n)))
-    elif kind == "all_to_all":
-        dist.all_to_all(list(whole.chunk(n)), list(whole.clone().chunk(n)))
-    else:
-        dist.barrier()
+    parts = list(whole.chunk(n)) if kind in ("all_gather", "reduce_scatter", "all_to_all") else []
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "reduce": lambda: dist.reduce(whole, dst=0),
+        "all_gather": lambda: dist.all_gather(parts, floats(nbytes // n)),
+        "reduce_scatter": lambda: dist.reduce_scatter(floats(nbytes // n), parts),
+        "all_to_all": lambda: dist.all_to_all(parts, list(whole.clone().chunk(n))),
+        "barrier": dist.barrier,
+    }
+    calls[kind]()
 
 
-@pytest.mark.parametrize("n", NUMBERS_OF_RANKS)
-@pytest.mark.parametrize("kind, name", CLOSED_FORMS)
-def test_a_collective_takes_as_long_as_the_papers_say(kind, name, n):
-    for link in NETWORKS.values():
-        a, b = link.latency_s, 1 / link.bandwidth_Bps
-        for nbytes in SIZES:
-            if kind in ("all_gather", "reduce_scatter", "all_to_all"):  # equal parts
-                nbytes = max(1, nbytes // (4 * n)) * 4 * n
-            run = simlib.simulate(
-                call_once, n, (kind, nbytes), cluster=flat(n, link), **{kind: name}
-            )
-            assert run.time_s == pytest.approx(CLOSED_FORMS[kind, name](n, nbytes, a, b), rel=1e-9)
+@pytest.mark.parametrize("form, n, network", sampled(CLOSED_FORMS, NUMBERS_OF_RANKS, NETWORKS))
+def test_a_collective_takes_as_long_as_the_papers_say(form, n, network):
+    (kind, name), link = form, NETWORKS[network]
+    for nbytes in SIZES:
+        if kind in ("all_gather", "reduce_scatter", "all_to_all"):  # equal parts
+            nbytes = max(1, nbytes // (4 * n)) * 4 * n
+        options = {"cluster": flat(n, link), kind: name}
+        run = simlib.simulate(call_once, n, (kind, nbytes), **options)
+        wanted = CLOSED_FORMS[form](n, nbytes, link.latency_s, 1 / link.bandwidth_Bps)
+        assert run.time_s == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 7, 32])
@@ -93,15 +87,6 @@ def test_a_ring_of_ones_own_takes_as_long_as_the_papers_say(n):
 # -- messages --------------------------------------------------------------------------------------
 
 
-def send_to_a_late_receiver(rank, n, nbytes):
-    if rank == 0:
-        dist.send(floats(nbytes), 1)
-    else:
-        time.sleep(5)
-        dist.recv(floats(nbytes), 0)
-    return time.monotonic()
-
-
 @pytest.mark.parametrize(
     ("options", "ends"),
     [
@@ -112,19 +97,23 @@ def send_to_a_late_receiver(rank, n, nbytes):
     ],
 )
 def test_rendezvous_and_eager_sends(options, ends):
-    run = simlib.simulate(send_to_a_late_receiver, 2, (100,), cluster=flat(2), **options)
-    assert run.results == ends
-
-
-def test_both_send_first_is_a_deadlock_unless_sends_are_eager():
-    def main(rank, n):
-        dist.send(torch.ones(25), 1 - rank)
-        dist.recv(torch.empty(25), 1 - rank)
+    def late_receiver(rank, n):
+        time.sleep(5 * rank)
+        dist.recv(floats(100), 0) if rank else dist.send(floats(100), 1)
         return time.monotonic()
 
-    with pytest.raises(simlib.DeadlockError):
-        simlib.simulate(main, 2, cluster=flat(2))
-    assert simlib.simulate(main, 2, cluster=flat(2), sends="eager").results == [2.0, 2.0]
+    def both_send_first(rank, n):
+        dist.send(floats(100), 1 - rank)
+        dist.recv(floats(100), 1 - rank)
+        return time.monotonic()
+
+    assert simlib.simulate(late_receiver, 2, cluster=flat(2), **options).results == ends
+    if ends[0]:
+        with pytest.raises(simlib.DeadlockError):
+            simlib.simulate(both_send_first, 2, cluster=flat(2), **options)
+    else:
+        run = simlib.simulate(both_send_first, 2, cluster=flat(2), **options)
+        assert run.results == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("receiver_comes_s", [0, 100])
@@ -139,39 +128,6 @@ def test_receives_of_any_source_take_messages_by_their_virtual_arrival(receiver_
 
     for options in ({}, {"sends": "eager"}):
         assert simlib.simulate(main, 4, cluster=flat(4), **options).results[0] == [2, 3, 1]
-
-
-def test_incast_of_messages_with_different_start_times():
-    # 300 B draw alone from 1 s; the 100 B join at 1.5 s and take half until 3.5 s; then alone.
-    def main(rank, n):
-        if rank == 0:
-            requests = [dist.irecv(floats(300), 1), dist.irecv(floats(100), 2)]
-            for request in requests:
-                request.wait()
-            return
-        time.sleep(0 if rank == 1 else 0.5)
-        dist.send(floats(300 if rank == 1 else 100), 0)
-        return time.monotonic()
-
-    assert simlib.simulate(main, 3, cluster=flat(3)).results == [None, 5.0, 3.5]
-
-
-@pytest.mark.parametrize(
-    ("placement", "step_s"),
-    [
-        ("block", 1 + 10 + 1),  # one message leaves each node: alone on 100 B/s
-        ("round_robin", 1 + 10 + 2),  # two leave each node: 50 B/s each
-        ([0, 1, 1, 0], 1 + 10 + 1),
-    ],
-)
-def test_a_ring_step_by_placement(placement, step_s):
-    def step(rank, n):
-        request = dist.isend(floats(100), (rank + 1) % n)
-        dist.recv(floats(100), (rank - 1) % n)
-        request.wait()
-
-    cluster = Cluster(2, 2, inter=Link(10.0, 100.0), intra=Link(1.0, 100.0))
-    assert simlib.simulate(step, 4, cluster=cluster, placement=placement).time_s == step_s
 
 
 def test_the_wire_has_the_messages_of_a_collective():
@@ -267,14 +223,11 @@ def by_hand(rank, n, compute_s):
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("compute_s", [0.0, 50e-6, 5e-3])
 def test_torchs_ddp_and_ones_own_take_equal_steps(compute_s, n):
-    options = {"args": (compute_s,), "cluster": flat(n, NETWORKS["10 Gbit/s"])}
-    torchs = simlib.simulate(with_ddp, n, all_reduce="ring", **options)
-    own = simlib.simulate(by_hand, n, all_reduce="ring", **options)
+    options = {"cluster": flat(n, NETWORKS["10 Gbit/s"]), "all_reduce": "ring"}
+    both = (simlib.simulate(one, n, (compute_s,), **options).results for one in (with_ddp, by_hand))
     bucket_s = 2 * (n - 1) * (30e-6 + 40_000 / n / 1.25e9)
     wanted = max(compute_s + 6 * bucket_s, 6 * compute_s + bucket_s)
-    for (torchs_s, gradients), (own_s, own_gradients) in zip(
-        torchs.results, own.results, strict=True
-    ):
+    for (torchs_s, gradients), (own_s, own_gradients) in zip(*both, strict=True):
         assert torchs_s == pytest.approx(own_s, rel=1e-9)
         assert own_s == pytest.approx(wanted, rel=1e-9)
         torch.testing.assert_close(gradients, own_gradients)
@@ -298,55 +251,36 @@ def test_other_orders_of_groups_on_each_rank_overlap():
 
 def test_messages_of_one_pair_arrive_one_after_the_other():
     def main(rank, world_size):
-        parts = [torch.zeros(250) for _ in range(10)]  # 1,000 bytes
-        if rank == 0:
-            for work in [dist.isend(part, 1) for part in parts]:
-                work.wait()
-            return None
-        arrived_s = []
-        for work in [dist.irecv(part, 0) for part in parts]:
+        make, arrived_s = dist.irecv if rank else dist.isend, []
+        for work in [make(floats(1000), 1 - rank) for _ in range(10)]:
             work.wait()
             arrived_s.append(time.perf_counter())
         return arrived_s
 
-    link = simlib.Link(0.5, 1000.0)
     for in_order, wanted_s in ((True, [1.5 + k for k in range(10)]), (False, [10.5] * 10)):
-        cluster = simlib.Cluster(2, 1, link, in_order=in_order)
+        cluster = Cluster(2, 1, Link(0.5, 1000.0), in_order=in_order)
         run = simlib.simulate(main, 2, cluster=cluster)
         assert run.results[1] == pytest.approx(wanted_s, rel=1e-12)
         assert run.replay(cluster).trace.end_s == pytest.approx(wanted_s[-1], rel=1e-12)
 
 
 def test_who_polls_sees_an_op_end_at_its_moment_and_not_before():
-    def main(rank, world_size):
-        x = torch.ones(1)
-        if rank:
-            simlib.compute(2.0)
+    def main(rank, world_size, nap_s):
+        x, looks = torch.ones(1), 0
+        simlib.compute(2.0 * rank)
         work = dist.all_reduce(x, async_op=True)
-        looks = 0
         while not work.is_completed():
-            time.sleep(0.02)
+            if nap_s:
+                time.sleep(nap_s)
             looks += 1
-        return looks, x.item()
+        return looks, x.item(), time.perf_counter()
 
-    cluster = simlib.Cluster(2, 1, simlib.Link(0.01, 1e9))
-    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="recursive_doubling")
-    assert run.results[0] == (101, 2.0)  # 2.01 s and a little: after 100 naps it is 2.00 s
-    assert run.results[1] == (1, 2.0)
-
-
-def test_who_polls_without_a_nap_gets_on():
-    def main(rank, world_size):
-        x = torch.ones(1)
-        simlib.compute(rank * 1.0)
-        work = dist.all_reduce(x, async_op=True)
-        while not work.is_completed():
-            pass
-        return x.item(), time.perf_counter()
-
-    cluster = simlib.Cluster(2, 1, simlib.Link(0.5, 8.0))
-    run = simlib.simulate(main, 2, cluster=cluster, all_reduce="recursive_doubling")
-    assert run.results == [(2.0, 2.0)] * 2
+    algorithm = {"all_reduce": "recursive_doubling"}
+    run = simlib.simulate(main, 2, (0.02,), cluster=flat(2, Link(0.01, 1e9)), **algorithm)
+    assert run.results[0][:2] == (101, 2.0)  # 2.01 s and a little: after 100 naps it is 2.00 s
+    assert run.results[1][:2] == (1, 2.0)
+    run = simlib.simulate(main, 2, (0.0,), cluster=flat(2, Link(0.5, 8.0)), **algorithm)
+    assert [found[1:] for found in run.results] == [(2.0, 3.0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -363,19 +297,17 @@ def test_eager_messages_of_collectives(kind, algorithm, call, wanted_s):
         call(torch.ones(25))
         return time.perf_counter()
 
-    found = {}
+    found, by_name = {}, {kind: algorithm}
     for limit in (100, 99):
-        run = simlib.simulate(
-            main, 4, cluster=flat(4), eager_limit_bytes=limit, **{kind: algorithm}
-        )
+        options = {"cluster": flat(4), "eager_limit_bytes": limit}
+        run = simlib.simulate(main, 4, **options, **by_name)
         found[limit] = run.results
-        times = {"cluster": flat(4), "algorithm": algorithm, "eager_limit_bytes": limit}
-        ends_s = simlib.scale.ends_of(kind, 4, 100, **times)
+        ends_s = simlib.scale.ends_of(kind, 4, 100, algorithm=algorithm, **options)
         assert run.results == pytest.approx(ends_s.tolist(), rel=1e-12)
-        again = run.replay(flat(4), eager_limit_bytes=limit, **{kind: algorithm})
+        again = run.replay(flat(4), eager_limit_bytes=limit, **by_name)
         assert again.trace.end_s == max(ends_s)
     assert found[100] == wanted_s
-    assert found[99] == simlib.simulate(main, 4, cluster=flat(4), **{kind: algorithm}).results
+    assert found[99] == simlib.simulate(main, 4, cluster=flat(4), **by_name).results
 
 
 @pytest.mark.parametrize("kind", ["reduce", "gather"])
@@ -386,12 +318,8 @@ def test_the_root_of_nothing_may_be_done_before_all_have_come(kind):
         if kind == "reduce":
             dist.reduce(nothing, 2)
         else:
-            parts = [torch.empty(0) for _ in range(world_size)] if rank == 2 else None
-            dist.gather(nothing, parts, 2)
+            dist.gather(nothing, [nothing.clone() for _ in range(12)] if rank == 2 else None, 2)
 
-    cluster = simlib.Cluster(3, 4, simlib.Link(1e-3, 100.0))
+    options = {"cluster": Cluster(3, 4, Link(1e-3, 100.0)), "placement": "round_robin"}
     for seed in (None, 1):
-        simlib.simulate(
-            main, 12, cluster=cluster, eager_limit_bytes=0, seed=seed, placement="round_robin",
-            algorithms="gloo",
-        )  # fmt: skip
+        simlib.simulate(main, 12, eager_limit_bytes=0, seed=seed, algorithms="gloo", **options)
