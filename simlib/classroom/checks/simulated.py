@@ -42,11 +42,23 @@ class Simulated:
     inputs: Callable
     at_least_flops: Callable | None = field(default=None, kw_only=True)
 
-    counts_memory = False
+    part = TIME
 
     @property
     def rule(self) -> Rule:
         """The bound, as a `Rule` on the simulated run."""
+
+        def broken(run, given):
+            return self.uncounted(run, given) or self.too_much(run, given)
+
+        return Rule(broken, self.tally, part=self.part)
+
+    def too_much(self, run: Run, given: Sequence) -> str | None:
+        """A sentence where the run breaks the bound, else None."""
+        raise NotImplementedError
+
+    def tally(self, run: Run, given: Sequence) -> str:
+        """What was counted, and its bound."""
         raise NotImplementedError
 
     @property
@@ -75,7 +87,7 @@ class Simulated:
 
     def start(self, timeout_s: float) -> Callable:
         """What runs a rank function here: called as ``simlib.run`` is."""
-        options: dict[str, Any] = {"memory": True} if self.counts_memory else {}
+        options: dict[str, Any] = {"memory": True} if self.part == MEMORY else {}
         return functools.partial(simulate, cluster=self.cluster, timeout_s=timeout_s, **options)
 
 
@@ -97,26 +109,18 @@ class Timed(Simulated):
     bound_s: Callable
     hint: str = ""
 
-    @property
-    def rule(self) -> Rule:
-        """The bound, as a `Rule` on the simulated run."""
+    def too_much(self, run, given):
+        most_s = self.bound_s(*given)
+        if run.time_s <= most_s * (1 + ROUNDING):
+            return None
+        return (
+            f"{values_are_right(run)}, but on the modelled network the last rank is done after "
+            f"{seconds_text(run.time_s)} where {seconds_text(most_s)} are enough. {self.hint}"
+        ).rstrip()
 
-        def broken(run, given):
-            most_s, uncounted = self.bound_s(*given), self.uncounted(run, given)
-            if uncounted:
-                return uncounted
-            if run.time_s <= most_s * (1 + ROUNDING):
-                return None
-            return (
-                f"{values_are_right(run)}, but on the modelled network the last rank is done after "
-                f"{seconds_text(run.time_s)} where {seconds_text(most_s)} are enough. {self.hint}"
-            ).rstrip()
-
-        def tally(run, given):
-            took, most = seconds_text(run.time_s), seconds_text(self.bound_s(*given))
-            return f"{took} on the modelled network (at most {most})"
-
-        return Rule(broken, tally, part=TIME)
+    def tally(self, run, given):
+        took, most = seconds_text(run.time_s), seconds_text(self.bound_s(*given))
+        return f"{took} on the modelled network (at most {most})"
 
 
 @dataclass(frozen=True)
@@ -140,32 +144,22 @@ class Fits(Simulated):
     bound_bytes: Callable
     hint: str | Callable = ""
 
-    counts_memory = True
+    part = MEMORY
 
-    @property
-    def rule(self) -> Rule:
-        """The bound, as a `Rule` on the simulated run."""
+    def too_much(self, run, given):
+        largest, most = largest_of(run), self.bound_bytes(*given)
+        if largest.peak_bytes <= most:
+            return None
+        held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]
+        hint = self.hint(largest) if callable(self.hint) else self.hint
+        return (
+            f"{values_are_right(run)}, but rank {largest.rank} holds {largest.peak_bytes:,} "
+            f"bytes at its peak ({', '.join(held)}) where {are_enough(most)} for any rank. {hint}"
+        ).rstrip()
 
-        def broken(run, given):
-            largest, most = largest_of(run), self.bound_bytes(*given)
-            uncounted = self.uncounted(run, given)
-            if uncounted:
-                return uncounted
-            if largest.peak_bytes <= most:
-                return None
-            held = [f"{name} {nbytes:,}" for name, nbytes in largest.peak.items() if nbytes]
-            hint = self.hint(largest) if callable(self.hint) else self.hint
-            return (
-                f"{values_are_right(run)}, but rank {largest.rank} holds {largest.peak_bytes:,} "
-                f"bytes at its peak ({', '.join(held)}) where {are_enough(most)} for any rank. "
-                f"{hint}"
-            ).rstrip()
-
-        def tally(run, given):
-            held = largest_of(run).peak_bytes
-            return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
-
-        return Rule(broken, tally, part=MEMORY)
+    def tally(self, run, given):
+        held = largest_of(run).peak_bytes
+        return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
 
 
 def largest_of(run: Run) -> Ledger:

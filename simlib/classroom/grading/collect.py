@@ -136,7 +136,8 @@ def newest(files, reader):
 def weight(file, reader):
     """What decides which of two files of one exercise counts; the larger does."""
     is_own = PurePosixPath(file.file).parent.name != "solutions"
-    return has_answers(file, reader), is_own, *time_and_name(file)
+    when = file.when.timestamp() if file.when else 0.0
+    return has_answers(file, reader), is_own, when, file.file
 
 
 def has_answers(file, reader):
@@ -148,11 +149,6 @@ def has_answers(file, reader):
     except Unreadable:
         return False
     return found
-
-
-def time_and_name(file):
-    """What decides which of two files is newer."""
-    return file.when.timestamp() if file.when else 0.0, file.file
 
 
 def files_of_zip(path, exercises, left_out):
@@ -262,16 +258,13 @@ def without_notebook(others, students):
     """
     found = {}
     for one in others:
-        path = PurePosixPath(one.file)
-        if one.student not in students and (len(path.parts) > 1 or one.platform):
+        if one.student not in students:
             found.setdefault(one.student, []).append(one)
     for files in found.values():
         names = [PurePosixPath(one.file).name for one in files[:MAX_NAMED]]
         names += [f"{len(files) - MAX_NAMED:,} more"] if len(files) > MAX_NAMED else []
-        files[0].exercise = None
-        files[
-            0
-        ].unreadable = f"there is no notebook (a file that ends in .ipynb), but {', '.join(names)}"
+        first, told = files[0], "there is no notebook (a file that ends in .ipynb), but"
+        first.exercise, first.unreadable = None, f"{told} {', '.join(names)}"
     return [found[student][0] for student in sorted(found)]
 
 

@@ -136,12 +136,8 @@ def settings_of(mounted, memory, processes):
         given = (mounted / "cgroup.subtree_control").read_text().split()
         if not set(CONTROLLERS) <= set(given):
             return []
-        return [
-            (
-                mounted,
-                {"cpu.weight": "100", "memory.max": str(memory), "pids.max": str(processes)},
-            )
-        ]
+        most = {"memory.max": str(memory), "pids.max": str(processes)}
+        return [(mounted, {"cpu.weight": "100"} | most)]
     by_controller = {
         "cpu": {"cpu.shares": "1024"},
         "memory": {"memory.limit_in_bytes": str(memory)},

@@ -27,7 +27,7 @@ from ..checks.complaints import (
     worst_of,
 )
 from ..checks.verdict import RIGHT
-from ..parts import VALUE, parts_of
+from ..parts import MEMORY, TIME, VALUE, parts_of
 from .score import ALLOWED, LOST, MARK
 from .texts import clean
 
@@ -50,12 +50,8 @@ class GradedChecks:
     def __init__(self, patience=1):
         self._patience = patience
         self.verdicts = {}
-        self._rules = {}
-        self._timed = {}
-        self._within = {}
-        self._parts = {}
-        self._expected = {}
-        self._measured = {}
+        self._rules, self._timed, self._within, self._parts = {}, {}, {}, {}
+        self._expected, self._measured = {}, {}
         self._cell = self._question = ""
 
     def names(self):
@@ -118,11 +114,8 @@ class GradedChecks:
     def _broken(self, question, run, given, want):
         rules = [*self._rules.get(question, ())]
         if run.engine == "simulated":
-            rules += [
-                one.rule
-                for one in self._timed.get(question, ())
-                if one.counts_memory == (run.memory is not None)
-            ]
+            part = TIME if run.memory is None else MEMORY
+            rules += [one.rule for one in self._timed.get(question, ()) if one.part == part]
         too_few = too_little(sent(run), want["sent"], run.world_size)
         return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 

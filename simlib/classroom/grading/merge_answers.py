@@ -101,7 +101,7 @@ def merge_answers(exercise, submission):
     WrongNotebook
         The notebook has cells of this exercise neither by id nor by function name.
     """
-    notes, cells = list(submission.notes), looked_at(submission)
+    notes, cells = list(submission.notes), list(map(LookedAt, submission.cells))
     chosen = {name: choose(exercise, cells, name, notes) for name in exercise.questions}
     found = {}
     for name, index in chosen.items():
@@ -133,7 +133,6 @@ def hidden_last(steps):
     return sorted(steps, key=lambda step: step.cell is not None and step.cell.role == "hidden")
 
 
-@dataclass(frozen=True)
 class LookedAt:
     """A student's cell with what is asked of it for every question, worked out once.
 
@@ -149,30 +148,11 @@ class LookedAt:
         Whether it calls a check.
     """
 
-    id: str | None
-    role: str | None
-    question: str | None
-    source: str
-    bare: str
-    defined: frozenset
-    defined_at_top: frozenset
-    has_check: bool
-
-
-def looked_at(submission):
-    """``[LookedAt]`` of a submission's cells, in time that grows with their length."""
-    return [
-        LookedAt(
-            one.id,
-            one.role,
-            one.question,
-            one.source,
-            bare(one.source),
-            *definitions(one.source),
-            CHECKS.search(one.source) is not None,
-        )
-        for one in submission.cells
-    ]
+    def __init__(self, cell):
+        self.id, self.role, self.question = cell.id, cell.role, cell.question
+        self.source, self.bare = cell.source, bare(cell.source)
+        self.defined, self.defined_at_top = definitions(cell.source)
+        self.has_check = CHECKS.search(cell.source) is not None
 
 
 def has_answers(exercise, cells):
@@ -261,11 +241,8 @@ def changed_cells(exercise, submission):
         if cell.role in ("setup", "check") and not as_it_was:
             is_there = cell.id in by_id or (cell.role, cell.question) in roles
             found["changed cells" if is_there else "missing cells"].append(cell.id)
-    return [
-        f"{what}, the original ones were used: {', '.join(ids)}"
-        for what, ids in found.items()
-        if ids
-    ]
+    told = {what: ", ".join(ids) for what, ids in found.items() if ids}
+    return [f"{what}, the original ones were used: {ids}" for what, ids in told.items()]
 
 
 def helpers_by_anchor(exercise, cells, chosen):
@@ -385,12 +362,10 @@ def merged(exercise, submission):
 
 def about(submission, name, exercises):
     """Which exercise a file is, by its cells where it is not named, and whether it has answers."""
-    cells = looked_at(submission)
+    cells = list(map(LookedAt, submission.cells))
     name = name or exercise_by_cells(cells, submission.ids, exercises)
-    return {
-        "exercise": name,
-        "has answers": name in exercises and has_answers(exercises[name], cells),
-    }
+    found = name in exercises and has_answers(exercises[name], cells)
+    return {"exercise": name, "has answers": found}
 
 
 def exercise_by_cells(cells, ids, exercises):

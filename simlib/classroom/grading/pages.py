@@ -10,7 +10,6 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from ...core.draw.text import count
 from ...core.draw.text import count as counted
 from .source import number_of
 from .texts import clean, sentence, write
@@ -35,10 +34,8 @@ def write_pages(folder, report):
     for old in set(feedback.glob("*.html")) - kept:
         old.unlink()
     page = templates.get_template("class.html")
-    write(
-        Path(folder) / "class.html",
-        page.render(report=report, view=overview(report), pages=links(report)),
-    )
+    text = page.render(report=report, view=overview(report), pages=links(report))
+    write(Path(folder) / "class.html", text)
 
 
 def links(report):
@@ -57,13 +54,8 @@ def environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"points": points, "moment": moment, "sentence": sentence, "counted": count}
-    found.filters |= {
-        "path": path,
-        "reason_and_box": reason_and_box,
-        "only_right": only_right,
-        "by_hand": by_hand,
-    }
+    filters = points, moment, sentence, path, reason_and_box, only_right, by_hand
+    found.filters |= {one.__name__: one for one in filters} | {"counted": counted}
     return found
 
 

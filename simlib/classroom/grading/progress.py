@@ -139,12 +139,8 @@ def table(notebooks):
 
 def totals(notebooks):
     """Right answers, questions, points, points to be had."""
-    return (
-        sum(one.right for one in notebooks),
-        sum(len(one.questions) for one in notebooks),
-        sum(one.points for one in notebooks),
-        sum(one.of for one in notebooks),
-    )
+    rows = [(one.right, len(one.questions), one.points, one.of) for one in notebooks]
+    return [sum(column) for column in zip((0,) * 4, *rows, strict=True)]
 
 
 def write_certificate(path, notebooks, name=""):
@@ -159,18 +155,10 @@ def write_certificate(path, notebooks, name=""):
     """
     from .pages import environment  # jinja2 takes a moment, and few ask for a page
 
-    right, asked, points, of = totals(notebooks)
     page = environment().get_template("certificate.html")
-    text = page.render(
-        notebooks=notebooks,
-        name=name,
-        right=right,
-        asked=asked,
-        points=points,
-        of=of,
-        day=datetime.date.today().isoformat(),
-    )
-    write(Path(path), text)
+    numbers = dict(zip(("right", "asked", "points", "of"), totals(notebooks), strict=True))
+    day = datetime.date.today().isoformat()
+    write(Path(path), page.render(notebooks=notebooks, name=name, day=day, **numbers))
 
 
 def check(options):

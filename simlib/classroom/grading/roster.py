@@ -339,17 +339,14 @@ def named_in(file, exercises):
 
 def student_in(file, exercises):
     """What of a file's name is not the exercise's."""
-    stem = stem_of(file)
-    for name in exercises:
-        stem = stem.replace(name, "")
-    return stem.strip("_- .") or NOTEBOOK.sub("", file)
+    return around_exercise(file, exercises, "").strip("_- .") or NOTEBOOK.sub("", file)
 
 
-def around_exercise(file, exercises):
-    """What of a file's name is not the exercise's, with ``/`` where that stood."""
+def around_exercise(file, exercises, mark="/"):
+    """What of a file's name is not the exercise's, with a mark where that stood."""
     stem = stem_of(file)
     for name in exercises:
-        stem = stem.replace(name, "/")
+        stem = stem.replace(name, mark)
     return stem
 
 

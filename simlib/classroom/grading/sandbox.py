@@ -307,15 +307,9 @@ def sandboxed(command, run_folder, uid, limits):
 def bubblewrapped(command, run_folder, uid, limits):
     """`sandboxed` by bubblewrap, but for the limits of a process."""
     is_root = os.geteuid() == 0
-    words = [
-        *with_filter(run_folder.parent),
-        "bwrap",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-    ]
-    words += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
+    words = [*with_filter(run_folder.parent), "bwrap", "--unshare-pid", "--unshare-net"]
+    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
+    words += ["--new-session", "--clearenv"]
     words += ["--hostname", "grading"]
     if filter_for(FILTER):
         words += ["--seccomp", "9"]

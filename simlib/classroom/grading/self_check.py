@@ -31,7 +31,7 @@ from .merge_answers import (
     failure,
     merge_answers,
 )
-from .notebook_file import Unreadable, parse, read_bytes
+from .notebook_file import Cell, Unreadable, parse, read_bytes
 from .sandbox import Limits
 from .shell import new_shell, run_cell
 from .source import SOURCES, exercise_files
@@ -140,16 +140,11 @@ def check_notebook(path, limit_s=600):
         merged.notes.append(
             "no exercise of this name lies here (was it renamed?), so its own check cells were used"
         )
-    steps = [
-        {
-            "kind": step.cell.role if step.cell else "helper",
-            "question": step.cell.question if step.cell else None,
-            "source": step.source,
-        }
-        for step in merged.steps
-    ]
+    helper = Cell("", "helper", None, "")
+    steps = [(step.cell or helper, step.source) for step in merged.steps]
     if exercise.cases:  # not those beside the notebook, which may have been changed
-        steps.insert(0, {"kind": "cases", "question": None, "source": exercise.cases})
+        steps.insert(0, (Cell("", "cases", None, ""), exercise.cases))
+    steps = [{"kind": c.role, "question": c.question, "source": text} for c, text in steps]
     notes = list(merged.notes)
     messages = run_steps(steps, Path(path).resolve().parent, limit_s)
     return in_order(exercise.questions, merged.found, messages, notes), notes
@@ -381,10 +376,8 @@ def is_older(file, began):
 def verdict_in(shell, outcome, question):
     """What the check cell that has just run says."""
     if outcome["error"] is not None:
-        return {
-            "status": "wrong",
-            "text": f"{question}: wrong. The check could not be run: {outcome['error']}",
-        }
+        text = f"{question}: wrong. The check could not be run: {outcome['error']}"
+        return {"status": "wrong", "text": text}
     verdict = shell.user_ns.get("verdict")
     if getattr(verdict, "question", None) != question:
         return {"status": "wrong", "text": f"{question}: wrong. Its check gave no verdict."}

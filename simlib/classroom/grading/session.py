@@ -119,9 +119,8 @@ def run_notebook(cells, limits, isolate=True):
         It would run with rights that it must not have.
     """
     sandbox.check_can_isolate(no_sandbox=not isolate)
-    notebook = nbformat.from_dict(
-        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": list(cells)}
-    )
+    empty = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}}
+    notebook = nbformat.from_dict(empty | {"cells": list(cells)})
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-"))
     try:
@@ -160,10 +159,7 @@ def _run_in(folder, notebook, limits, isolate, uid, group):
     if isolate:
         kernel = sandbox.sandboxed(kernel, run, uid, limits)
     else:
-        inside = sandbox.environment() | {
-            "HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-        }
+        inside = sandbox.environment() | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
         kernel = ["env", *(f"{name}={value}" for name, value in inside.items()), *kernel]
     environ["GRADING_KERNEL"] = json.dumps(kernel)
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", "--tb=no", "-p", "nbval_plugin"]

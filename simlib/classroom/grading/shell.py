@@ -50,13 +50,10 @@ class Submitted:
         self.__name__ = self.question = question
         self._payload = payload
         if parameters is not None:
+            defaults = {True: None, False: inspect.Parameter.empty}
             self.__signature__ = inspect.Signature(
-                [
-                    inspect.Parameter(
-                        name, KINDS[kind], default=None if has_default else inspect.Parameter.empty
-                    )
-                    for name, kind, has_default in parameters
-                ]
+                inspect.Parameter(name, KINDS[kind], default=defaults[bool(has_default)])
+                for name, kind, has_default in parameters
             )
 
     def __call__(self, *args, **kwargs):
@@ -244,7 +241,5 @@ def fetch(shell, name):
         payload = cloudpickle.dumps(function, protocol=5)
     except BaseException as error:
         return {"error": str(error)[:LONGEST] or in_words(error)}
-    return {
-        "payload": base64.b64encode(payload).decode(),
-        "parameters": parameters_of(function),
-    }
+    text = base64.b64encode(payload).decode()
+    return {"payload": text, "parameters": parameters_of(function)}

@@ -77,16 +77,9 @@ def read_source(path, is_exercise):
         cell.metadata = cell_metadata(cell.metadata)
         check_cell(cell, is_exercise, f"{path}, line {line}")
     set_ids(notebook.cells, path.stem)
-    notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {
-                "display_name": "Python 3 (ipykernel)",
-                "language": "python",
-                "name": "python3",
-            },
-            "language_info": {"name": "python"},
-        }
-    )
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    notebook.metadata = nbformat.from_dict(metadata)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 
@@ -209,16 +202,7 @@ def without_markers(notebook):
 
 def solution_source(source):
     """A cell's source as it is solved: without broken lines and without markers."""
-    kept, begun = [], None
-    for line in source.splitlines():
-        word = line.strip()
-        if word in PAIRS:
-            begun = word
-        elif word in PAIRS.values():
-            begun = None
-        elif begun != BEGIN_BROKEN:
-            kept.append(line)
-    return "\n".join(kept)
+    return without_lines(source, BEGIN_BROKEN)
 
 
 def stub_source(source):
@@ -226,16 +210,23 @@ def stub_source(source):
 
     Where the cell has broken lines they are the stub, for the learner to mend.
     """
+    return without_lines(source, BEGIN, () if BEGIN_BROKEN in source else STUB)
+
+
+def without_lines(source, dropped, stub=()):
+    """A source without markers, and without what stands below those of one kind.
+
+    Where a solution begins there is the stub, at its indent.
+    """
     kept, begun = [], None
     for line in source.splitlines():
         word = line.strip()
-        if word == BEGIN and BEGIN_BROKEN not in source:
-            indent = line[: len(line) - len(line.lstrip())]
-            kept += [indent + text for text in STUB]
+        if word == BEGIN:
+            kept += [line[: line.index(word)] + text for text in stub]
         if word in PAIRS:
             begun = word
         elif word in PAIRS.values():
             begun = None
-        elif begun != BEGIN:
+        elif begun != dropped:
             kept.append(line)
     return "\n".join(kept)

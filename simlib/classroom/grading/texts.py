@@ -87,13 +87,9 @@ class Cache:
 
     def seed(self, wanted=None):
         """The seed of this report: the one asked for, the one of the last time, or a new one."""
-        stored = self._folder / "seed"
-        if wanted is None:
-            with contextlib.suppress(OSError, ValueError):
-                return int(stored.read_text())
-        seed = secrets.randbits(64) if wanted is None else wanted
-        write(stored, str(seed))
-        return seed
+        with contextlib.suppress(ValueError):
+            return int(self._kept("seed", wanted))
+        return self.seed(secrets.randbits(64))
 
     def deadline(self, wanted=None):
         """The deadline of this report: the one asked for, or the one of the last time.
@@ -103,14 +99,17 @@ class Cache:
         wanted : str or None
             In ISO 8601; ``"none"`` takes away the one of the last time.
         """
-        stored = self._folder / "deadline"
+        return self._kept("deadline", "" if wanted == "none" else wanted)
+
+    def _kept(self, name, wanted):
+        """A text that is kept from now on; what was kept where None is wanted, or nothing."""
+        stored = self._folder / name
         if wanted is None:
             with contextlib.suppress(OSError, ValueError):
                 return stored.read_text(encoding="utf-8")
             return ""
-        text = "" if wanted == "none" else wanted
-        write(stored, text)
-        return text
+        write(stored, str(wanted))
+        return str(wanted)
 
     def get(self, *key):
         """What is stored under a key; None where nothing is, or what a crash left of it."""
