@@ -299,102 +299,6 @@ def inner_arguments(function):
     }
 
 
-class Whiles(ast.NodeTransformer):
-    """Makes of each loop one that counts by itself."""
-
-    def __init__(self):
-        self.number = 0
-
-    def visit_For(self, node):
-        self.generic_visit(node)
-        if node.orelse:
-            return node
-        things, at = f"things_{self.number}", f"at_{self.number}"
-        self.number += 1
-        begin = ast.parse(f"{things} = list(0)\n{at} = 0").body
-        begin[0].value.args = [node.iter]
-        (loop,) = ast.parse(
-            f"while {at} < len({things}):\n    one = {things}[{at}]\n    {at} += 1"
-        ).body
-        loop.body[0].targets = [node.target]
-        loop.body += node.body
-        return [*begin, loop]
-
-
-def with_while(source, question, check):
-    """Every loop is a `while` with a counter of its own."""
-    return [text(Whiles().visit(ast.parse(source)))]
-
-
-class Turned(ast.NodeTransformer):
-    """Generators where lists were made, and lists where generators were."""
-
-    def visit_ListComp(self, node):
-        self.generic_visit(node)
-        made = ast.GeneratorExp(node.elt, node.generators)
-        return ast.Call(ast.Name("list", ast.Load()), [made], [])
-
-    def visit_GeneratorExp(self, node):
-        self.generic_visit(node)
-        return ast.ListComp(node.elt, node.generators)
-
-    def visit_Call(self, node):
-        if getattr(node.func, "id", None) == "next":  # it takes no list
-            return node
-        return self.generic_visit(node)
-
-
-def as_generators(source, question, check):
-    """A list is made of a generator, and what took a generator takes a list."""
-    return [text(Turned().visit(ast.parse(source)))]
-
-
-MIRRORED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-MIRRORED |= {ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
-
-
-class Mirror(ast.NodeTransformer):
-    """Turns comparisons round, and products with a number."""
-
-    def visit_Compare(self, node):
-        self.generic_visit(node)
-        other = MIRRORED.get(type(node.ops[0]))
-        if len(node.ops) > 1 or other is None:
-            return node
-        return ast.Compare(node.comparators[0], [other()], [node.left])
-
-    def visit_BinOp(self, node):
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Constant):
-            node.left, node.right = node.right, node.left
-        return node
-
-
-def mirrored(source, question, check):
-    """`n > k` for `k < n`, and `n * 2` for `2 * n`."""
-    return [text(Mirror().visit(ast.parse(source)))]
-
-
-class Results(ast.NodeTransformer):
-    """Gives what is returned a name first."""
-
-    def visit_Return(self, node):
-        if node.value is None or isinstance(node.value, (ast.Name, ast.Constant)):
-            return node
-        result = ast.Assign([ast.Name("result", ast.Store())], node.value)
-        return [result, ast.Return(ast.Name("result", ast.Load()))]
-
-    def visit_IfExp(self, node):
-        """A choice that is made the other way round."""
-        self.generic_visit(node)
-        return ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.orelse, node.body)
-
-
-def result_named(source, question, check):
-    """What is returned has a name first, and choices are asked by `not`."""
-    return [text(Results().visit(ast.parse(source)))]
-
-
 TRIED = """\
 import numpy as np
 
@@ -437,10 +341,6 @@ KINDS = [
     by_keywords,
     a_method,
     on_an_object,
-    with_while,
-    as_generators,
-    mirrored,
-    result_named,
     after_experiments,
 ]
 
@@ -450,7 +350,7 @@ def variants(source, question, check):
     found, seen = {}, {as_a_tree([source])}
     for kind in KINDS:
         # Where memory is counted, copies of all are another answer.
-        if kind in (on_copies, with_while) and "memory=" in check:
+        if kind is on_copies and "memory=" in check:
             continue
         cells = kind(source, question, check)
         if as_a_tree(cells) not in seen:
