@@ -1,6 +1,8 @@
 """What the tests of grading share: a sandbox, the ground, and a host that is looked at after."""
 
 import contextlib
+import functools
+import json
 import os
 import random
 import socket
@@ -10,10 +12,15 @@ import psutil
 import pytest
 from ground import LIMITS, SEED, Ground
 from intruders import SECRET
+from notebooks_made import content, exercise, hand_in, solved, table
 
+from simlib.classroom.grading import commands
+from simlib.classroom.grading import exercise as exercise_module
 from simlib.classroom.grading.grade import grade
 from simlib.classroom.grading.whole_class import record
+from simlib.cli import main
 
+SOLVED = content(solved(exercise("04")))
 SLEEP_S = "98765.4321"
 """How long processes sleep which answers leave behind; each host has a number of its own."""
 
@@ -25,9 +32,22 @@ def ground(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def expected(isolated, ground):
-    """What its solution gives."""
-    return record(ground.exercise, SEED, LIMITS)
+def expected_of(isolated):
+    """``expected_of(exercise)``: what its solution gives; each is run once."""
+    known = {}
+
+    def find(exercise):
+        if exercise.name not in known:
+            known[exercise.name] = record(exercise, SEED, LIMITS)
+        return known[exercise.name]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def expected(expected_of, ground):
+    """What the solution of the ground gives."""
+    return expected_of(ground.exercise)
 
 
 def server_outside_the_ephemeral_range():
@@ -110,3 +130,57 @@ def grade_cases(ground, expected, host):
         return result
 
     return grade_them
+
+
+class Desk:
+    """Where a teacher works: submissions in `class`, what `simlib grade` makes in `report`.
+
+    Nothing is run: `graded` has the contents that `stand_in` has graded.
+    """
+
+    def __init__(self, capsys, graded):
+        self._capsys, self.graded = capsys, graded
+
+    def hand_in(self, *names, data=SOLVED):
+        """Files of students."""
+        hand_in(Path("class"), *names, data=data)
+
+    def write(self, name, text):
+        """A table that the teacher has made; returns its name."""
+        Path(name).write_text(text, encoding="utf-8")
+        return name
+
+    def grade(self, *words, code=0):
+        """What the command says, which must end with this exit code; `graded` begins anew."""
+        self.graded.clear()
+        assert main(["grade", "class", *words]) == code
+        return self._capsys.readouterr()
+
+    def rows(self):
+        """``{student: {column: text}}`` of report.csv."""
+        head, *others = table("report/report.csv")
+        return {row[0]: dict(zip(head, row, strict=True)) for row in others}
+
+    def report(self):
+        """report.json."""
+        return json.loads(Path("report/report.json").read_text("utf-8"))
+
+    def page(self, name="class"):
+        """A page of the report."""
+        return Path("report", f"{name}.html").read_text("utf-8")
+
+
+read_once = functools.cache(exercise_module.read_exercises)
+
+
+@pytest.fixture(autouse=True)
+def sources_are_read_once(monkeypatch):
+    """The sources of all exercises are read once for all tests."""
+    monkeypatch.setattr(commands, "read_exercises", read_once)
+
+
+@pytest.fixture
+def desk(stand_in, tmp_path, monkeypatch, capsys):
+    """A `Desk` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return Desk(capsys, stand_in)

@@ -120,28 +120,22 @@ class Ranks:
         self.exchange.post(rank, number, words)
 
 
-def test_a_message_is_answered_when_both_have_come():
-    ranks = Ranks(3)
-    ranks.send(0, 1, 1, 5.0)
-    assert not ranks.answers
-    ranks.recv(1, 1, None)
-    assert ranks.answers == {(0, 1): (None, [], None), (1, 1): (None, [[5.0]], 0)}
-
-
-def test_messages_of_two_ranks_keep_their_order():
+def test_messages_are_answered_when_both_have_come_in_their_order_and_of_one_size():
     ranks = Ranks(3)
     for number, value in enumerate((5.0, 6.0)):
         ranks.send(0, number, 1, value)
-    for number in range(2):
-        ranks.recv(1, number, 0)
-    assert [ranks.answers[1, number][1] for number in range(2)] == [[[5.0]], [[6.0]]]
-
-
-def test_a_message_of_another_size_is_never_carried():
-    ranks = Ranks(3)
-    ranks.send(0, 1, 1, 5.0, 6.0)
-    ranks.recv(1, 1, 0)
     assert not ranks.answers
+    ranks.recv(1, 0, None)
+    ranks.recv(1, 1, 0)
+    assert ranks.answers == {
+        (0, 0): (None, [], None),
+        (1, 0): (None, [[5.0]], 0),
+        (0, 1): (None, [], None),
+        (1, 1): (None, [[6.0]], 0),
+    }
+    ranks.send(0, 2, 1, 5.0, 6.0)
+    ranks.recv(1, 2, 0)
+    assert len(ranks.answers) == 4  # a message of another size is never carried
 
 
 def test_a_collective_is_answered_when_all_have_come():

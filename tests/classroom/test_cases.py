@@ -1,16 +1,18 @@
 """`check_of`: its cases come from a file, leave no names behind, and are tests where nbval runs."""
 
-import json
-import shutil
+import doctest
+import math
 
 import pytest
-from notebooks_made import ROOT, content, exercise, notebook
+import torch
+from notebooks_made import ROOT
 
+import simlib
 from simlib import InvalidCallError
 from simlib.checks import check_of
 from simlib.classroom.checks import verdict as module
 from simlib.classroom.checks.verdict import Cases, NotSolved
-from simlib.classroom.grading import commands, self_check, shell
+from simlib.classroom.grading import shell
 
 CASES = """\
 from simlib.checks.verdict import Verdict as Made
@@ -32,28 +34,27 @@ FIVE = 5
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
     """Work in a folder with cases beside the notebook."""
-    (tmp_path / "checks").mkdir()
-    (tmp_path / "checks" / "07_some.py").write_text(CASES)
+    write(tmp_path, "checks/07_some.py")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_task_is_checked_by_its_own_cases_with_the_names_of_the_notebook(beside):
+def write(folder, name, old="", new=""):
+    """Write cases with a part exchanged."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(CASES.replace(old, new) if old else CASES)
+
+
+def test_a_task_is_checked_by_its_own_cases_with_the_names_of_the_notebook(beside, monkeypatch):
     before = set(globals())
     assert check_of("07.1", lambda: 5).status == "right"
     assert check_of("07.1", lambda: 2).reason == "<lambda> of 5"
     assert check_of("07.2", lambda: 2).question == "two"
     assert set(globals()) == before
-
-
-def test_names_of_a_learner_that_hide_python_s_own_break_no_check(beside, monkeypatch):
-    (beside / "checks" / "07_some.py").write_text(CASES.replace("{FIVE}", "{max(FIVE, 1)}"))
-    monkeypatch.setitem(globals(), "max", 4)
+    write(beside, "checks/07_some.py", "{FIVE}", "{max(FIVE, 1)}")
+    monkeypatch.setitem(globals(), "max", 4)  # a learner's name that hides Python's own
     assert check_of("07.1", lambda: 2).reason == "<lambda> of 5"
-
-
-def test_the_review_has_tasks_of_its_own_name(beside):
-    (beside / "checks" / "review.py").write_text(CASES.replace("07.", "review."))
+    write(beside, "checks/review.py", "07.", "review.")
     assert check_of("review.2", lambda: 2).question == "two"
 
 
@@ -78,29 +79,28 @@ def test_what_is_not_there_is_said(beside, monkeypatch):
 
 @pytest.mark.parametrize("place", ["solutions", ".", "elsewhere"])
 def test_cases_are_found_from_where_notebooks_are_opened(tmp_path, monkeypatch, place):
-    course = tmp_path / "course"
-    for folder in ("exercises/checks", "solutions", "elsewhere"):
+    course, installed = tmp_path / "course", tmp_path / "installed"
+    for folder in ("solutions", "elsewhere"):
         (course / folder).mkdir(parents=True)
-    (course / "exercises/checks/07_some.py").write_text(CASES)
+    write(course, "exercises/checks/07_some.py")
     monkeypatch.chdir(course / place)
     assert check_of("07.2", lambda: 2).status == "right"
     (course / "exercises/checks/07_some.py").unlink()
-    installed = tmp_path / "installed"
-    (installed / "exercises/checks").mkdir(parents=True)
-    (installed / "exercises/checks/07_other.py").write_text(CASES)
+    write(installed, "exercises/checks/07_other.py")
     monkeypatch.setattr(module, "ROOT", installed)
     assert check_of("07.2", lambda: 2).status == "right"
 
 
 def test_in_a_wheel_the_cases_lie_in_simlib_and_those_of_a_clone_come_first(beside, monkeypatch):
-    (beside / "given").mkdir()
-    (beside / "given" / "07_some.py").write_text(CASES)
-    (beside / "given" / "08_more.py").write_text(CASES.replace("07.", "08."))
-    (beside / "checks" / "07_some.py").write_text(CASES.replace("== 2", "== 3"))
+    write(beside, "given/07_some.py")
+    write(beside, "given/08_more.py", "07.", "08.")
+    write(beside, "checks/07_some.py", "== 2", "== 3")
     monkeypatch.setattr(module, "GIVEN", beside / "given")
     monkeypatch.setattr(module, "ROOT", beside / "site-packages")
     assert check_of("08.2", lambda: 2).status == "right"
     assert check_of("07.2", lambda: 3).status == "right"
+    monkeypatch.setattr(module, "handed_in", Cases(CASES.replace("== 2", "== 4"), "handed in"))
+    assert check_of("07.2", lambda: 3).status == "wrong"  # cases handed in come before any file
 
 
 @pytest.mark.parametrize(
@@ -119,57 +119,6 @@ def test_what_is_not_right_is_an_error_for_nbval_alone(beside, monkeypatch, test
         return
     with pytest.raises(NotSolved, match="two: wrong, 0 of 1 points"):
         check_of("07.2", lambda: 3)
-
-
-def test_cases_that_were_handed_in_come_before_any_file(beside, monkeypatch):
-    monkeypatch.setattr(module, "handed_in", Cases(CASES.replace("== 2", "== 3"), "handed in"))
-    assert check_of("07.2", lambda: 2).status == "wrong"
-
-
-# What a learner may do to the file, and to the folder
-
-FORGED = """\
-from simlib.checks.verdict import Verdict
-
-# %% 04.1 mean_of_all
-verdict = Verdict("mean_of_all", {"value": 2}, "right")
-verdict
-"""
-WRONG = "def mean_of_all(rank, world_size, x):\n    return 1.0"
-
-
-@pytest.fixture(scope="module")
-def handed_out(tmp_path_factory):
-    """A folder as students get it."""
-    folder = tmp_path_factory.mktemp("handout") / "course"
-    listing = commands.handout(ROOT, folder)
-    assert {"exercises/checks/04_collectives.py", ".pristine/checks/04_collectives.py"} <= {
-        *listing
-    }
-    return folder
-
-
-@pytest.mark.parametrize("what", ["forged", "gone"])
-def test_check_has_the_cases_that_were_handed_out(handed_out, what):
-    one = exercise("04")
-    made = notebook(one, {"mean_of_all": WRONG, "own_broadcast": True})
-    path = handed_out / "exercises" / "04_collectives.ipynb"
-    path.write_bytes(content(made))
-    file = handed_out / "exercises" / "checks" / "04_collectives.py"
-    if what == "forged":
-        file.write_text(FORGED)
-    else:
-        shutil.rmtree(file.parent)
-    said, notes = self_check.check_notebook(path)
-    assert [result.status for result in said] == ["wrong", "right", "not written yet"]
-    assert notes == []
-
-
-def test_a_notebook_of_any_name_is_checked_by_the_installed_course(tmp_path):
-    made = json.loads(json.dumps(notebook(exercise("04"), {"mean_of_all": True})))
-    (tmp_path / "mine.ipynb").write_bytes(content(made))
-    said, _ = self_check.check_notebook(tmp_path / "mine.ipynb")
-    assert next(said).status == "right"
 
 
 def test_in_the_shell_of_a_grading_run_a_call_checks_nothing():
@@ -191,3 +140,80 @@ def test_in_the_shell_of_a_grading_run_a_call_checks_nothing():
     assert names["check_of"] is shell.check_nothing and "check" not in names
     own = names["check_of"]("07.1", None)
     assert (own.status, own.earned) == ("right", 0) and "07.1" in str(own)
+
+
+# `simlib.guess`: a sentence on a guess, none where nobody guessed, and never an error
+
+
+def said(capsys, *args, **options):
+    assert simlib.guess(*args, **options) is None
+    return capsys.readouterr().out.rstrip("\n")
+
+
+def test_the_examples_in_its_documentation():
+    found = doctest.testmod(module)
+    assert (found.failed, found.attempted) == (0, 5)
+
+
+@pytest.mark.parametrize("right", [12, "rank 1", None, torch.ones(3), math.nan])
+def test_nobody_guessed_and_nothing_is_said(capsys, right):
+    assert said(capsys, None, right, of=("a",)) == ""
+
+
+@pytest.mark.parametrize(
+    "yours, right, options, sentence",
+    [
+        (12.0, 12, {}, "Your guess is right: 12."),
+        ("1,200", 1200, {}, "Your guess is right: 1,200."),
+        (torch.tensor(3), 3.0, {}, "Your guess is right: 3."),
+        (11, 12, {}, "Your guess was 11, it is 12."),
+        (36, 12, {}, "Your guess was 36, it is 12: 3 times as little."),
+        (0, 12, {}, "Your guess was 0, it is 12."),
+        (-6, 12, {}, "Your guess was -6, it is 12."),
+        (12, 0, {}, "Your guess was 12, it is 0."),
+        (13, 12, {"within": 0.1}, "Your guess of 13 is near enough: it is 12."),
+        (14, 12, {"within": 0.1}, "Your guess was 14, it is 12."),
+        (math.inf, 12, {}, "Your guess was inf, it is 12."),
+        (math.nan, 12, {}, "nan is no number; it is 12."),
+        ("many", 12, {}, "many is no number; it is 12."),
+        (True, 1, {}, "True is no number; it is 1."),
+        (True, False, {}, "Your guess was True, it is False."),
+        ("DEADLOCK ", "deadlock", {}, "Your guess is right: deadlock."),
+        (2, 3, {"of": (1, 2, 3)}, "Your guess was 2, it is 3."),
+        ("c", "a", {"of": ("a", "b")}, "c is none of these: a, b."),
+        (10**400, 12, {}, f"{str(10**400)[:57]}... is no number; it is 12."),
+        (0.3, 0.1 + 0.2, {}, "Your guess is right: 0.3."),
+        (0.31, 0.1 + 0.2, {}, "Your guess was 0.31, it is 0.3."),
+        ("12,5", 12.5, {}, "Your guess is right: 12.5."),
+        ("12,5", 125, {}, "Your guess was 12,5, it is 125: 10 times as much."),
+        ("1,200.5", 1200.5, {}, "Your guess is right: 1200.5."),
+        ("1,20,0", 1200, {}, "1,20,0 is no number; it is 1,200."),
+        ("7/4", 1.75, {}, "Your guess is right: 1.75."),
+        (" 7 / 4", 1.75, {}, "Your guess is right: 1.75."),
+        ("7/0", 1.75, {}, "7/0 is no number; it is 1.75."),
+        ("'rank 0'", "rank 0", {"of": ("rank 0", "rank 1")}, "Your guess is right: rank 0."),
+        ('"Rank 1"', "rank 0", {}, 'Your guess was "Rank 1", it is rank 0.'),
+        (3, 1, {"of": range(4)}, "Your guess was 3, it is 1."),
+        ("3", 3.0, {"of": range(4)}, "Your guess is right: 3."),
+        (1e-320, 1e300, {}, "Your guess was 9.99989e-321, it is 1e+300."),
+    ],
+)
+def test_what_is_said(capsys, yours, right, options, sentence):
+    assert said(capsys, yours, right, **options) == sentence
+
+
+class Odd:
+    """Whatever is asked of it fails."""
+
+    def __str__(self):
+        raise RuntimeError
+
+    __repr__ = __float__ = __eq__ = __bool__ = __str__
+    __hash__ = None
+
+
+@pytest.mark.parametrize("yours", [Odd(), object(), [1, 2], {}, b"x", print, torch.ones(3), 3 + 4j])
+@pytest.mark.parametrize("right", [12, "rank 1", True])
+def test_no_guess_is_an_error(capsys, yours, right):
+    assert said(capsys, yours, right)
+    assert said(capsys, yours, right, of=(1, "rank 1", True))

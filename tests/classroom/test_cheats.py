@@ -11,7 +11,6 @@ from ground import HONEST, LIMITS, SEED, right
 from notebooks_made import content, exercise, notebook
 
 from simlib.classroom.grading.grade import grade
-from simlib.classroom.grading.whole_class import record
 
 GROUPS = {
     "values and cells": cheats.VALUES | cheats.IN_THE_CELL | {"innocent": right(HONEST)},
@@ -28,8 +27,8 @@ def test_everybody_gets_what_they_earned(group, grade_cases):
 
 
 @pytest.mark.parametrize("name", forgeries.IN_SIMULATION)
-def test_what_a_rank_can_forge_in_a_simulation(isolated, name):
+def test_what_a_rank_can_forge_in_a_simulation(expected_of, name):
     one = exercise("05")
     made = content(notebook(one, {"chain_broadcast": forgeries.IN_SIMULATION[name]}))
-    result = grade(made, one, record(one, SEED, LIMITS), SEED, LIMITS)
+    result = grade(made, one, expected_of(one), SEED, LIMITS)
     assert [question.points for question in result.questions] == [0, 0, 3, 0]

@@ -1,116 +1,250 @@
 """What a teacher types, and what is said back: calls, tables, the terminal; nothing is run here."""
 
+import html
 import io
 import json
 import os
 import pty
+import re
 import sys
 import termios
 import threading
+import unicodedata
 from pathlib import Path
 
+import jsonschema
 import pytest
-from notebooks_made import content, exercise, hand_in, notebook, solved, table
+from notebooks_made import content, exercise, notebook, solved, table
 
+from simlib.classroom.grading import reports, texts, whole_class
 from simlib.classroom.grading.reports import BadOverrides, check, file_name, read_overrides
-from simlib.classroom.grading.whole_class import progress
+from simlib.classroom.grading.roster import BadRoster, read_roster
+from simlib.classroom.grading.texts import SEEDS, Cache
 from simlib.cli import main
 
 ONE, FOUR = exercise("01"), exercise("04")
 EVERY = {one.name: one for one in (ONE, FOUR)}
-SOLVED = content(solved(FOUR))
+NAME = "04_collectives.ipynb"
+SOLVED, UNTOUCHED = content(solved(FOUR)), content(notebook(FOUR))
 HEAD = "student,exercise,question,points,comment\n"
 FIRST = content(notebook(ONE))
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder to work in, with the submissions of three students for exercise 04."""
-    monkeypatch.chdir(tmp_path)
-    for student in ("student_01", "student_02", "student_03"):
-        hand_in(Path("sub"), f"{student}/04_collectives.ipynb", data=SOLVED)
-    return tmp_path
+def three(desk):
+    """Three students have handed in exercise 04."""
+    desk.hand_in(*(f"student_0{number}/{NAME}" for number in (1, 2, 3)))
+    return desk
 
 
-def write(name, text):
-    Path(name).write_text(text, encoding="utf-8")
+@pytest.fixture
+def five(desk):
+    """Five have: two the same, one nothing new, one a bad file, and one what breaks the grader."""
+    desk.hand_in(f"student_01/{NAME}", f"student_02/{NAME}")
+    desk.hand_in(f"=1+1/{NAME}", data=UNTOUCHED)
+    desk.hand_in(f"student_03/{NAME}", data=b"{")
+    desk.hand_in(f"student_04/{NAME}", data=b'{"cells": ["break the grader"]}')
+    return desk
 
 
-def rows():
-    """``{student: {column: text}}`` of report.csv."""
-    head, *others = table("report/report.csv")
-    return {row[0]: dict(zip(head, row, strict=True)) for row in others}
+def test_a_class_is_graded_and_a_bad_file_stops_nobody(five):
+    roster = "student,name,email\nstudent_01,One <b>,one@example.org\nstudent_09,Nine,\n"
+    said = five.grade("--roster", five.write("roster.csv", roster), code=1).out
+    rows = five.rows()
+    points = [rows[one]["points"] for one in ("student_01", "student_02", "student_03")]
+    assert points == ["8", "8", "0"]
+    assert rows["student_09"]["late"] == ""
+    assert rows["student_09"]["status"] == "04_collectives: missing"
+    assert "not graded" in rows["student_04"]["status"] and "broken" in rows["student_04"]["notes"]
+    assert "'=1+1" in rows
+    jsonschema.validate(five.report(), json.loads(reports.SCHEMA.read_text()))
+    assert table("report/canvas.csv")[0][:5] == [
+        "Student", "ID", "SIS User ID", "SIS Login ID", "Section",
+    ]  # fmt: skip
+    assert table("report/moodle.csv")[1] == ["", "", "one@example.org", "One <b>", "8"]
+    page = five.page("feedback/student_01")
+    assert "One &lt;b&gt;" in page and "&lt;script&gt;" in page and "<script>" not in page
+    assert f"seed {five.report()['seed']}" in said
+
+
+def test_results_are_kept_by_content(five):
+    five.grade("--jobs", "1", code=1)
+    seed, first = five.report()["seed"], Path("report/report.csv").read_text()
+    assert len(five.graded) == 2  # two students have the same notebook
+    five.grade(code=1)
+    assert not five.graded
+    assert Path("report/report.csv").read_text() == first and five.report()["seed"] == seed
+    five.grade("--only", "student_02", code=1)
+    assert len(five.graded) == 1
+    assert int(seed) in SEEDS
+    five.grade("--seed", str(int(seed) // 2), code=1)
+    assert len(five.graded) > 1
+    for file in Path("report/.cache").iterdir():  # as a crash may leave them
+        file.write_text("")
+    five.grade("--jobs", "1", code=1)
+    assert len(five.graded) == 2
+
+
+def test_an_interrupted_batch_goes_on(five, monkeypatch):
+    whole = whole_class.grade
+
+    def grade(data, *rest):
+        if five.graded:
+            raise KeyboardInterrupt
+        return whole(data, *rest)
+
+    monkeypatch.setattr(whole_class, "grade", grade)
+    five.grade("--jobs", "1", code=130)
+    assert len(five.graded) == 1
+    monkeypatch.setattr(whole_class, "grade", whole)
+    five.grade("--jobs", "1", code=1)
+    assert len(five.graded) == 1
+
+
+COMPOSED, APART = "Zo\u00eb", "Zoe\u0308"
+
+
+@pytest.mark.parametrize(
+    "first, second, student",
+    [
+        (f"{COMPOSED}/{NAME}", f"{APART}/{NAME}", COMPOSED),
+        (f"bob_{NAME}", "04_collectives_-bob.ipynb", "bob"),
+        (f"bob/{NAME}", "04_collectives_bob.ipynb", "bob"),
+        (
+            f"Vera_1234_assignsubmission_file/{NAME}",
+            f"Eve_1234_assignsubmission_file/{NAME}",
+            "1234",
+        ),
+    ],
+)
+def test_two_claims_to_one_student_are_both_graded_and_told(desk, first, second, student):
+    desk.hand_in(first)
+    desk.hand_in(second, data=content(solved(FOUR) | {"x": 1}))
+    said = desk.grade("--roster", desk.write("roster.csv", f"student,name\n{student},Vera\n")).out
+    students = desk.report()["students"]
+    other = f"{student} (second claim: {unicodedata.normalize('NFC', second)})"
+    assert [(one["student"], one["points"]) for one in students] == [(student, 8), (other, 8)]
+    assert students[1]["name"] == other and not students[1]["notebooks"][0]["platform"]
+    note = f"2 claims to be {student}, all graded: "
+    assert said.count(note) == desk.page().count(note) == 2
+    assert all(note in row["notes"] for row in desk.rows().values())
+    assert not any(book["notes"] for one in students for book in one["notebooks"])
+
+
+def test_a_download_from_moodle_gives_a_worksheet(desk):
+    for name in ("One_4711_assignsubmission_file", "Two_4712_assignsubmission_file_"):
+        desk.hand_in(f"{name}/{NAME}")
+    desk.grade()
+    rows = table("report/moodle_worksheet_04_collectives.csv")
+    assert [row[:3] for row in rows[1:]] == [
+        ["Participant 4711", "One", "8"],
+        ["Participant 4712", "Two", "8"],
+    ]
+
+
+def test_who_handed_in_other_files_only_is_told_so(desk, monkeypatch):
+    desk.hand_in(f"student_01/{NAME}", "student_01/notes.txt", f"student_03/{NAME}")
+    desk.hand_in("student_02/all.zip", "student_02/x.py", data=b"")
+    whole = os.open
+
+    def opened(name, *rest, **more):
+        if name == "student_03":
+            raise PermissionError(13, "Permission denied")
+        return whole(name, *rest, **more)
+
+    monkeypatch.setattr(os, "open", opened)
+    desk.grade(code=1)
+    notes = {student: row["notes"] for student, row in desk.rows().items()}
+    assert notes["student_01"] == ""
+    assert "but all.zip, x.py" in notes["student_02"]
+    assert "but a folder that cannot be opened" in notes["student_03"]
+
+
+def test_two_graders_do_not_write_one_report(three):
+    with Cache(Path("report/.cache")).locked():
+        assert "another simlib grade is at work" in three.grade(code=2).err
+    three.grade()
 
 
 # Overrides
 
 
 @pytest.mark.parametrize("number", ["04", "4", "04_collectives"])
-def test_a_number_without_its_zero_is_the_exercise(stand_in, place, number):
-    write("by_hand.csv", f"{HEAD}student_01,{number},mean_of_all,1,\n")
-    assert main(["grade", "sub", "--overrides", "by_hand.csv", "--exercise", number]) == 0
-    assert [rows()[one]["points"] for one in ("student_01", "student_02")] == ["7", "8"]
+def test_points_by_hand_come_from_a_file(three, number):
+    by_hand = three.write("by_hand.csv", f"{HEAD}student_01,{number},mean_of_all,1,\n")
+    three.grade("--overrides", by_hand, "--exercise", number)
+    assert [three.rows()[one]["points"] for one in ("student_01", "student_02")] == ["7", "8"]
 
 
-def test_a_line_of_another_exercise_is_told_and_left_aside(stand_in, place, capsys):
-    write("by_hand.csv", f"{HEAD}student_77,1,,,well done\nstudent_01,4,mean_of_all,1,\n")
-    assert main(["grade", "sub", "--overrides", "by_hand.csv"]) == 0
-    said = capsys.readouterr().out
+def test_a_line_of_another_exercise_is_told_and_left_aside(three):
+    lines = "student_77,1,,,well done\nstudent_01,4,mean_of_all,1,\n"
+    said = three.grade("--overrides", three.write("by_hand.csv", HEAD + lines)).out
     assert f"by_hand.csv, line 2 was not applied: {ONE.name} is not in this report" in said
-    assert rows()["student_01"]["points"] == "7"
+    assert three.rows()["student_01"]["points"] == "7"
 
 
-def test_all_mistakes_of_overrides_are_told_at_once(stand_in, place, capsys):
+def test_all_mistakes_of_overrides_are_told_before_anything_is_graded(three):
     lines = "student_01,44,mean_of_all,1,\nstudent_77,4,,,x\nstudent_01,4,mean_of_all,lots,\n"
-    write("by_hand.csv", HEAD + lines)
-    assert main(["grade", "sub", "--overrides", "by_hand.csv"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line.partition(": there")[0] for line in said[:2]] == [
-        "simlib: by_hand.csv, line 2", "simlib: by_hand.csv, line 3",
-    ]  # fmt: skip
-    assert "no exercise '44'" in said[0] and "no student 'student_77'" in said[1]
-    assert said[2:] == ["simlib: by_hand.csv, line 4: points are a number of 0 or more"]
+    said = three.grade("--overrides", three.write("by_hand.csv", HEAD + lines), code=2).err
+    assert not three.graded
+    first, second, *third = said.splitlines()
+    assert first.startswith("simlib: by_hand.csv, line 2: there is no exercise '44'")
+    assert second.startswith("simlib: by_hand.csv, line 3: there is no student 'student_77'")
+    assert third == ["simlib: by_hand.csv, line 4: points are a number of 0 or more"]
 
 
 def test_overrides_take_a_name_that_is_one_student_s(tmp_path):
-    write(tmp_path / "a.csv", f"{HEAD}Anna Berg,4,,,x\n4711,4,mean_of_all,1,\n")
-    found, _ = check(read_overrides(tmp_path / "a.csv"), {"4711": "Anna Berg"}, EVERY, EVERY)
+    path = tmp_path / "a.csv"
+    path.write_text(f"{HEAD}Anna Berg,4,,,x\n4711,4,mean_of_all,1,\n")
+    found, _ = check(read_overrides(path), {"4711": "Anna Berg"}, EVERY, EVERY)
     assert [one.student for one in found] == ["4711", "4711"]
     names = {"4711": "Anna Berg", "4712": "Anna Berg"}
     with pytest.raises(BadOverrides, match="line 2: 2 students are named .*: write 4711, 4712"):
-        check(read_overrides(tmp_path / "a.csv"), names, EVERY, EVERY)
+        check(read_overrides(path), names, EVERY, EVERY)
 
 
 # The roster
 
 
-def test_who_is_not_in_the_roster_is_told_everywhere(stand_in, place, capsys):
-    write("roster.csv", "student,name\nstudent_01,Anna Berg\nstudent_02,Two\n")
-    call = ["grade", "sub", "--roster", "roster.csv"]
-    assert main(call) == 0
-    said = capsys.readouterr().out
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ("student\nZoë".encode("latin-1"), "save it as 'CSV UTF-8'"),
+        (b"", "it is empty"),
+        (b"who;points\na;1\n", "needs a column 'student'"),
+        (b"student,name\nstudent_01,A\n,B\n", "line 3, has nothing in column 'student'"),
+        (b"student\na\na\n", "has a more than once"),
+        (b"student,name\na,A,,\nb,B, C\n", "line 3 has more cells than there are columns"),
+    ],
+)
+def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
+    (tmp_path / "roster.csv").write_bytes(content)
+    with pytest.raises(BadRoster, match=sentence):
+        read_roster(tmp_path / "roster.csv")
+
+
+def test_who_is_not_in_the_roster_is_told_everywhere(three):
+    roster = three.write("roster.csv", "student,name\nstudent_01,Anna Berg\nstudent_02,Two\n")
+    said = three.grade("--roster", roster).out
     assert "\nnot in the roster: student_03\n" in said
     assert "student_01  Anna Berg    8 of 8\n" in said
-    assert (
-        rows()["student_03"]["notes"] == "not in the roster" and not rows()["student_01"]["notes"]
-    )
-    report = json.loads(Path("report/report.json").read_text())
-    assert [one["notes"] for one in report["students"]] == [[], [], ["not in the roster"]]
-    page = Path("report/class.html").read_text().partition("To look at</h2>")[2]
+    rows = three.rows()
+    assert rows["student_03"]["notes"] == "not in the roster" and not rows["student_01"]["notes"]
+    notes = [one["notes"] for one in three.report()["students"]]
+    assert notes == [[], [], ["not in the roster"]]
+    page = three.page().partition("To look at</h2>")[2]
     assert "student_03" in page and "not in the roster</td>" in page
-    main(call[:2])
-    assert "not in the roster:" not in capsys.readouterr().out
-    assert "To look at" not in Path("report/class.html").read_text()
+    assert "not in the roster:" not in three.grade().out
+    assert "To look at" not in three.page()
 
 
-def test_tables_that_no_platform_can_use_are_not_written(stand_in, place, capsys):
-    write("roster.csv", "student,name,email\nstudent_01,Anna Berg,a@example.org\n")
-    main(["grade", "sub", "--roster", "roster.csv"])
+def test_tables_that_no_platform_can_use_are_not_written(three):
+    roster = "student,name,email\nstudent_01,Anna Berg,a@example.org\n"
+    said = three.grade("--roster", three.write("roster.csv", roster)).out
     assert Path("report/canvas.csv").exists() and Path("report/moodle.csv").exists()
-    assert "not written" not in capsys.readouterr().out
-    main(["grade", "sub"])
+    assert "not written" not in said
+    said = three.grade().out
     assert not Path("report/canvas.csv").exists() and not Path("report/moodle.csv").exists()
-    said = capsys.readouterr().out
     assert "canvas.csv needs a roster with a column name" in said
     assert "moodle.csv needs a roster with a column email" in said
 
@@ -118,42 +252,44 @@ def test_tables_that_no_platform_can_use_are_not_written(stand_in, place, capsys
 # Which exercises
 
 
-def test_an_exercise_that_nobody_handed_in_leaves_the_report(stand_in, place, capsys):
-    main(["grade", "sub"])
+def test_an_exercise_is_told_among_all_of_them(desk):
+    made = {number: exercise(number) for number in ("08", "09")}  # both have a question accumulate
+    for one in made.values():
+        desk.hand_in(f"student_01/{one.name}.ipynb", data=content(solved(one)))
+    desk.grade("--exercise", "09")
+    head, row = table("report/report.csv")
+    assert head[4] == made["09"].name and row[2] == str(made["09"].points) and not row[-2]
+
+
+def test_an_exercise_that_nobody_handed_in_leaves_the_report(three):
+    three.grade()
     before = Path("report/report.json").read_bytes()
-    assert main(["grade", "sub", "--exercise", "1"]) == 2
-    assert f"nobody handed in {ONE.name}" in capsys.readouterr().err
+    assert f"nobody handed in {ONE.name}" in three.grade("--exercise", "1", code=2).err
     assert Path("report/report.json").read_bytes() == before
-    write("roster.csv", "student\nstudent_01\n")
-    assert main(["grade", "sub", "--exercise", "1", "--roster", "roster.csv"]) == 0
-    assert rows()["student_01"]["status"] == f"{ONE.name}: missing"
+    roster = three.write("roster.csv", "student\nstudent_01\n")
+    three.grade("--exercise", "1", "--roster", roster)
+    assert three.rows()["student_01"]["status"] == f"{ONE.name}: missing"
 
 
-def test_an_exercise_that_few_handed_in_is_told(stand_in, place, capsys):
-    hand_in(place / "sub", f"student_02/{ONE.name}.ipynb", data=FIRST)
-    main(["grade", "sub"])
+def test_an_exercise_that_few_handed_in_is_told(three):
+    three.hand_in(f"student_02/{ONE.name}.ipynb", data=FIRST)
     told = (
         f"{ONE.name}: 1 of 3 handed it in; if it was not asked for, leave it out by --exercise 04"
     )
-    assert f"\n{told}\n" in capsys.readouterr().out
-    main(["grade", "sub", "--exercise", "01", "--exercise", "04"])
-    assert "handed it in" not in capsys.readouterr().out
-    hand_in(place / "sub", f"student_01/{ONE.name}.ipynb", data=FIRST)
-    main(["grade", "sub"])
-    assert "handed it in" not in capsys.readouterr().out
+    assert f"\n{told}\n" in three.grade().out
+    assert "handed it in" not in three.grade("--exercise", "01", "--exercise", "04").out
+    three.hand_in(f"student_01/{ONE.name}.ipynb", data=FIRST)
+    assert "handed it in" not in three.grade().out
 
 
-# Deadlines
-
-
-def test_a_deadline_is_kept_until_it_is_taken_away(stand_in, place, capsys):
-    os.utime("sub/student_02/04_collectives.ipynb", (2e9, 2e9))
+def test_a_deadline_is_kept_until_it_is_taken_away(three):
+    os.utime(f"class/student_02/{NAME}", (2e9, 2e9))
     late = []
     for words in (["--deadline", "2030-01-01"], [], ["--deadline", "none"], []):
-        main(["grade", "sub", *words])
-        late.append([one for one, row in rows().items() if row["late"]])
-        assert ("deadline 2030-01-01 00:00" in capsys.readouterr().out) == bool(late[-1])
-    assert late == [["student_02"], ["student_02"], [], []]
+        said = three.grade(*words).out
+        late.append({one: row["late"] for one, row in three.rows().items() if row["late"]})
+        assert ("deadline 2030-01-01 00:00" in said) == bool(late[-1])
+    assert late == [{"student_02": "04_collectives"}] * 2 + [{}, {}]
 
 
 # Wrong calls
@@ -170,6 +306,10 @@ def test_a_deadline_is_kept_until_it_is_taken_away(stand_in, place, capsys):
         ("--jobs 0", "--jobs 0: grade at least 1 notebook at a time"),
         ("--deadline 30.11.2026", "--deadline 30.11.2026: write it as 2026-11-30T18:00"),
         ("--exercise 04 --exercise 77", "there is no exercise 77: 01_"),
+        ("--exercises tests", "no exercise sources"),
+        ("--roster nowhere.csv", "cannot be read"),
+        ("--seed -3", "hidden tests have seeds from 0 to 18446744073709551615"),
+        (f"--seed {2**64}", "hidden tests have seeds from 0 to 18446744073709551615"),
         (
             "--only student_08 --roster roster.csv",
             "nobody named student_08 handed anything in; "
@@ -177,59 +317,149 @@ def test_a_deadline_is_kept_until_it_is_taken_away(stand_in, place, capsys):
         ),
         ("--out roster.csv", "--out roster.csv: roster.csv is a file; name a folder"),
         ("--out roster.csv/x", "--out roster.csv/x: roster.csv is a file; name a folder"),
+        ("--out class", "--out names the folder of the submissions"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(stand_in, place, capsys, words, sentence):
-    write("roster.csv", "student\nstudent_08\n")
-    assert main(["grade", "sub", *words.split()]) == 2
+def test_a_wrong_call_is_one_sentence(three, words, sentence):
+    three.write("roster.csv", "student\nstudent_08\n")
+    said = three.grade(*words.split(), code=2).err
+    assert said.startswith("simlib: ") and sentence in said and said.count("\n") == 1
+    assert not three.graded and not Path("report").exists()
+
+
+def test_only_takes_a_name_too(three):
+    roster = three.write("roster.csv", "student,name\nstudent_01,Anna Berg\n")
+    three.grade("--roster", roster)
+    three.grade("--roster", roster, "--only", "Anna Berg")
+    assert len(three.graded) == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_one_sentence(three, capsys, monkeypatch):
+    three.write("roster.csv", "student\n")
+    assert main(["handout", "--out", "roster.csv"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"simlib: {sentence}") and said.count("\n") == 1
-    assert not stand_in and not Path("report").exists()
+    assert said == "simlib: --out roster.csv: roster.csv is a file; name a folder or a .zip\n"
 
-
-def test_only_takes_a_name_too(stand_in, place):
-    write("roster.csv", "student,name\nstudent_01,Anna Berg\n")
-    call = ["grade", "sub", "--roster", "roster.csv"]
-    main(call)
-    stand_in.clear()
-    assert main([*call, "--only", "Anna Berg"]) == 0
-    assert len(stand_in) == 1
-
-
-def test_a_place_that_cannot_be_written_to_is_one_sentence(stand_in, place, capsys, monkeypatch):
     def refuse(self, *_, **__):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    for call in (["grade", "sub", "--out", "shut/x"], ["handout", "--out", "shut/x"]):
+    for call in (["grade", "class", "--out", "shut/x"], ["handout", "--out", "shut/x"]):
         assert main(call) == 2
         said = capsys.readouterr().err
         assert said == "simlib: --out shut/x: nothing can be written there (Permission denied)\n"
 
 
-def test_a_handout_in_the_place_of_a_file_is_one_sentence(place, capsys):
-    write("roster.csv", "student\n")
-    assert main(["handout", "--out", "roster.csv"]) == 2
-    said = capsys.readouterr().err
-    assert said == "simlib: --out roster.csv: roster.csv is a file; name a folder or a .zip\n"
+# Names and texts of students
 
 
-# Pages
+def test_names_are_the_same_however_they_are_written(desk):
+    apart = unicodedata.normalize("NFD", "Zoë Weiß")  # as macOS names files
+    desk.hand_in(f"{apart}/{NAME}", os.fsdecode(b"no text \xff/") + NAME)
+    Path("roster.csv").write_text("Student;Email\nZoë Weiß;zoe@example.org\n", "utf-8-sig")
+    desk.grade("--roster", "roster.csv", "--only", apart)
+    points = [(student, row["points"]) for student, row in desk.rows().items()]
+    assert points == [("Zoë Weiß", "8"), ("no text ?", "8")]
 
 
-def test_names_of_pages_keep_letters_of_any_script(stand_in, place, capsys):
+def test_text_that_cannot_be_written_or_shown_harms_no_report(desk):
+    made = solved(FOUR)
+    made["metadata"]["language_info"] = {"name": "\ud800\x1b]0;pwned\x07\nstudent_98   8 of 8"}
+    desk.hand_in(f"student_01/{NAME}", data=content(made))
+    desk.hand_in(f"student_02/{NAME}")
+    said = desk.grade(code=1).out
+    assert "\x1b" not in said and "\nstudent_98" not in said
+    assert [row["points"] for row in desk.rows().values()] == ["0", "8"]
+    assert "language is ?" in desk.page("feedback/student_01")
+    assert Path("report/feedback/student_01.html").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    "text, tamed",
+    [
+        ("=1", "'=1"),
+        (" +1", "' +1"),
+        ("-1", "'-1"),
+        ("@x", "'@x"),
+        ("\t=1", "' =1"),
+        ("a\x1b[31m\nb", "a [31m b"),
+        (3, 3),
+        ("a;=1+1;b", "a;'=1+1;b"),
+        ("\uff1d1+1", "'<U+FF1D>1+1"),
+        ("a; =1, -2,\t+3", "a;' =1,' -2,' +3"),
+        ("a\n@x\t=1", "a '@x '=1"),
+        ('b;"=1"', 'b;\'"=1"'),
+        ("a-b, c=d; e@f", "a-b, c=d; e@f"),
+    ],
+)
+def test_no_formula_stands_at_the_beginning_or_behind_any_separator(text, tamed):
+    assert reports.tame(text) == tamed
+    assert reports.tame(tamed) == tamed
+
+
+HIDDEN_IN_NAMES = {
+    "Ann\u202egnp.exe": "Ann<U+202E>gnp.exe",
+    "bob\u200b": "bob<U+200B>",
+    "bob\u3164": "bob<U+3164>",
+    "bob\ufe0f": "bob<U+FE0F>",
+    "\uff22ob": "<U+FF22>ob",
+    "\uff1d1+1": "<U+FF1D>1+1",
+}
+
+
+def test_names_that_are_not_what_they_look_like_are_shown_by_code_points(desk):
+    desk.hand_in(*(f"{name}/{NAME}" for name in HIDDEN_IN_NAMES))
+    said = desk.grade()
+    pages = list(Path("report/feedback").iterdir())
+    csv_text = Path("report/report.csv").read_text("utf-8")
+    all_of_them = "".join(html.unescape(page.read_text("utf-8")) for page in pages)
+    shown_in = said.out, said.err, csv_text, html.unescape(desk.page()), all_of_them
+    for name, shown in HIDDEN_IN_NAMES.items():
+        hidden = next(char for char in name if ord(char) > 127)
+        assert all(shown in text and hidden not in text for text in shown_in)
+        assert not any(hidden in page.name for page in pages)
+        desk.grade("--only", shown)
+        assert len(desk.graded) == 1
+    assert csv_text.count("set it right before an import") == len(pages) == len(HIDDEN_IN_NAMES)
+
+
+@pytest.mark.parametrize(
+    "name", ["J\u00f6rg M\u00fcller", "\u674e\u96f7\u3001\u300c\u738b\u300d", "\u0939\u093f\u0928"]
+)
+def test_honest_names_of_any_script_are_shown_as_they_are(name):
+    assert texts.one_line(name) == texts.clean(name) == reports.tame(name) == name
+
+
+def test_folders_and_notes_put_no_formula_into_a_table(desk):
+    desk.hand_in(f"a;=1+1;b/{NAME}", f"\uff1d1+1/{NAME}", f"bob/{NAME}")
+    desk.hand_in("bob/=2+2.ipynb", "bob/y;@z.ipynb")
+    desk.hand_in("eve/a;=3.zip", data=b"")
+    desk.grade("--roster", desk.write("roster.csv", "student,name\na;=1+1;b,=4\n"), code=1)
+    for path in Path("report").glob("*.csv"):
+        for row in table(path):
+            parts = [part for cell in row for part in re.split(r"[,;]\s*", cell) if part]
+            assert not [part for part in parts if re.match("[=+@\uff1d]|-\\d", part)]
+    rows = table("report/report.csv")
+    assert ["a;'=1+1;b", "'=4"] in [row[:2] for row in rows]
+    assert rows[1][-2].startswith("written as a;'=1+1;b and '=4 in all tables")
+
+
+def test_names_of_pages_keep_letters_of_any_script(three):
     for student in ("Jörg Müller", "李雷", "हिन्दी", "a%41?b"):
-        hand_in(place / "sub", f"{student}/04_collectives.ipynb", data=SOLVED)
-    main(["grade", "sub"])
-    pages = {student: row["page"] for student, row in rows().items()}
+        three.hand_in(f"{student}/{NAME}")
+    three.grade()
+    pages = {student: row["page"] for student, row in three.rows().items()}
     assert pages["Jörg Müller"] == "feedback/Jörg_Müller.html"
     assert pages["李雷"] == "feedback/李雷.html" and pages["हिन्दी"] == "feedback/हिन्दी.html"
     assert pages["a%41?b"] == "feedback/a_41_b.html"
-    assert all((Path("report") / page).is_file() for page in pages.values())
-    assert 'href="feedback/J%C3%B6rg_M%C3%BCller.html"' in Path("report/class.html").read_text()
+    assert all(Path("report", page).is_file() for page in pages.values())
+    assert 'href="feedback/J%C3%B6rg_M%C3%BCller.html"' in three.page()
 
 
-def test_a_long_name_fits_any_file_system():
+def test_names_of_pages_are_safe_fit_any_file_system_and_each_is_its_own():
+    taken = set()
+    names = [file_name(one, taken) for one in ("../x", "a/b", "A_B", "", "con\n")]
+    assert names == ["x", "a_b", "A_B-2", "student", "con"]
     assert len(file_name("李" * 300, set()).encode()) <= 120
     assert file_name("Jo\u0308rg", set()) == "Jörg"
 
@@ -261,37 +491,27 @@ class Terminal(io.StringIO):
             os.close(end)
 
 
-@pytest.fixture(params=[0, 80])
-def screen(request, monkeypatch):
-    """A terminal; also one that says it has no columns, as those of some programs do."""
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    found = Terminal(request.param)
-    yield found
-    found.hang_up()
-
-
 class Done:
     student, exercise, file = "student_01\x1b[31m", FOUR.name, ""
 
 
-def test_a_bar_shows_at_once_and_what_was_done_last(screen, monkeypatch):
+@pytest.mark.parametrize("columns", [0, 80], ids=["as some programs say", "80"])
+def test_a_bar_shows_what_was_done_last_and_moves_while_nothing_is(columns, monkeypatch):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    screen = Terminal(columns)
     monkeypatch.setattr(sys, "stderr", screen)
-    with progress(7) as tell:
+    with whole_class.progress(7) as tell:
         assert "0 of 7" in screen.getvalue() and "solution is run first" in screen.getvalue()
         tell(Done)
         assert "1 of 7" in screen.getvalue() and "student_01 [31m 04" in screen.getvalue()
-
-
-def test_a_bar_moves_while_nothing_is_done(screen, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("simlib.classroom.grading.whole_class.TICK_S", 0.001)
-    with progress(7):
+    monkeypatch.setattr(whole_class, "TICK_S", 0.001)
+    with whole_class.progress(7):
         for _ in range(2):
             screen.written.clear()
             assert screen.written.wait(60)
+    screen.hang_up()
 
 
-def test_without_a_terminal_each_notebook_is_a_line(stand_in, place, capsys):
-    main(["grade", "sub", "--jobs", "1"])
-    said = capsys.readouterr().err.splitlines()
+def test_without_a_terminal_each_notebook_is_a_line(three):
+    said = three.grade("--jobs", "1").err.splitlines()
     assert said[0] == "1 of 3: student_01 04_collectives" and len(said) == 3

@@ -12,7 +12,7 @@ from simlib.classroom.grading import whole_class as known
 from simlib.classroom.grading.exercise import read_exercise
 from simlib.classroom.grading.grade import grade
 from simlib.classroom.grading.source import number_of
-from simlib.classroom.grading.whole_class import Expected, record
+from simlib.classroom.grading.whole_class import Expected
 
 EXERCISES = {path.stem: read_exercise(path) for path in sorted(SOURCES.glob("*.py"))}
 RACES = {
@@ -28,19 +28,6 @@ MIXED = [
     for number in range(max(map(len, wrong_sources(exercise).values())))
     for parity in (0, 1)
 ]
-
-
-@pytest.fixture(scope="module")
-def expected_of(isolated):
-    """``expected_of(exercise)``: what its solution gives; it is run once."""
-    known = {}
-
-    def find(exercise):
-        if exercise.name not in known:
-            known[exercise.name] = record(exercise, SEED, LIMITS)
-        return known[exercise.name]
-
-    return find
 
 
 @pytest.fixture(scope="module")

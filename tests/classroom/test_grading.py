@@ -7,25 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, notebook, solved
+from ground import LIMITS, SEED
+from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, extra, hand_in, notebook
 
-from simlib.classroom.grading import sandbox, self_check, whole_class
+from simlib.classroom.grading import self_check, whole_class
 from simlib.classroom.grading.grade import BEGIN, grade, seed_of, seeded
-from simlib.classroom.grading.graded_checks import too_little
-from simlib.classroom.grading.score import json_in, sentence
+from simlib.classroom.grading.score import json_in
 from simlib.classroom.grading.session import code_cell, run_notebook
-from simlib.classroom.grading.whole_class import record
 
-SEED = 5
-LIMITS = sandbox.Limits(notebook_s=600, cell_s=300, answer_s=60)
-FIRST = exercise("01")
 COLLECTIVES = exercise("04")
 
 
 @pytest.fixture(scope="module")
-def expected(isolated):
+def expected(expected_of):
     """What the solution of exercise 04 gives."""
-    return record(COLLECTIVES, SEED, LIMITS)
+    return expected_of(COLLECTIVES)
 
 
 @pytest.fixture
@@ -43,32 +39,11 @@ def points(found):
     return [one.points for name, one in found.items() if name]
 
 
-def test_solutions_get_all_points_and_stubs_none(graded):
-    assert points(graded(solved(COLLECTIVES))) == [2, 3, 3]
+def test_what_was_handed_out_is_not_attempted(graded):
     untouched = graded(notebook(COLLECTIVES))
     assert points(untouched) == [0, 0, 0]
     assert untouched[None].runs == 0 and not untouched[None].cut_short
     assert {one.status for name, one in untouched.items() if name} == {"not attempted"}
-
-
-def test_a_mixed_notebook_loses_what_is_wrong_and_no_more(graded):
-    made = notebook(
-        COLLECTIVES,
-        {
-            "mean_of_all": "def mean_of_all(rank, world_size, x):\n"
-            "    total = x.sum().reshape(1)\n    dist.all_reduce(total)\n"
-            "    return (total / world_size).item()",
-            "own_broadcast": "import os\nos._exit(3)",
-            "ring_all_gather": True,
-        },
-    )
-    made["cells"].insert(1, extra("import os, signal\nprint('\\x1b[31mhello')"))
-    found = graded(made)
-    assert points(found) == [0, 0, 3]
-    assert found["mean_of_all"].status == "wrong"
-    assert "divided by the number of ranks" in found["mean_of_all"].reason
-    assert found["own_broadcast"].status == "broke the limits"
-    assert "ended the process" in found["own_broadcast"].reason
 
 
 def test_hidden_cells_take_the_seed_of_the_run():
@@ -196,25 +171,6 @@ def test_what_is_forged_has_no_effect(graded):
 WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
 
 
-def test_a_known_wrong_answer_is_told_by_its_name(expected):
-    sources = whole_class.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
-    own_mean = "each rank's own mean"
-    some = dict(
-        pair for pair in sources.items() if pair[0].startswith((own_mean, "the sum of all"))
-    )
-    assert len(some) == 2
-    (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
-    assert whole_class.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
-    signatures = whole_class.outputs_of(
-        some, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
-    )
-    own = "def mean_of_all(rank, world_size, x):\n    numbers = x\n    return numbers.mean().item()"
-    made = notebook(COLLECTIVES, {"mean_of_all": own})
-    result = grade(content(made), COLLECTIVES, expected, SEED, LIMITS)
-    found = whole_class.signature(result.questions[0].outputs)
-    assert [words for words in signatures if signatures[words] == found] == [own_mean]
-
-
 HEAD = "def mean_of_all(rank, world_size, x):\n    "
 THE_SAME = {
     "it waits for ever": (
@@ -242,22 +198,31 @@ THE_SAME = {
 }
 
 
-def test_a_known_answer_whose_cell_fails_does_no_harm_to_the_next(expected):
-    sources = {"fails": "1 / 0", "own mean": HEAD + "return x.mean().item()"}
-    found = whole_class.outputs_of(
-        sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
-    )
-    assert "own mean" in found and "NoneType" not in str(found["own mean"])
-    assert found["own mean"] != found["fails"]
+OWN_MEAN, SUM_OF_ALL = "each rank's own mean", "the sum of all"
 
 
-def test_the_same_mistake_is_recognised_in_other_functions_and_lines(expected):
-    sources = {(n, what): one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
-    found = whole_class.outputs_of(
-        sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True
-    )
-    assert [what for what in THE_SAME if found[0, what] != found[1, what]] == []
-    assert len({str(found[0, what]) for what in THE_SAME}) == len(THE_SAME)
+@pytest.fixture(scope="module")
+def told(expected):
+    """What known answers to a question give, one of which has a cell that fails; in one run."""
+    known = whole_class.sources_of(WRONG_ANSWERS, COLLECTIVES, "mean_of_all")
+    some = {name: one for name, one in known.items() if name.startswith((OWN_MEAN, SUM_OF_ALL))}
+    assert len(some) == 2
+    sources = {"fails": "1 / 0", "own": HEAD + "numbers = x\n    return numbers.mean().item()"}
+    sources |= some
+    sources |= {f"{what} {n}": one for what, pair in THE_SAME.items() for n, one in enumerate(pair)}
+    return whole_class.outputs_of(sources, COLLECTIVES, "mean_of_all", expected, SEED, LIMITS, True)
+
+
+def test_a_known_wrong_answer_is_told_by_its_name_and_fails_to_no_harm_of_the_next(told):
+    assert [words for words in told if told[words] == told["own"]] == ["own", OWN_MEAN]
+    assert "NoneType" not in str(told["own"]) and told["own"] != told["fails"]
+    (nameless,) = ast.parse("def always_one_more(rank, world_size): return rank").body
+    assert whole_class.words_of(nameless) == 'the answer "always one more"'  # it has no docstring
+
+
+def test_the_same_mistake_is_recognised_in_other_functions_and_lines(told):
+    assert [what for what in THE_SAME if told[f"{what} 0"] != told[f"{what} 1"]] == []
+    assert len({str(told[f"{what} 0"]) for what in THE_SAME}) == len(THE_SAME)
 
 
 # Honest answers
@@ -285,57 +250,53 @@ def below(made, identity, source):
 
 
 def test_cells_below_an_answer_count_in_grading_as_they_do_in_a_check(graded, tmp_path):
-    made = notebook(COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "own_broadcast = len"})
+    made = notebook(
+        COLLECTIVES,
+        {
+            "mean_of_all": BELOW[0],
+            "own_broadcast": "own_broadcast = len",
+            "ring_all_gather": True,
+        },
+    )
     below(made, "mean_of_all-answer", BELOW[1])
     below(made, "mean_of_all-check", USES_OF_A_VERDICT)
     solution = COLLECTIVES.questions["own_broadcast"].solution
     below(made, "own_broadcast-answer", f"LENGTH\n{solution}")
     setup = next(c for c in made["cells"] if c["metadata"].get("course", {}).get("role") == "setup")
     setup["source"] = "import numpy as np\n" + "".join(setup["source"])
-    pristine = tmp_path / ".pristine" / "04_collectives.ipynb"
-    for path, one in ((tmp_path / "04_collectives.ipynb", made), (pristine, notebook(COLLECTIVES))):
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content(one))
+    hand_in(tmp_path, "04_collectives.ipynb", data=content(made))
+    hand_in(tmp_path, ".pristine/04_collectives.ipynb", data=content(notebook(COLLECTIVES)))
     said, _ = self_check.check_notebook(tmp_path / "04_collectives.ipynb")
-    assert [one.status for one in said] == ["right", "right", "not written yet"]
+    assert [one.status for one in said] == ["right"] * 3
     found = graded(made)
-    assert [one.reason for name, one in found.items() if name][:2] == [
-        "Right, in public and in hidden tests."
-    ] * 2
-    assert points(found) == [2, 3, 0]
+    reasons = {one.reason for name, one in found.items() if name}
+    assert reasons == {"Right, in public and in hidden tests."}
+    assert points(found) == [2, 3, 3]
 
 
-def test_an_own_cell_that_fails_is_told_beside_the_answer_that_needs_it(graded, expected):
+def test_a_mixed_notebook_loses_what_is_wrong_and_a_failing_own_cell_is_told(graded):
     made = notebook(
-        COLLECTIVES, {"mean_of_all": BELOW[0], "own_broadcast": "import os\nos._exit(0)"}
+        COLLECTIVES,
+        {
+            "mean_of_all": "def mean_of_all(rank, world_size, x):\n"
+            "    total = x.sum().reshape(1)\n    dist.all_reduce(total)\n"
+            "    return (total / world_size).item()",
+            "own_broadcast": "import os\nos._exit(3)",
+            "ring_all_gather": "def ring_all_gather(rank, world_size, x, lengths):\n"
+            "    return pair(x)",
+        },
     )
-    below(made, "mean_of_all-answer", BELOW[1].replace("%matplotlib inline", "import no_such"))
+    made["cells"].insert(1, extra("import os, signal\nprint('\\x1b[31mhello')"))
+    below(made, "ring_all_gather-answer", BELOW[1].replace("%matplotlib inline", "import no_such"))
     found = graded(made)
+    assert points(found) == [0, 0, 0]
+    assert found["mean_of_all"].status == "wrong"
+    assert "divided by the number of ranks" in found["mean_of_all"].reason
+    assert found["own_broadcast"].status == "broke the limits"
+    assert "ended the process" in found["own_broadcast"].reason
     told = "the cell that begins with 'import no_such' fails: ModuleNotFoundError: No module named"
     assert any(note.startswith(told) for note in found[None].notes)
-    assert f"Of your own cells {told}" in found["mean_of_all"].reason
-    assert "Of your own cells" not in found["own_broadcast"].reason
+    assert f"Of your own cells {told}" in found["ring_all_gather"].reason
+    for name in ("mean_of_all", "own_broadcast"):
+        assert "Of your own cells" not in found[name].reason
     assert found[None].cut_short  # os._exit, too: nobody knows who ended it
-
-
-@pytest.mark.parametrize(
-    "found, solution, world_size, is_too_little",
-    [
-        ((0, 0, 0), (0, 1, 16), 1, False),
-        ((0, 0, 0), (0, 1, 16), 2, True),
-        ((0, 1, 2), (0, 1, 16), 2, False),  # uint8 for int64
-        ((0, 1, 1), (0, 1, 16), 2, True),
-        ((0, 1, 1), (0, 1, 8), 2, False),
-        ((0, 0, 0), (0, 1, 0), 2, True),  # no barrier where there has to be one
-        ((3, 0, 0), (0, 1, 0), 2, False),
-        ((0, 0, 0), (0, 0, 0), 2, False),
-    ],
-)
-def test_ranks_have_to_send_what_an_answer_needs(found, solution, world_size, is_too_little):
-    names = ("messages", "collectives", "bytes")
-    found, solution = (dict(zip(names, one, strict=True)) for one in (found, solution))
-    assert bool(too_little(found, solution, world_size)) == is_too_little
-
-
-def test_an_error_without_words_makes_a_sentence():
-    assert sentence("\x1b[0m ") == "It gave no answer that can be read."

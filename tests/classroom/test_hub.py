@@ -54,47 +54,34 @@ def test_it_refers_to_what_exists(load):
     assert Path(handout) == ROOT / "handout"  # where simlib handout writes by itself
     lesson = config.Spawner.default_url.removeprefix("/lab/tree/")
     assert (ROOT / lesson).is_file()
-    assert Path(config.Spawner.environment["JUPYTER_PATH"]).is_dir()
-
-
-def test_its_kernel_loads_an_extension_that_there_is(load):
-    (spec,) = Path(load().Spawner.environment["JUPYTER_PATH"]).glob("kernels/python3/kernel.json")
+    (spec,) = Path(config.Spawner.environment["JUPYTER_PATH"]).glob("kernels/python3/kernel.json")
     words = json.loads(spec.read_text())["argv"]
     assert words[:3] == ["python", "-m", "ipykernel_launcher"] and "{connection_file}" in words
     (extension,) = (word.partition("=")[2] for word in words if "extra_extensions=" in word)
     assert callable(importlib.import_module(extension).load_ipython_extension)
 
 
-def test_with_systemd_each_student_has_a_limit(load):
+def test_with_systemd_each_student_has_a_limit_and_without_accounts_log_in(load):
     config = load(systemd=True)
     assert config.JupyterHub.spawner_class == "systemd"
     assert config.SystemdSpawner.mem_limit and config.SystemdSpawner.cpu_limit
     # A simulated rank is a thread, and each thread counts.
     assert int(config.SystemdSpawner.unit_extra_properties["TasksMax"]) > MAX_SIMULATED + 1000
-
-
-def test_without_systemd_accounts_log_in_and_nobody_is_limited(load):
     config = load()
     assert config.JupyterHub.spawner_class == "localprocess"
     assert config.JupyterHub.authenticator_class == "pam"
     assert config.PAMAuthenticator.allowed_groups == {"students", "teachers"}
 
 
-def test_a_trial_needs_a_password(load, tmp_path):
+def test_a_trial_needs_a_password_a_program_a_token_and_minutes_can_be_chosen(load, tmp_path):
     with pytest.raises(KeyError, match="HUB_PASSWORD"):
         load(HUB_TRIAL=str(tmp_path))
     config = load(HUB_TRIAL=str(tmp_path), HUB_PASSWORD="only here")
     assert config.JupyterHub.authenticator_class == "dummy"
     assert config.SimpleLocalProcessSpawner.home_dir_template == f"{tmp_path}/{{username}}"
-
-
-def test_no_program_is_let_in_without_a_token(load):
     assert "services" not in load().JupyterHub
     (service,) = load(HUB_TOKEN="0123456789").JupyterHub.services
     assert service["api_token"] == "0123456789"
-
-
-def test_the_minutes_of_rest_are_the_hub_s_to_choose(load):
     assert load().Spawner.environment["SIMLIB_IDLE_MINUTES"] == "10"
     chosen = load(SIMLIB_IDLE_MINUTES="3").Spawner.environment
     assert chosen["SIMLIB_IDLE_MINUTES"] == "3"
@@ -129,24 +116,21 @@ def test_a_kernel_is_warmed_without_waiting_and_again_with_any_cell(monkeypatch)
     assert len(done) == 2
 
 
-@pytest.fixture
-def start_server():
-    return runpy.run_path(str(HUB / "start_server.py"))
+# The folder of a student
 
 
 @pytest.fixture
 def handout(tmp_path):
     folder = tmp_path / "handout"
-    for name in ("notebooks/00.ipynb", "exercises/01.ipynb", "exercises/checks/01.py"):
+    names = "notebooks/00.ipynb", "exercises/01.ipynb", "exercises/checks/01.py"
+    for name in (*names, ".pristine/01.ipynb", "pyproject.toml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("new")
-    (folder / ".pristine").mkdir()
-    (folder / ".pristine" / "01.ipynb").write_text("new")
-    (folder / "pyproject.toml").write_text("")
     return folder
 
 
-def test_a_student_gets_what_is_missing_and_keeps_what_there_is(start_server, handout, tmp_path):
+def test_a_student_gets_what_is_missing_and_keeps_what_there_is(handout, tmp_path):
+    start_server = runpy.run_path(str(HUB / "start_server.py"))
     work = tmp_path / "work"
     start_server["hand_out"](handout, work)
     assert (work / "notebooks/00.ipynb").read_text() == "new"
@@ -159,98 +143,81 @@ def test_a_student_gets_what_is_missing_and_keeps_what_there_is(start_server, ha
     assert (work / "exercises/01.ipynb").read_text() == "the student's"
     assert (work / "exercises/checks/01.py").read_text() == "new"
     assert (work / ".pristine/01.ipynb").read_text() == "new"
-
-
-def test_a_server_without_a_handout_says_what_to_do(start_server, tmp_path):
     assert "simlib handout --out" in start_server["main"](str(tmp_path / "none"))
 
 
 @pytest.fixture
-def collect(handout):
-    """``collect(homes, out, *students)``: what the command says by its exit code."""
+def collect(handout, tmp_path):
+    """``collect(*students)``: the command's exit code, and what lies in `submissions` then."""
     main = runpy.run_path(str(HUB / "collect.py"))["main"]
+    out = tmp_path / "submissions"
 
-    def call(homes, out, *students):
-        return main([f"--homes={homes}", f"--out={out}", f"--handout={handout}", *students])
+    def call(*students):
+        code = main(
+            [f"--homes={tmp_path}/homes", f"--out={out}", f"--handout={handout}", *students]
+        )
+        return code, {str(one.relative_to(out)) for one in out.rglob("*") if one.is_file()}
 
     return call
 
 
+FILE = "rank-by-rank/exercises/04_collectives.ipynb"
+ADAS = {"ada/04_collectives.ipynb"}
+
+
 @pytest.fixture
 def homes(tmp_path):
+    """The homes of Ada, who has worked, and of Bob, who has not."""
     folder = tmp_path / "homes"
     for student in ("ada", "bob"):
         (folder / student / "rank-by-rank/exercises/checks").mkdir(parents=True)
-    notebook = folder / "ada/rank-by-rank/exercises/04_collectives.ipynb"
-    notebook.write_text("{}")
-    os.utime(notebook, (1_000_000_000, 1_000_000_000))
+    (folder / "ada" / FILE).write_text("{}")
+    os.utime(folder / "ada" / FILE, (1_000_000_000, 1_000_000_000))
     return folder
 
 
-def collected(folder):
-    return {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
-
-
-def test_notebooks_are_collected_with_their_times(collect, homes, tmp_path, capsys):
+def test_notebooks_are_collected_with_their_times_but_not_what_nobody_has_touched(
+    collect, homes, handout, tmp_path, capsys
+):
     (homes / "carl").mkdir()
-    out = tmp_path / "submissions"
+    exercises = homes / "ada/rank-by-rank/exercises"
+    shutil.copy(handout / "exercises/01.ipynb", exercises / "01.ipynb")
+    shutil.copy(handout / "exercises/01.ipynb", exercises / "02.ipynb")
     for _ in range(2):
-        assert collect(homes, out) == 0
-    assert collected(out) == {"ada/04_collectives.ipynb"}
+        assert collect() == (0, ADAS | {"ada/02.ipynb"})
+    out = tmp_path / "submissions"
     assert (out / "ada/04_collectives.ipynb").stat().st_mtime == 1_000_000_000
     said = capsys.readouterr().out
     assert "from 1 of 3" in said and "nothing of bob, carl" in said
     assert out.stat().st_mode & 0o77 == 0
 
 
-def test_what_nobody_has_touched_is_not_collected(collect, homes, handout, tmp_path):
-    exercises = homes / "ada/rank-by-rank/exercises"
-    shutil.copy(handout / "exercises/01.ipynb", exercises / "01.ipynb")
-    shutil.copy(handout / "exercises/01.ipynb", exercises / "02.ipynb")
-    out = tmp_path / "submissions"
-    collect(homes, out)
-    assert collected(out) == {"ada/04_collectives.ipynb", "ada/02.ipynb"}
-
-
-def test_only_those_who_are_named_are_collected(collect, homes, tmp_path):
+def test_those_who_are_named_are_collected_and_what_a_student_took_back_is_not_kept(collect, homes):
     shutil.copytree(homes / "ada", homes / "eve")
-    out = tmp_path / "submissions"
-    collect(homes, out, "eve")
-    assert collected(out) == {"eve/04_collectives.ipynb"}
+    assert collect("eve")[1] == {"eve/04_collectives.ipynb"}
+    assert collect()[1] == ADAS | {"eve/04_collectives.ipynb"}
+    for student in ("ada", "eve"):
+        (homes / student / FILE).unlink()
+    assert collect()[1] == set()
 
 
-def test_what_a_student_took_back_is_not_kept(collect, homes, tmp_path):
-    out = tmp_path / "submissions"
-    collect(homes, out)
-    (homes / "ada/rank-by-rank/exercises/04_collectives.ipynb").unlink()
-    collect(homes, out)
-    assert collected(out) == set()
-
-
-def test_what_is_refused_is_told_by_student_and_file(collect, homes, tmp_path, capsys):
-    os.truncate(homes / "ada/rank-by-rank/exercises/04_collectives.ipynb", 41 << 20)
-    assert collect(homes, tmp_path / "submissions") == 1
+def test_what_is_refused_is_told_by_student_and_file(collect, homes, handout, capsys):
+    os.truncate(homes / "ada" / FILE, 41 << 20)
+    assert collect()[0] == 1
     said = capsys.readouterr().out
     assert "refused of ada: 04_collectives.ipynb (larger than 40 MB)" in said
-
-
-def test_a_student_or_a_handout_that_is_not_there_is_refused(collect, homes, handout, tmp_path):
     with pytest.raises(SystemExit):
-        collect(homes, tmp_path / "submissions", "adda")
+        collect("adda")
     shutil.rmtree(handout / "exercises")
     with pytest.raises(SystemExit):
-        collect(homes, tmp_path / "submissions")
+        collect()
 
 
-def test_no_link_and_no_pipe_is_collected(collect, homes, tmp_path):
+def test_no_link_and_no_pipe_is_collected(collect, homes):
     theirs = homes / "bob/rank-by-rank/exercises"
-    (theirs / "04_collectives.ipynb").symlink_to(
-        homes / "ada/rank-by-rank/exercises/04_collectives.ipynb"
-    )
+    (theirs / "04_collectives.ipynb").symlink_to(homes / "ada" / FILE)
     os.mkfifo(theirs / "05_building_all_reduce.ipynb")
     (homes / "eve").mkdir()
     (homes / "eve/rank-by-rank").symlink_to(homes / "ada/rank-by-rank")
     (homes / "mallory").symlink_to(homes / "ada")
-    out = tmp_path / "submissions"
-    assert collect(homes, out) == 1
-    assert collected(out) == {"ada/04_collectives.ipynb"}
+    assert collect() == (1, ADAS)

@@ -1,5 +1,6 @@
 """A checkout and submissions in a folder that the sandbox shows are not seen by what is graded."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,12 +11,16 @@ from pathlib import Path
 import pytest
 from notebooks_made import content, exercise, hand_in, solved
 
+from simlib.classroom.confinement import process_sandbox
+from simlib.classroom.confinement.process_sandbox import OWN_SANDBOX
 from simlib.classroom.grading import sandbox, whole_class
+from simlib.classroom.grading.examiner import is_of_shell
 from simlib.classroom.grading.sandbox import hiding
 from simlib.classroom.grading.source import SOURCES
 from simlib.cli import main
 from simlib.core.environment import ROOT
 
+ISOLATED = pytest.mark.usefixtures("isolated")
 SEEN = """
 import os, sys
 import simlib, torch
@@ -27,13 +32,6 @@ for top in sys.argv[1:]:
 if not os.statvfs(sys.argv[1] + "/course").f_flag & os.ST_RDONLY:
     print("can be written to")
 """
-
-
-@pytest.fixture(autouse=True)
-def isolation():
-    reason = sandbox.why_not()
-    if reason:
-        pytest.skip(reason)
 
 
 def seen(folder, tmp_path):
@@ -78,41 +76,41 @@ ALL_THAT_IS_SEEN = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def system_folder(monkeypatch, above=None):
+    """A folder of the system: one of those below /usr, or another that counts as one."""
+    folder = Path(tempfile.mkdtemp(dir=above))
+    try:
+        if above is None:
+            monkeypatch.setattr(sandbox, "SYSTEM", (*sandbox.SYSTEM, str(folder)))
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write below /usr")
+
+
+@ISOLATED
+@pytest.mark.parametrize("above", [None, pytest.param("/usr/share", marks=needs_root)])
 def test_in_a_system_folder_checkout_and_class_are_covered_but_not_its_python(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, above
 ):
-    folder = Path(tempfile.mkdtemp())
-    try:
-        monkeypatch.setattr(sandbox, "SYSTEM", (*sandbox.SYSTEM, str(folder)))
-        with course_below(folder, monkeypatch):
-            assert set(seen(folder, tmp_path)) == ALL_THAT_IS_SEEN
-    finally:
-        shutil.rmtree(folder)
+    with system_folder(monkeypatch, above) as folder, course_below(folder, monkeypatch):
+        assert set(seen(folder, tmp_path)) == ALL_THAT_IS_SEEN
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write below /usr")
-def test_below_usr_checkout_and_class_are_covered_but_not_its_python(tmp_path, monkeypatch):
-    folder = Path(tempfile.mkdtemp(dir="/usr/share"))
-    try:
-        with course_below(folder, monkeypatch):
-            assert set(seen(folder, tmp_path)) == ALL_THAT_IS_SEEN
-    finally:
-        shutil.rmtree(folder)
-
-
-def test_a_class_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeypatch):
+@pytest.mark.parametrize("what", ["a class", "what checks expect"])
+def test_what_lies_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeypatch, what):
     place = Path(sandbox.SIMLIB) / "classroom" / "grading"
-    with hiding(place):
+    if what == "what checks expect":  # as in a wheel
+        monkeypatch.setattr(sandbox, "GIVEN", place)
+    with hiding(place if what == "a class" else None):
         words, _ = sandbox.covers(sandbox.shown())
     assert f"{sandbox.COURSE}/simlib/classroom/grading" in words
 
 
-def test_what_checks_expect_is_covered_where_simlib_is_of_a_wheel(monkeypatch):
-    monkeypatch.setattr(sandbox, "GIVEN", Path(sandbox.SIMLIB) / "classroom" / "grading")
-    words, _ = sandbox.covers(sandbox.shown())
-    assert f"{sandbox.COURSE}/simlib/classroom/grading" in words
-
-
+@ISOLATED
 @pytest.mark.parametrize("place", ["/usr", sys.prefix])
 def test_what_cannot_be_covered_is_refused(tmp_path, capsys, place):
     (tmp_path / "class").mkdir()
@@ -136,15 +134,70 @@ def test_what_a_call_names_is_hidden_while_each_notebook_is_graded(stand_in, tmp
     assert sandbox.hidden_places() == [ROOT]
 
 
+@ISOLATED
 def test_a_folder_in_python_of_a_hidden_checkout_is_hidden(tmp_path, monkeypatch):
-    folder = Path(tempfile.mkdtemp())
-    try:
-        monkeypatch.setattr(sandbox, "SYSTEM", (*sandbox.SYSTEM, str(folder)))
+    with system_folder(monkeypatch) as folder:
         with course_below(folder, monkeypatch):
             pass
         with hiding(folder / "course/python/lib", folder / "roster.csv", folder / "class/alice"):
             found = seen(folder, tmp_path)
         assert "course/python/lib False" in found and "class/alice False" in found
         assert not any("module.py" in one or "ipynb" in one for one in found)
-    finally:
-        shutil.rmtree(folder)
+
+
+# What is copied into a sandbox of a rank's own: plain files, however the folder changes
+
+
+def test_links_and_pipes_are_not_copied(tmp_path):
+    (tmp_path / "secret").write_text("of somebody else")
+    home = tmp_path / "home"
+    (home / "deep").mkdir(parents=True)
+    (home / "deep" / "mine.py").write_text("x = 1")
+    (home / "link").symlink_to(tmp_path / "secret")
+    (home / "away").symlink_to(tmp_path)
+    os.mkfifo(home / "pipe")  # to open it would wait for who writes
+    assert process_sandbox._files_below(home) == {"deep/mine.py": b"x = 1"}
+
+
+def test_no_more_is_copied_than_there_is_room_for(tmp_path, monkeypatch):
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(bytes(100))
+    monkeypatch.setitem(process_sandbox.ROOM, process_sandbox.HOME, 250)
+    assert sum(map(len, process_sandbox._files_below(tmp_path).values())) == 250
+    monkeypatch.setattr(process_sandbox, "MAX_FILES", 2)
+    assert len(process_sandbox._files_below(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("name", ["examiner: <ipython-input-2-0>", "/etc/passwd", "", None, 3])
+def test_a_shell_names_no_cells_but_its_own(name):
+    assert is_of_shell("<ipython-input-2-0123>") and not is_of_shell(name)
+
+
+SEES = """
+import os, sys
+from pathlib import Path
+from simlib.classroom.confinement import process_sandbox
+from simlib.classroom.confinement.process_sandbox import OWN_SANDBOX
+
+place = Path(sys.argv[1])
+process_sandbox.ROOM = {str(place): process_sandbox.MB}
+process_sandbox.KEPT = ()
+process_sandbox.PYTHONS = (str(place / "venv"),)
+process_sandbox.enter()
+print(sorted(path.name for path in place.rglob("*")), (place / "venv" / "x").read_text())
+"""
+
+
+def test_a_python_below_a_folder_of_its_own_is_still_there(isolated, tmp_path):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "x").write_text("there")
+    (tmp_path / "of_others").write_text("hidden")
+    command = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", SEES, str(tmp_path)],
+        env=os.environ | {OWN_SANDBOX: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "['venv', 'x'] there\n", done.stderr

@@ -1,14 +1,13 @@
 """What teacher and students see: pages, tables for platforms, points by hand; nothing is run."""
 
 import copy
-import csv
 import json
 from html.parser import HTMLParser
 
 import jsonschema
 import pytest
 from class_made import ESCAPES, EXERCISES, FOUR, KNOWN, SCRIPT, SECRET, graded, made_class
-from notebooks_made import exercise
+from notebooks_made import exercise, table
 
 from simlib.classroom.grading import reports
 from simlib.classroom.grading.pages import KINDS, overview, reason_and_box, write_pages
@@ -46,13 +45,17 @@ def report():
     return made_class()
 
 
-@pytest.fixture(scope="module")
-def pages(report, tmp_path_factory):
-    """``{name: page}`` of the class."""
-    folder = tmp_path_factory.mktemp("pages")
+def pages_of(folder, report):
+    """``{name: page}`` of a report, written into a folder."""
     write_pages(folder, report)
     paths = [folder / "class.html", *(folder / "feedback").iterdir()]
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+@pytest.fixture(scope="module")
+def pages(report, tmp_path_factory):
+    """``{name: page}`` of the class."""
+    return pages_of(tmp_path_factory.mktemp("pages"), report)
 
 
 # Pages
@@ -66,20 +69,16 @@ def test_every_student_has_a_page_that_the_class_page_links(report, pages):
     )
 
 
-def test_pages_hold_nothing_that_runs_or_is_fetched(pages):
+def test_pages_hold_nothing_that_runs_or_is_fetched_and_text_is_escaped_and_cut(pages):
     for page in pages.values():
         assert "default-src 'none'; style-src 'unsafe-inline'" in page
         for tag, attributes in Tags(page).tags:
             assert tag not in ("script", "img", "iframe", "object", "link", "form")
             assert not any(name.startswith("on") for name in attributes)
             assert "src" not in attributes and "style" not in attributes
-
-
-def test_text_of_students_is_shown_escaped_without_codes_and_cut(report, pages):
+        assert not set(page) & set("\x1b\x07\u202e\0")
     (hostile,) = [page for name, page in pages.items() if name.startswith("script")]
     assert SCRIPT in Tags(hostile).text and SCRIPT not in hostile
-    for page in pages.values():
-        assert not set(page) & set("\x1b\x07\u202e\0")
     assert "\x1b" in ESCAPES
     assert len(hostile) < 40_000
 
@@ -126,18 +125,16 @@ def test_nothing_that_a_check_says_is_shown_twice(values, reason, box):
     assert not shown or shown not in rest
 
 
-def test_what_a_check_expected_is_shown_where_it_says_something(report, tmp_path):
+def test_what_a_check_expected_is_shown_where_it_says_something(report, pages, tmp_path):
     changed = copy.deepcopy(report)
     one = next(student for student in changed["students"] if student["student"] == "student_03")
     questions = [q for book in one["notebooks"] for q in book["questions"] if q["got"]]
     questions[0]["expected"] = "loss 0.25"
     questions[1] |= {"expected": "", "got": "printed by the cell"}
-    write_pages(tmp_path, changed)
-    page = Tags((tmp_path / "feedback" / "student_03.html").read_text(encoding="utf-8")).text
+    page = Tags(pages_of(tmp_path, changed)["student_03"]).text
     assert page.count("The check expected") == 1 and "loss 0.25" in page
     assert "What your cell printed:" in page
-    write_pages(tmp_path, report)
-    page = Tags((tmp_path / "feedback" / "student_03.html").read_text(encoding="utf-8")).text
+    page = Tags(pages["student_03"]).text
     assert "The check expected" not in page
     assert not [one for one in questions if f"{one['question']}: right" in page]
     assert page.count("In your notebook the check says:") == len(questions)
@@ -152,11 +149,10 @@ def test_a_page_names_no_other_student(pages):
 
 
 def test_pages_of_an_earlier_time_go(report, tmp_path):
-    write_pages(tmp_path, report)
     one = copy.deepcopy(report)
     del one["students"][1:]
-    write_pages(tmp_path, one)
-    assert [path.name for path in (tmp_path / "feedback").iterdir()] == ["student_01.html"]
+    assert len(pages_of(tmp_path, report)) > 2
+    assert set(pages_of(tmp_path, one)) == {"class", "student_01"}
 
 
 # Where the class stumbles
@@ -195,35 +191,26 @@ def test_the_worst_question_and_the_commonest_wrong_answer_come_first():
     )
 
 
-def test_one_student_is_no_students(tmp_path):
-    write_pages(
-        tmp_path, as_report([graded("student_01", FOUR, ("right",))], [], EXERCISES, 1, True)
-    )
-    page = (tmp_path / "class.html").read_text(encoding="utf-8")
+def test_one_student_is_no_students_and_a_class_of_nobody_has_a_page(tmp_path):
+    one = [graded("student_01", FOUR, ("right",))]
+    page = pages_of(tmp_path, as_report(one, [], EXERCISES, 1, True))["class"]
     assert "<title>The class: 1 student</title>" in page
     assert "<b>1</b><span>student</span>" in page
     assert "<b>1</b><span>notebook not handed in</span>" in page
-
-
-def test_a_class_of_nobody_has_a_page(tmp_path):
-    write_pages(tmp_path, as_report([], [], EXERCISES, 1, True))
-    assert "The class" in (tmp_path / "class.html").read_text(encoding="utf-8")
+    assert "The class" in pages_of(tmp_path, as_report([], [], EXERCISES, 1, True))["class"]
 
 
 # report.json and tables
 
 
-def test_tables_of_an_earlier_time_go(tmp_path):
+def test_tables_of_an_earlier_time_go_but_not_those_that_no_report_has_written(report, tmp_path):
+    (tmp_path / "moodle.csv").write_text("a teacher's own")
     write_reports(tmp_path, on_platform("moodle", "4711"))
     assert (tmp_path / "moodle_worksheet_04_collectives.csv").exists()
-    write_reports(tmp_path, on_platform("canvas", "4711"))
-    assert {path.name for path in tmp_path.glob("*.csv")} == {"report.csv", "canvas.csv"}
-
-
-def test_tables_that_no_report_has_written_stay(report, tmp_path):
-    (tmp_path / "moodle.csv").write_text("a teacher's own")
     for _ in range(2):
-        write_reports(tmp_path, report)
+        write_reports(tmp_path, on_platform("canvas", "4711"))
+        names = {path.name for path in tmp_path.glob("*.csv")}
+        assert names == {"report.csv", "canvas.csv", "moodle.csv"}
     assert (tmp_path / "moodle.csv").read_text() == "a teacher's own"
 
 
@@ -250,8 +237,7 @@ def test_no_table_holds_a_formula(report, tmp_path):
     tables = sorted(tmp_path.glob("*.csv"))
     assert [path.name for path in tables] == ["canvas.csv", "report.csv"]
     for path in tables:
-        with open(path, newline="", encoding="utf-8") as file:
-            cells = [cell for row in csv.reader(file) for cell in row]
+        cells = [cell for row in table(path) for cell in row]
         assert "'=cmd|calc" in cells
         assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
 
@@ -327,12 +313,12 @@ def test_points_by_hand_are_merged_and_shown(report, tmp_path):
     assert students["student_29"]["points"] == 1.5
     before = next(one for one in report["students"] if one["student"] == "student_01")
     assert students["student_01"]["points"] == before["points"]
-    write_pages(tmp_path, by_hand)
     write_reports(tmp_path, by_hand)
-    page = Tags((tmp_path / "feedback" / "student_29.html").read_text(encoding="utf-8")).text
+    pages = pages_of(tmp_path, by_hand)
+    page = Tags(pages["student_29"]).text
     for words in ("1.5 of 2", "the tests gave 0", "in person", "well done <b>"):
         assert words in page
-    other = Tags((tmp_path / "feedback" / "student_01.html").read_text(encoding="utf-8")).text
+    other = Tags(pages["student_01"]).text
     assert "words only" in other and "Points set by hand" not in other
     assert "by hand, before 0" in (tmp_path / "report.csv").read_text(encoding="utf-8")
 
@@ -346,14 +332,13 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         Override("", "student_02", "05_building_all_reduce", "", None, "of the whole notebook"),
     ]
     reports.apply(by_hand, lines)
-    write_pages(tmp_path, by_hand)
+    pages = pages_of(tmp_path, by_hand)
     for student, status in (("student_29", "missing"), ("student_27", "unreadable")):
-        page = (tmp_path / "feedback" / f"{student}.html").read_text(encoding="utf-8")
+        page = pages[student]
         assert f">{status}</span>" in page and "not found" not in page
         assert page.count("no valid JSON") == (student == "student_27")  # said once
-    page = (tmp_path / "class.html").read_text(encoding="utf-8")
-    (table,) = (part for part in page.split("<h2>") if part.startswith("Students"))
-    badges = {row.split("</a>")[0].split(">")[-1]: row for row in table.split("<tr>")}
+    (students,) = (part for part in pages["class"].split("<h2>") if part.startswith("Students"))
+    badges = {row.split("</a>")[0].split(">")[-1]: row for row in students.split("<tr>")}
     for student, words in (("29", "04 set by hand"), ("27", "04 set by hand")):
         assert words in badges[f"Student {student}"]
     for student, words in (("01", "04 comment"), ("02", "05 comment")):

@@ -20,24 +20,11 @@ TESTS = Path(__file__).parents[1]
 EXERCISES = TESTS.parent / "authoring" / "exercises"
 FILES = sorted((TESTS.parent / "authoring" / "wrong_answers").glob("*.py"))
 SAME_NUMBERS = {
-    "mean_by_hand",
-    "loss_grows",
-    "one_holder_for_both",
-    "own_share_only",
-    "padded_from_the_front",
-    "padded_before",
-    "adds_nothing",
-    "backwards",
-    "folding_by_the_logarithm",
-    "folding_costs_one",
-    "neighbours_by_rank_chunks_by_place",
-    "barrier_between",
-    "by_adler32",
-    "moved_aside",
-    "no_barrier_by_the_shell",
-    "sampler_in_order",
-    "shorter_of_the_two",
-}
+    "mean_by_hand", "loss_grows", "one_holder_for_both", "own_share_only", "padded_from_the_front",
+    "padded_before", "adds_nothing", "backwards", "folding_by_the_logarithm", "folding_costs_one",
+    "neighbours_by_rank_chunks_by_place", "barrier_between", "by_adler32", "moved_aside",
+    "no_barrier_by_the_shell", "sampler_in_order", "shorter_of_the_two",
+}  # fmt: skip
 """They give what another one gives, if only on one rank or in a small world; what is said is true
 of both."""
 HANG_S = 3.0  # a hanging answer is ended after this, to keep the tests short
@@ -60,6 +47,7 @@ def source_of(path):
     return source
 
 
+@functools.cache
 def cells_of(path):
     """``{(role, question): source}`` of the exercise a file of wrong answers belongs to."""
     notebook = jupytext.read(source_of(path), fmt="py:percent")
@@ -206,3 +194,21 @@ def test_points_of_the_check_are_the_points_of_the_cell():
         ]
         (in_check,) = re.findall(r"points=(\d+|\{.*?\})", cells_of(path)["check", question])
         assert points == [ast.literal_eval(in_check)] * 2, path
+
+
+FREE_OF_PRODUCTS = {
+    "own_broadcast", "ring_reduce_scatter", "ring_in_order", "chain_broadcast", "quick_all_reduce",
+    "break_even_ranks", "quickest_epoch", "accumulate", "survive", "as_predicted",
+    "my_layers", "sharded_adam",
+}  # fmt: skip
+"""Tasks whose solutions compute nothing that torch counts, so that no floor can be asked for."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_rule_can_be_kept_by_work_that_nobody_sees(path):
+    """A budget of time or memory has a floor of work; rounds are counted by a virtual clock too."""
+    question = load(path)["QUESTION"]
+    source = cells_of(path)["check", question]
+    has_budget = re.search(r"\b(timed|memory)=\[", source)
+    assert bool(has_budget) == ("at_least_flops=" in source or question in FREE_OF_PRODUCTS)
+    assert not re.search(r"\brounds\(", source) or "timed=[" in source
