@@ -56,21 +56,21 @@ def say(words):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "script", "said"),
+    ("script", "said"),
     [
-        (2, "ptdist.py", ["rank 0 has sent {}", "rank 1 has received {}"]),
-        (3, "world_of_three.py", ["rank 0 has {}", "rank 1 has {}", "rank 2 has {}"]),
+        ("ptdist.py", ["rank 0 has sent {}", "rank 1 has received {}"]),
+        ("world_of_three.py", ["rank 0 has {}", "rank 1 has {}", "rank 2 has {}"]),
     ],
 )
-def test_a_published_script_prints_what_it_should(login, ranks, script, said):
+def test_a_published_script_prints_what_it_should(login, script, said):
     """The two ranks' message is [1, -1]; the sum of the three is 1 + 2 - 3 = 0."""
-    tensor = {2: "tensor([ 1., -1.])", 3: "tensor([0.])"}[ranks]
-    done = say([*login, *typed(ranks, script)])
+    tensor = {2: "tensor([ 1., -1.])", 3: "tensor([0.])"}[len(said)]
+    done = say([*login, *typed(len(said), script)])
     assert done.returncode == 0, done.stderr
     # A launcher may put what two ranks print at one moment into one line.
     for line in said:
         assert done.stdout.count(line.format(tensor)) == 1, done.stdout + done.stderr
-    assert done.stdout.count("rank ") == ranks
+    assert done.stdout.count("rank ") == len(said)
 
 
 def test_this_mpi_is_known(login):
@@ -86,35 +86,10 @@ def test_this_mpi_is_known(login):
         assert words == "-n 2 -ppn 1 -hosts node1,node2 python".split()
 
 
-@pytest.mark.slow
-def test_a_job_on_two_hosts(login, tmp_path):
-    def main(rank, world_size):
-        x = torch.tensor([rank + 1.0])
-        dist.all_reduce(x)
-        return x.item(), os.uname().nodename
-
-    to = simlib.Mpiexec(hosts=HOSTS[:2], launcher=[*login, BESIDE], time_limit=LIMIT_S)
-    run = simlib.submit(main, 2, to=to, folder=tmp_path).result(LIMIT_S)
-    assert run.results == [(3.0, "node1"), (3.0, "node2")]
-
-
-@pytest.mark.slow
-def test_ranks_of_two_hosts_outlive_a_third(login, tmp_path):
-    to = simlib.Mpiexec(hosts=HOSTS, launcher=[*login, BESIDE], time_limit=LIMIT_S)
-    options = {"kill": {1: 0.5}, "on_death": "continue"}
-    job = simlib.submit(two_go_on, 3, to=to, folder=tmp_path, **options)
-    run = job.result(LIMIT_S)
-    assert (job.status, run.results) == ("done", [2.0, None, 2.0])
-    assert list(run.deaths) == [1]
-
-
-@pytest.mark.slow
-def test_a_job_on_hosts_begins_anew(login, tmp_path):
-    to = simlib.Mpiexec(hosts=HOSTS, launcher=[*login, BESIDE], time_limit=LIMIT_S)
-    options = {"kill": {1: 0.5}, "restarts": 1, "min_ranks": 2}
-    run = simlib.submit(lost_once, 3, to=to, folder=tmp_path, **options).result(LIMIT_S)
-    assert run.results == ["1", "1"]
-    assert [list(attempt.deaths) for attempt in run.attempts] == [[1], []]
+def summed(rank, world_size):
+    x = torch.tensor([rank + 1.0])
+    dist.all_reduce(x)
+    return x.item(), os.uname().nodename
 
 
 def two_go_on(rank, world_size):
@@ -133,6 +108,24 @@ def lost_once(rank, world_size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "options", "results", "deaths"),
+    [
+        (summed, {}, [(6.0, host) for host in HOSTS], [[]]),
+        (two_go_on, {"kill": {1: 0.5}, "on_death": "continue"}, [2.0, None, 2.0], [[1]]),
+        (lost_once, {"kill": {1: 0.5}, "restarts": 1, "min_ranks": 2}, ["1", "1"], [[1], []]),
+    ],
+)
+def test_a_job_on_hosts(login, tmp_path, function, options, results, deaths):
+    """Ranks of two hosts outlive a third, or begin anew."""
+    to = simlib.Mpiexec(hosts=HOSTS, launcher=[*login, BESIDE], time_limit=LIMIT_S)
+    job = simlib.submit(function, 3, to=to, folder=tmp_path, **options)
+    run = job.result(LIMIT_S)
+    assert (job.status, run.results) == ("done", results)
+    assert [list(attempt.deaths) for attempt in run.attempts] == deaths
+
+
+@pytest.mark.slow
 def test_the_doctor_names_the_mpi(login):
     words = [sys.executable, "-m", "simlib", "doctor", "--hosts", ",".join(HOSTS[:2])]
     done = say([*login, *words])
@@ -144,16 +137,10 @@ def test_the_doctor_names_the_mpi(login):
 @pytest.mark.parametrize("other", OTHERS)
 def test_the_mpiexec_of_another_mpi_works_or_is_refused(other, tmp_path):
     """MPICH's and Intel's start each other's ranks; else each rank would be alone, silently."""
-
-    def main(rank, world_size):
-        x = torch.tensor([rank + 1.0])
-        dist.all_reduce(x)
-        return x.item()
-
     to = simlib.Mpiexec(launcher=[other], time_limit=LIMIT_S)
-    job = simlib.submit(main, 2, to=to, folder=tmp_path)
+    job = simlib.submit(summed, 2, to=to, folder=tmp_path)
     try:
-        assert job.result(LIMIT_S).results == [3.0, 3.0]
+        assert job.result(LIMIT_S).results == [(3.0, os.uname().nodename)] * 2
     except simlib.JobError as error:
         assert "belongs to another MPI than the one mpi4py has loaded" in str(error)
     script = str(TESTS / "published" / "world_of_three.py")

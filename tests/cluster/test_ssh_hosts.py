@@ -1,11 +1,13 @@
 """Jobs from a laptop: `Ssh`, on a practice cluster whose files the laptop does not see.
 
 The laptop is node3 together with this process: its folders are hidden from the cluster's hosts, and
-theirs from it. `there` is what the hosts share, at a path that is empty here.
+theirs from it. `there` is what the hosts share, at a path that is empty here. For jobs with
+``stage=True``, each node has an empty folder of its own where the login host has those of jobs.
 """
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -24,19 +26,18 @@ from simlib.cluster.batch import remote_state, ssh
 from simlib.cluster.practice import PracticeCluster
 from simlib.cluster.practice.enter import MARK
 
-CLUSTER = ["login", "node1", "node2"]
+CLUSTER = LOGIN, *NODES = ["login", "node1", "node2"]
 LAPTOP = "node3"
+OP_S = 0.6
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 
 
 class Laptop:
     """Submits from where nothing of the cluster is seen."""
 
-    def __init__(self, cluster, here, there, disk):
-        self.cluster = cluster
-        self.here = here
-        self.there = there
-        self.disk = disk
+    def __init__(self, cluster, here, there, disk, staged):
+        self.cluster, self.here, self.there, self.disk = cluster, here, there, disk
+        self.staged = staged
         # Without the mark by which the practice cluster ends all that a program leaves behind.
         self.ssh = [*cluster.launcher(LAPTOP), "env", "-u", MARK, "ssh"]
         self.python = ["env", f"PYTHONPATH={ROOT}", sys.executable]
@@ -46,10 +47,23 @@ class Laptop:
         return simlib.Ssh(host, to, ssh=self.ssh, **options)
 
     def mpiexec(self, **options):
-        return self.to(simlib.Mpiexec(hosts=CLUSTER[1:], time_limit=WAIT_S), **options)
+        return self.to(simlib.Mpiexec(hosts=NODES, time_limit=WAIT_S), **options)
 
-    def submit(self, function, to, **options):
-        return simlib.submit(function, 2, to=to, folder=self.here / "jobs", **options)
+    def submit(self, function, to, ranks=2, **options):
+        return simlib.submit(function, ranks, to=to, folder=self.here / "jobs", **options)
+
+    def stage(self, function, hosts=NODES, **options):
+        """Submit to hosts that share nothing but a path."""
+        to = simlib.Mpiexec(hosts=hosts, time_limit=WAIT_S, stage=True, launcher=[MPIEXEC])
+        return self.submit(
+            function, self.to(to, folder=str(self.staged)), ranks=len(hosts), **options
+        )
+
+    def left_of_copies(self):
+        """What the nodes still have of the folders of such jobs."""
+        words = ["ls", self.staged]
+        ran = [self.cluster.run(node, words, capture_output=True, text=True) for node in NODES]
+        return [done.stdout.split() for done in ran]
 
     def far_folder(self, job):
         """The folder of a job on the cluster's disk, as this process sees it."""
@@ -64,7 +78,7 @@ class Laptop:
 @pytest.fixture(scope="module")
 def laptop(needs_practice_cluster, tmp_path_factory):
     needs_practice_cluster(slurm=True)
-    here = tmp_path_factory.mktemp("here")
+    here, staged = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("staged")
     base = Path(tempfile.mkdtemp())  # where another account may enter
     base.chmod(0o755)
     there, disk = base / "there", base / "disk"
@@ -73,8 +87,8 @@ def laptop(needs_practice_cluster, tmp_path_factory):
     with PracticeCluster(3, slurm=True) as cluster:
         for host in CLUSTER:
             on(cluster, host, f"mount -n --bind {disk} {there}")
-            hide(cluster, host, here)
-        yield Laptop(cluster, here, there, disk)
+            hide(cluster, host, here, *([staged] if host in NODES else []))
+        yield Laptop(cluster, here, there, disk, staged)
     ssh.line_to.cache_clear()
     shutil.rmtree(base)
 
@@ -105,10 +119,10 @@ def test_a_job_with_modules_of_the_working_folder(laptop, monkeypatch, capfd):
     ]
     run = job.result(WAIT_S)
     far = laptop.there / laptop.far_folder(job).relative_to(laptop.disk)
-    assert run.results == [(3, host, f"{far}/work", "7", False) for host in CLUSTER[1:]]
+    assert run.results == [(3, host, f"{far}/work", "7", False) for host in NODES]
     assert job.status == "done"
     assert "node1, node2, by login" in repr(job)
-    assert [clock["host"] for clock in job.clocks] == CLUSTER[1:]
+    assert [clock["host"] for clock in job.clocks] == NODES
     assert [op.kind for op in run.trace.of_rank(1)] == ["all_reduce"]
     assert not os.listdir(laptop.there)  # it is another path for this process
     monkeypatch.delattr(ssh.Line, "ask")  # all of it is here
@@ -191,17 +205,6 @@ def test_a_job_that_begins_anew(laptop):
     assert [list(attempt.deaths) for attempt in run.attempts] == [[1], []]
 
 
-@pytest.mark.slow  # test_failures_hosts has a deadlock
-def test_an_error_is_told_as_ever(laptop):
-    def main(rank, world_size):
-        dist.recv(torch.zeros(1), src=1 - rank)
-
-    error = failure(laptop.submit(main, laptop.mpiexec()))
-    assert isinstance(error, simlib.DeadlockError)
-    assert "ranks 0 and 1 wait for each other" in str(error)
-    assert error.run.trace.of_rank(0) and error.sites
-
-
 def test_a_script_by_another_account(laptop, tmp_path):
     """Another name and another home; its number is root's, or it could not enter root's Python."""
     script = tmp_path / "train.py"
@@ -254,3 +257,105 @@ def test_what_can_never_be_right(tmp_path, monkeypatch):
     for path, words in (("a.py", "there is no 'a.py' here"), ("..", "is not in this working fold")):
         with pytest.raises(simlib.InvalidCallError, match=words):
             simlib.Ssh("login", sync=[path]).check(1)
+
+
+# Hosts that share no folder
+
+
+def test_what_hosts_that_share_nothing_bring_back(laptop, capfd):
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        time.sleep(OP_S * rank)  # rank 0's op is seen under way
+        dist.all_reduce(x)
+        print("rank", rank, "is on", os.uname().nodename)
+        return x.item(), os.uname().nodename, torch.full((3_000_000,), float(rank))
+
+    job = laptop.stage(main)
+    job.follow()
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        f"[{rank}] rank {rank} is on {node}" for rank, node in enumerate(NODES)
+    ]
+    run = job.result(WAIT_S)
+    assert [result[:2] for result in run.results] == [(3, node) for node in NODES]
+    assert all(result[2].eq(rank).all() for rank, result in enumerate(run.results))
+    ops = [op for rank in (0, 1) for op in run.trace.of_rank(rank)]
+    assert [(op.kind, op.done) for op in ops] == [("all_reduce", True)] * 2
+    assert ops[0].end_s - ops[0].post_s > OP_S / 2
+    assert laptop.left_of_copies() == [[], []]
+
+
+def test_the_judge_sees_the_logs_of_other_hosts(laptop):
+    def main(rank, world_size):
+        dist.barrier()
+        dist.recv(torch.zeros(1), src=1 - rank)
+
+    error = failure(laptop.stage(main))
+    assert isinstance(error, simlib.DeadlockError)
+    assert "ranks 0 and 1 wait for each other" in str(error)
+
+
+def test_ranks_here_and_there_and_one_that_dies(laptop):
+    """The host that submits takes part; others outlive a death on another host."""
+
+    def main(rank, world_size):
+        dist.barrier()
+        if rank == 1:
+            os._exit(3)
+        return os.uname().nodename
+
+    run = laptop.stage(main, CLUSTER, on_death="continue").result(WAIT_S)
+    assert run.results == ["login", None, "node2"]
+    assert list(run.deaths) == [1]
+
+
+def test_a_job_is_cancelled(laptop):
+    def main(rank, world_size):
+        print("here", flush=True)
+        time.sleep(WAIT_S)
+
+    job = laptop.stage(main)
+    wait_until(lambda: job.status == "active" and said(job, "here"))
+    job.cancel()
+    assert job.status == "cancelled"
+    wait_until(lambda: laptop.left_of_copies() == [[], []])
+
+
+def test_slurm_on_nodes_that_share_nothing(laptop):
+    """A second job waits for its turn, and is cancelled there."""
+
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        dist.all_reduce(x)
+        return x.item(), os.uname().nodename
+
+    login = laptop.cluster.launcher("login")
+    to = simlib.Slurm(2, stage=True, time_limit=WAIT_S, login=login, extra=["--exclusive"])
+    first, second = (simlib.submit(main, 2, to=to, folder=laptop.staged) for _ in range(2))
+    assert second.status == "queued"
+    second.cancel()
+    assert second.status == "cancelled"
+    run = first.result(WAIT_S)
+    assert run.results == [(3, node) for node in NODES]
+    assert [op.kind for op in run.trace.of_rank(1)] == ["all_reduce"]
+    assert laptop.left_of_copies() == [[], []]
+    with pytest.raises(simlib.JobError, match="the queue has refused the job: more was asked for"):
+        to = simlib.Slurm(9, stage=True, login=login)
+        simlib.submit(main, 2, to=to, folder=laptop.staged)
+    with pytest.raises(simlib.InvalidCallError, match="copies the job by srun: launcher='srun'"):
+        simlib.Slurm(2, stage=True, launcher="mpiexec")
+
+
+def test_what_keeps_a_host_from_a_copy(laptop):
+    with pytest.raises(simlib.InvalidCallError, match="name them by hosts="):
+        simlib.Mpiexec(stage=True)
+    job = laptop.stage(lambda rank, world_size: rank, ["node1", "node99"])
+    assert "could not be carried out: the host node99 is unknown" in str(failure(job))
+    assert laptop.left_of_copies()[0] == []
+    on(laptop.cluster, "node2", f"mount -n -o remount,ro {laptop.staged}")
+    try:
+        job = laptop.stage(lambda rank, world_size: rank)
+        words = r"node2 cannot have a copy of the job's folder: \[Errno 30\] Read-only file system"
+        assert re.search(words, str(failure(job)))
+        assert laptop.left_of_copies()[0] == []
+    finally:
+        on(laptop.cluster, "node2", f"mount -n -o remount,rw {laptop.staged}")

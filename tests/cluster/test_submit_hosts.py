@@ -36,13 +36,18 @@ def login(needs_practice_cluster):
 
 @pytest.fixture
 def submit(login, tmp_path):
-    """Submits a function to nodes, by mpiexec on the login host."""
+    """Submits a function to nodes, by mpiexec on the login host, or by Slurm."""
     mpiexec = [*login, Path(sys.executable).with_name("mpiexec")]
 
-    def submit(function, hosts=HOSTS[:2]):
-        to = simlib.Mpiexec(hosts=hosts, launcher=mpiexec, time_limit=WAIT_S)
-        return simlib.submit(function, len(hosts), to=to, folder=tmp_path)
+    def submit(function, hosts=HOSTS[:2], world_size=None, **options):
+        to = simlib.Mpiexec(hosts=hosts, launcher=mpiexec, time_limit=WAIT_S, **options)
+        return simlib.submit(function, world_size or len(hosts), to=to, folder=tmp_path)
 
+    def by_slurm(function, nodes, args=(), queue=None, **options):
+        to = simlib.Slurm(nodes=nodes, time_limit=WAIT_S, login=login, **(queue or {}))
+        return simlib.submit(function, nodes, args, to=to, folder=tmp_path, **options)
+
+    submit.by_slurm = by_slurm
     return submit
 
 
@@ -76,14 +81,9 @@ def hosts_of(job):
     return [clock["host"] for clock in job.clocks]
 
 
-def test_four_hosts(submit):
-    job = submit(around, HOSTS)
-    is_as_on_one_machine(job.result(WAIT_S), hosts_of(job), 4)
-
-
 def test_two_jobs_at_once_one_of_them_cancelled_by_a_kernel_that_found_it(submit, tmp_path):
-    first, second = submit(sleeping, HOSTS[2:]), submit(around, HOSTS[:3])
-    is_as_on_one_machine(second.result(WAIT_S), hosts_of(second), 3)
+    first, second = submit(sleeping, HOSTS[2:]), submit(around, HOSTS)
+    is_as_on_one_machine(second.result(WAIT_S), hosts_of(second), 4)
     assert first.status == "active"
     wait_until(lambda: first.path.joinpath("rank-1.out").exists())
     again = simlib.jobs(tmp_path)[0]
@@ -170,47 +170,20 @@ def test_training_on_two_hosts_gives_the_weights_of_run(submit):
     assert abs(second["offset_s"]) <= second["error_s"] == run.trace.clock_error_s
 
 
-@pytest.mark.slow  # test_failures_hosts has a deadlock
-def test_ddp_that_waits_for_ever(submit):
-    def train(rank, world_size):
-        model = DistributedDataParallel(torch.nn.Linear(4, 2))
-        for _ in range(2 - rank):
-            model(torch.ones(1, 4)).sum().backward()
-
-    job = submit(train)
-    error = failure(job)
-    assert isinstance(error, simlib.DeadlockError)
-    assert "rank 0 waits for rank 1, which has finished" in str(error)
-    wait_until(lambda: not processes_of(job))
-
-
 @pytest.mark.parametrize(
     "how", [{"launcher": "srun"}, {"launcher": "mpiexec"}, {"mpi": "pmi2"}], ids=str
 )
-def test_slurm(login, tmp_path, how):
-    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login, **how)
-    job = simlib.submit(around, 2, to=to, folder=tmp_path)
+def test_slurm(submit, how):
+    job = submit.by_slurm(around, 2, queue=how)
     again = simlib.Job(job.path)
     is_as_on_one_machine(again.result(WAIT_S), hosts_of(again), 2)
     assert job.status == again.status == "done"
-    assert (job.path / "meeting.json").exists() == ("mpi" not in how and to.launcher == "srun")
+    assert (job.path / "meeting.json").exists() == (how == {"launcher": "srun"})
 
 
 LAUNCHERS = pytest.mark.parametrize(
     "launcher", ["srun", pytest.param("mpiexec", marks=pytest.mark.slow)]
 )
-
-
-@LAUNCHERS
-def test_ranks_on_other_nodes_outlive_a_death(login, tmp_path, launcher):
-    to = simlib.Slurm(nodes=4, time_limit=WAIT_S, launcher=launcher, login=login)
-    job = simlib.submit(pairs_and_survivors, 4, to=to, folder=tmp_path, on_death="continue")
-    run = job.result(WAIT_S)
-    assert hosts_of(job) == HOSTS
-    assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
-    assert list(run.deaths) == [1]
-    assert run.table() == simlib.run(pairs_and_survivors, 4, on_death="continue").table()
-    wait_until(lambda: not processes_of(job))
 
 
 def ask_the_dead(rank, world_size):
@@ -223,20 +196,28 @@ def ask_the_dead(rank, world_size):
 
 
 @LAUNCHERS
-def test_a_rank_on_another_node_is_killed_when_asked(login, tmp_path, launcher):
-    to = simlib.Slurm(nodes=3, time_limit=WAIT_S, launcher=launcher, login=login)
-    options = {"kill": {1: 0.3}, "on_death": "continue"}
-    run = simlib.submit(ask_the_dead, 3, to=to, folder=tmp_path, **options).result(WAIT_S)
+def test_ranks_on_other_nodes_outlive_a_death(submit, launcher):
+    """Their own, or one that was asked for."""
+    queue = {"launcher": launcher}
+    job = submit.by_slurm(pairs_and_survivors, 4, queue=queue, on_death="continue")
+    run = job.result(WAIT_S)
+    assert hosts_of(job) == HOSTS
+    assert run.results == [(True, 15.0), None, ("done", 15.0), ("done", 15.0)]
+    assert list(run.deaths) == [1]
+    assert run.table() == simlib.run(pairs_and_survivors, 4, on_death="continue").table()
+    wait_until(lambda: not processes_of(job))
+    job = submit.by_slurm(ask_the_dead, 3, queue=queue, kill={1: 0.3}, on_death="continue")
+    run = job.result(WAIT_S)
     assert run.results == [True, None, True]
     assert list(run.deaths) == [1]
     assert run.deaths[1] >= 0.3 - 2 * run.trace.clock_error_s
 
 
 @LAUNCHERS
-def test_slurm_starts_the_ranks_anew_in_the_nodes_that_it_gave(login, tmp_path, launcher):
-    to = simlib.Slurm(nodes=3, time_limit=WAIT_S, launcher=launcher, login=login)
-    args = (tmp_path / "saved",)
-    job = simlib.submit(resumed, 3, args, to=to, folder=tmp_path, restarts=1, min_ranks=2)
+def test_slurm_starts_the_ranks_anew_in_the_nodes_that_it_gave(submit, tmp_path, launcher):
+    job = submit.by_slurm(
+        resumed, 3, [tmp_path / "saved"], {"launcher": launcher}, restarts=1, min_ranks=2
+    )
     run = job.result(WAIT_S)
     assert job.status == "done"
     assert run.results == [("1", 2, 2)] * 2
@@ -244,11 +225,11 @@ def test_slurm_starts_the_ranks_anew_in_the_nodes_that_it_gave(login, tmp_path, 
     wait_until(lambda: not processes_of(job))
 
 
-def test_slurm_cancelled_in_the_queue_and_running(login, tmp_path, capfd):
+def test_slurm_cancelled_in_the_queue_and_running(submit, tmp_path, capfd):
     """A job that waits says why, and begins when it is its turn."""
-    to = simlib.Slurm(nodes=4, time_limit=WAIT_S, extra=("--exclusive",), login=login)
     first, second, third = (
-        simlib.submit(function, 4, to=to, folder=tmp_path) for function in (sleeping, place, place)
+        submit.by_slurm(function, 4, queue={"extra": "--exclusive"})
+        for function in (sleeping, place, place)
     )
     wait_until(lambda: first.status == "active")
     assert second.status == third.status == "queued"
@@ -317,7 +298,7 @@ def needy(rank, world_size):
     return os.environ["TOLD"], os.environ["BY_LINE"], torch.get_num_threads()
 
 
-def test_ranks_of_slurm_have_what_they_need(login, tmp_path):
+def test_ranks_of_slurm_have_what_they_need(submit):
     needs = {
         "setup": ["module() { export LINE=$1; }", "module loaded", "BY_LINE=$(uname -n)"],
         "env": {"TOLD": "this, and that", "BY_LINE": ""},
@@ -326,18 +307,14 @@ def test_ranks_of_slurm_have_what_they_need(login, tmp_path):
         "container": "unshare --mount --pid --fork --kill-child --mount-proc",
         "working_dir": "/usr",
     }
-    to = simlib.Slurm(nodes=2, time_limit=WAIT_S, login=login, **needs)
-    job = simlib.submit(needy, 2, to=to, folder=tmp_path)
+    job = submit.by_slurm(needy, 2, queue=needs)
     run = job.result(WAIT_S)
     assert run.results == [("this, and that", host, 2) for host in hosts_of(job)]
     assert run.output == ["loaded /usr 2\n"] * 2
 
 
-def test_a_line_that_fails_on_one_host(login, tmp_path):
-    launcher = [*login, Path(sys.executable).with_name("mpiexec")]
-    line = "test $(uname -n) = node1 || { echo no module gcc; false; }"
-    to = simlib.Mpiexec(hosts=HOSTS[:2], launcher=launcher, time_limit=WAIT_S, setup=[line])
-    job = simlib.submit(place, 2, to=to, folder=tmp_path)
+def test_a_line_that_fails_on_one_host(submit):
+    job = submit(place, setup=["test $(uname -n) = node1 || { echo no module gcc; false; }"])
     error = str(failure(job))
     assert "node2 could not carry out the line" in error
     assert error.endswith("of setup (exit code 1): no module gcc")
@@ -348,19 +325,18 @@ def place(rank, world_size):
     return os.uname().nodename
 
 
-def test_what_slurm_refuses(login, tmp_path):
-    for options, words in (
-        ({"nodes": 9}, "the queue has refused the job: more was asked for than there is"),
-        ({"nodes": 2, "partition": "gpu"}, "there is no such partition"),
-        (
-            {"nodes": 2, "extra": "--gres=gpu:1"},
-            "no node has what .*\n    sbatch: error: Invalid",
-        ),
-        ({"nodes": 2, "extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),
-    ):
-        to = simlib.Slurm(login=login, **options)
-        with pytest.raises(simlib.JobError, match=words):
-            simlib.submit(sleeping, 2, to=to, folder=tmp_path)
+@pytest.mark.parametrize(
+    ("nodes", "queue", "words"),
+    [
+        (9, {}, "the queue has refused the job: more was asked for than there is: take fewer"),
+        (2, {"partition": "gpu"}, "there is no such partition"),
+        (2, {"extra": "--gres=gpu:1"}, "no node has what .*\n    sbatch: error: Invalid"),
+        (2, {"extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),
+    ],
+)
+def test_what_slurm_refuses(submit, tmp_path, nodes, queue, words):
+    with pytest.raises(simlib.JobError, match=words):
+        submit.by_slurm(sleeping, nodes, queue=queue)
     assert {job.status for job in simlib.jobs(tmp_path)} == {"failed"}
 
 
@@ -369,9 +345,7 @@ def where(rank, world_size):
 
 
 @pytest.mark.parametrize("text", ["node1:2\r\nnode2\r\n", "# mine\nnode1 slots=2\n\nnode2 slots=1"])
-def test_each_host_gets_the_ranks_that_the_file_gives_it(login, tmp_path, text):
+def test_each_host_gets_the_ranks_that_the_file_gives_it(submit, tmp_path, text):
     (tmp_path / "hosts").write_bytes(text.encode())
-    mpiexec = [*login, Path(sys.executable).with_name("mpiexec")]
-    to = simlib.Mpiexec(hostfile=str(tmp_path / "hosts"), launcher=mpiexec, time_limit=WAIT_S)
-    job = simlib.submit(where, 3, to=to, folder=tmp_path / "jobs")
+    job = submit(where, None, 3, hostfile=str(tmp_path / "hosts"))
     assert job.result(WAIT_S).results == [("node1", 0), ("node1", 1), ("node2", 0)]
