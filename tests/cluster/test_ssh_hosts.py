@@ -240,7 +240,7 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
         with pytest.raises(simlib.JobError, match=words):
             laptop.submit(lambda rank, world_size: rank, to)
         assert simlib.jobs(laptop.here / "jobs")[-1].status == "failed"
-    monkeypatch.setattr(simlib.cluster.batch.submission.torch, "__version__", "1.99.0")
+    monkeypatch.setattr(torch, "__version__", "1.99.0")
     with pytest.raises(simlib.JobError, match="login has torch .*, the notebook 1.99.0: install"):
         laptop.submit(lambda rank, world_size: rank, laptop.to(mpiexec))
 
