@@ -69,8 +69,7 @@ def wait_for_all(comm):
 
 def main(limit_s):
     """Be one rank."""
-    if hasattr(signal, "alarm"):
-        signal.alarm(limit_s)  # nothing is left on a host, whatever happens to mpiexec
+    signal.alarm(limit_s)  # nothing is left on a host, whatever happens to mpiexec
     say("began", host=socket.gethostname())
     from mpi4py import MPI
 

@@ -4,10 +4,12 @@ It runs in whatever Python the host has. It reads one question per line, JSON, a
 per line; it ends with its input, and by itself after `LONGEST_S`.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import shutil
 import signal
@@ -52,13 +54,8 @@ def facts(root, mpiexec, folder, token, reply, names, proxy=None):
 
 
 def account():
-    """Name and number of the account, ``[None, None]`` where the system has none."""
-    try:
-        import pwd
-
-        uid = os.getuid()
-    except (ImportError, AttributeError):
-        return [None, None]
+    """Name and number of the account; no name where the system has none."""
+    uid = os.getuid()
     try:
         return [pwd.getpwuid(uid).pw_name, uid]
     except KeyError:
@@ -179,20 +176,15 @@ def own_address():
 
 def interface_of(address):
     """The name of the interface with an IPv4 address; None where the system does not tell."""
-    try:
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-            for _, name in socket.if_nameindex():
-                try:
-                    request = struct.pack("256s", name.encode()[:15])
-                    answer = fcntl.ioctl(own.fileno(), 0x8915, request)  # SIOCGIFADDR
-                except OSError:  # an interface without an address
-                    continue
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    except (ImportError, OSError):
-        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(own.fileno(), 0x8915, request)  # SIOCGIFADDR
+            except OSError:  # an interface without an address; a system that does not tell
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
     return None
 
 
@@ -227,8 +219,7 @@ def connect(places):
 
 def main():
     """Answer questions until there are no more."""
-    if hasattr(signal, "alarm"):
-        signal.alarm(LONGEST_S)
+    signal.alarm(LONGEST_S)
     kept = []
     questions = {
         "clock": clock,
