@@ -12,7 +12,7 @@ import torch
 
 import simlib
 from simlib.core.engines import torch_versions
-from simlib.testing.canary import PROGRAMS, Program, messages, training
+from simlib.testing.canary import PROGRAMS, Program, programs
 from simlib.testing.canary import __main__ as canary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +100,7 @@ def test_a_canary_that_crashes_has_not_passed(newer):
 def test_the_canary_has_twenty_programs_that_look_at_their_world():
     assert len(PROGRAMS) == 20
     assert {program.function.__module__ for program in PROGRAMS} == {
-        messages.__name__,
-        training.__name__,
+        programs.__name__,
     }
     assert all("check_world" in program.function.__code__.co_names for program in PROGRAMS)
 

@@ -22,7 +22,7 @@ def main(names):
     os.environ[IN_CANARY] = "1"
     from ...core.engines.processes.real_run import run
     from ...core.engines.virtual.simulated_run import simulate
-    from . import PROGRAMS, messages, training  # noqa: F401 (the last two fill the list)
+    from . import PROGRAMS, programs  # noqa: F401 (which fills the list)
 
     chosen = [one for one in PROGRAMS if not names or one.name in names]
     failed = [

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from ... import clusters
 from ...clockwork.replay import transfers_of
 from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
@@ -39,11 +41,13 @@ from ..restarts import with_restarts
 from ..run_outputs import MAX_SIMULATED
 from ..session import Engine, Failure, Session, SilentDisplay, context_here, new_cells, perform
 from ..torch_versions import refuse_untested_torch
-from . import reordering
 from .child import child_main
 from .process import simulators
 from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
+
+VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
+"""Kinds of failures that say something of the program, not of the machine or of who watches."""
 
 
 def simulate(
@@ -374,16 +378,95 @@ class SimulationEngine(Engine):
         answers = _answers(monitor)
         other_order = replace(self, options=replace(self.options, seed=self.seed))
         other, failure, other_monitor = Session(other_order, SilentDisplay()).once()
-        if failure is not None and failure.kind not in reordering.VERDICTS:
+        if failure is not None and failure.kind not in VERDICTS:
             raise failure
         other_answers = _answers(other_monitor)
-        found = reordering.race(run, other, failure, self.seed, answers, other_answers)
+        found = _race(run, other, failure, self.seed, answers, other_answers)
         if found is None:
             return []
         again, failure, monitor = Session(self, SilentDisplay()).once()
-        same = failure is None and reordering.are_same(run, again, answers, _answers(monitor))
+        same = failure is None and _are_same(run, again, answers, _answers(monitor))
         return [found] if same else []
 
 
 def _answers(monitor: SimulationMonitor) -> dict:
     return monitor.report["answers"] if monitor.report else {}
+
+
+# Another admissible order of the same program: does anything else come out?
+
+
+def _race(run, other, other_failure, seed, answers, other_answers):
+    """The finding where a run in another order ends differently, or None.
+
+    Parameters
+    ----------
+    run, other : Run
+        In the usual order, and in that of the seed.
+    other_failure : SimlibError or None
+        What the other one ended with.
+    seed : int
+    answers, other_answers : dict
+        rank -> what its function returned or raised, as bytes.
+    """
+    if other_failure is not None:
+        first = str(other_failure).partition("\n")[0]
+        what = f"the program fails in another admissible order: {first}"
+    else:
+        ranks = _where_they_differ(run, other, answers, other_answers)
+        if not ranks:
+            return None
+        what = (
+            f"rank {ranks[0]} returns {_short(other.results[ranks[0]])} in another admissible "
+            f"order, and {_short(run.results[ranks[0]])} in the usual one"
+        )
+    sites = _where_they_part(run, other)
+    where = "".join(f"; {site} took another message" for site in list(sites.values())[:1])
+    return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
+
+
+def _are_same(run, other, answers, other_answers):
+    """Whether two runs that ended well returned the same."""
+    return not _where_they_differ(run, other, answers, other_answers)
+
+
+def _where_they_differ(run, other, answers, other_answers):
+    return [
+        rank
+        for rank in sorted(answers)
+        if answers[rank] != other_answers[rank]
+        and not _same(run.results[rank], other.results[rank])
+    ]
+
+
+def _same(one, other):
+    """Whether two results are equal: tensors by value, dicts and sets in any order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    try:
+        return bool(one == other)
+    except Exception:  # not to be compared: their bytes differ
+        return False
+
+
+def _short(value):
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _where_they_part(run, other):
+    """By rank, the first receive of any source that took another message."""
+    sites = {}
+    for rank in range(run.world_size):
+        pairs = zip(run.trace.of_rank(rank), other.trace.of_rank(rank), strict=False)
+        for one, two in pairs:
+            if one.any_source and one.peer != two.peer:
+                sites[rank] = one.site
+                break
+    return sites
