@@ -27,10 +27,6 @@ def kernel(tmp_path_factory):
 
 
 FAILURES = {
-    "os._exit": (
-        "    if rank == 2: os._exit(7)\n    dist.barrier()",
-        "the process of rank 2 exited with code 7",
-    ),
     "segfault": (
         "    if rank == 2:\n        import ctypes\n        ctypes.string_at(0)\n    dist.barrier()",
         "the process of rank 2 was ended by signal 11 (SIGSEGV) (main, line 4",
@@ -39,11 +35,6 @@ FAILURES = {
         "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    dist.barrier()",
         "the process of rank 2 was ended by signal 9 (SIGKILL)",
     ),
-    "endless loop": (
-        "    while rank == 2:\n        pass\n    dist.barrier()",
-        "rank 2 is computing, not waiting",
-    ),
-    "huge memory": ("    torch.ones(2**48)", "raised RuntimeError"),
     "deadlock": (
         "    dist.recv(torch.ones(1), src=(rank + 1) % world_size)",
         "rank 3 waits for rank 0: recv(src=0) (main, line 2)",
@@ -111,17 +102,14 @@ def test_the_stop_button_ends_the_other_order_of_a_seed(kernel, tmp_path):
     kernel.cell("next_simulation()")
 
 
-def test_a_process_that_died_at_rest_is_replaced(kernel):
-    kernel.cell("next_simulation()")
+def test_a_process_that_died_at_rest_is_replaced_and_interrupts_at_any_moment_do_no_harm(kernel):
     kernel.cell(
+        "next_simulation()\n"
         "from simlib.core.engines.virtual.process import simulators\n"
         "for resting in simulators()._resting:\n"
         "    resting.process.kill(); resting.process.join()\n"
         "next_simulation()"
     )
-
-
-def test_interrupts_at_any_moment_do_no_harm(kernel):
     for delay_s in (0.0, 0.005, 0.01, 0.03, 0.1):
         cell = kernel.start("for _ in range(20): next_simulation()")
         time.sleep(delay_s)  # any moment will do
@@ -162,24 +150,19 @@ def test_simulations_and_runs_from_several_threads(kernel):
     assert printed.endswith("[2.0, 3.0, 4.0, 3.0, 5.0, 3.0]\n")
 
 
-def test_two_kernels_at_once(kernel):
+def test_two_kernels_at_once_and_no_orphans_after_one_is_killed(kernel):
     with kernel_with(setup=SETUP) as other:
         code = "for _ in range(20): next_simulation()\nprint('done')"
         cells = [(one, one.start(code)) for one in (kernel, other)]
         for one, cell in cells:
             printed, error, _ = one.finish(cell, timeout=120)
             assert error is None and printed.endswith("done\n")
-
-
-def test_no_orphans_after_the_kernel_is_killed():
-    with kernel_with(setup=SETUP) as kernel:
-        kernel.cell("next_simulation()")
-        kernel.start(
+        other.start(
             "def main(rank, world_size):\n    print('begun')\n    while True: pass\n"
             "simlib.simulate(main, 2, timeout_s=None)"
         )
-        wait_for_display(kernel, "begun")
-        family = kernel.processes()
-        os.kill(kernel.pid, 9)
+        wait_for_display(other, "begun")
+        family = other.processes()
+        os.kill(other.pid, 9)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
