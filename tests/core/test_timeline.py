@@ -286,7 +286,8 @@ try:
     simlib.draw.png_of
 except KeyboardInterrupt:
     print("interrupted")
-figure = simlib.draw.draw_timeline(simlib.simulate(lambda rank, world_size: None, 1))
+run = simlib.Run("main", simlib.Trace(1, [], [(0.0, 1.0)]), [None], [""])
+figure = simlib.draw.draw_timeline(run)
 print(simlib.draw.png_of(figure)[1:4])
 """
 
