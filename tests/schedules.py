@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
-from oracle import ITEM_SIZE, Oracle
+from oracle import Oracle, nbytes
 
 from simlib.core.diagnose.matching import Matcher
 from simlib.core.model.trace import Group, Op, Site, describe_call
@@ -63,29 +63,17 @@ def world(size):
 
 def make_op(rank, seq, call):
     """The `Op` that an engine would write down for a call."""
-    any_source = call.kind == "recv" and call.peer is None
-    words = describe_call(
-        call.kind, call.peer, call.tag, call.reduce_op, not call.blocking, any_source
-    )
-    return Op(
-        rank=rank,
-        seq=seq,
-        kind=call.kind,
-        group=call.group,
-        peer=call.peer,
-        tag=call.tag,
-        nbytes=sum(call.sizes) * ITEM_SIZE[call.dtype],
-        shapes=tuple((size,) for size in call.sizes),
-        dtype=call.dtype,
-        reduce_op=call.reduce_op,
-        splits=call.splits,
-        async_op=not call.blocking,
-        any_source=any_source,
-        site=Site(words, "<cell>", seq + 1),
-        post_s=float(seq),
-        wait_s=None,
-        end_s=None,
-    )
+    is_async, any_source = not call.blocking, call.kind == "recv" and call.peer is None
+    words = describe_call(call.kind, call.peer, call.tag, call.reduce_op, is_async, any_source)
+    same = "kind", "group", "peer", "tag", "dtype", "reduce_op", "splits"
+    given = {name: getattr(call, name) for name in same}
+    given |= {
+        "async_op": is_async,
+        "any_source": any_source,
+        "site": Site(words, "<cell>", seq + 1),
+    }
+    given |= {"nbytes": nbytes(call), "shapes": tuple((size,) for size in call.sizes)}
+    return Op(rank=rank, seq=seq, post_s=float(seq), wait_s=None, end_s=None, **given)
 
 
 # ---- running a program in front of a matcher
