@@ -36,31 +36,35 @@ def shard(rank, world_size):
     return DataLoader(data(), BATCH, sampler=sampler)
 
 
-def by_hand(rank, world_size):
-    net, last = model(), None
-    optimizer = torch.optim.SGD(net.parameters(), RATE)
-    for x, y in shard(rank, world_size):
+def train(net, optimizer, loader, backward=torch.Tensor.backward, average=lambda: None):
+    """Train for an epoch; the weights and the last loss."""
+    last = None
+    for x, y in loader:
         optimizer.zero_grad()
         last = cross_entropy(net(x), y)
-        last.backward()
+        backward(last)
+        average()
+        optimizer.step()
+    return weights(net), last.item()
+
+
+def by_hand(rank, world_size):
+    net = model()
+
+    def average():
         flat = torch.cat([p.grad.flatten() for p in net.parameters()])
         dist.all_reduce(flat)
         parts = (flat / world_size).split([p.numel() for p in net.parameters()])
         for p, part in zip(net.parameters(), parts, strict=True):
             p.grad.copy_(part.view_as(p))
-        optimizer.step()
-    return weights(net), last.item()
+
+    optimizer = torch.optim.SGD(net.parameters(), RATE)
+    return train(net, optimizer, shard(rank, world_size), average=average)
 
 
 def ddp(rank, world_size):
-    net, last = nn.parallel.DistributedDataParallel(model()), None
-    optimizer = torch.optim.SGD(net.parameters(), RATE)
-    for x, y in shard(rank, world_size):
-        optimizer.zero_grad()
-        last = cross_entropy(net(x), y)
-        last.backward()
-        optimizer.step()
-    return weights(net), last.item()
+    net = nn.parallel.DistributedDataParallel(model())
+    return train(net, torch.optim.SGD(net.parameters(), RATE), shard(rank, world_size))
 
 
 def lightning(rank, world_size):
@@ -105,13 +109,8 @@ def fabric(rank, world_size):
     own.launch()
     net = model()
     net, optimizer = own.setup(net, torch.optim.SGD(net.parameters(), RATE))
-    last = None
-    for x, y in own.setup_dataloaders(DataLoader(data(), BATCH, shuffle=True)):
-        optimizer.zero_grad()
-        last = cross_entropy(net(x), y)
-        own.backward(last)
-        optimizer.step()
-    return weights(net), last.item()
+    loader = own.setup_dataloaders(DataLoader(data(), BATCH, shuffle=True))
+    return train(net, optimizer, loader, own.backward)
 
 
 def accelerate(rank, world_size):
@@ -121,14 +120,8 @@ def accelerate(rank, world_size):
     own, net = Accelerator(cpu=True), model()
     optimizer = torch.optim.SGD(net.parameters(), RATE)
     net, optimizer, loader = own.prepare(net, optimizer, DataLoader(data(), BATCH, shuffle=True))
-    last = None
-    for x, y in loader:
-        optimizer.zero_grad()
-        last = cross_entropy(net(x), y)
-        own.backward(last)
-        optimizer.step()
     assert own.is_main_process == (rank == 0) and own.num_processes == world_size
-    return weights(net), last.item()
+    return train(net, optimizer, loader, own.backward)
 
 
 def torchmetrics(rank, world_size):

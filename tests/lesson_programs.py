@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jupytext
 
+import simlib
+
 LESSONS = Path(__file__).resolve().parents[1] / "authoring" / "lessons"
 KEPT = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
@@ -35,3 +37,14 @@ def _stays(statement, is_kept):
         return isinstance(statement, KEPT)
     targets = ast.walk(ast.Tuple(statement.targets))
     return is_kept({one.id for one in targets if isinstance(one, ast.Name)})
+
+
+ENGINES = ("run", "simulate")
+
+
+def start(engine, program, world_size, *args):
+    """A `Run`, by the engine of this name."""
+    if engine == "run":
+        return simlib.run(program, world_size, args=args)
+    cluster = simlib.clusters.ethernet_10g(5, device=simlib.Device(flops_per_s=100e9))
+    return simlib.simulate(program, world_size, args=args, cluster=cluster)

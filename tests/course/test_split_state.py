@@ -9,16 +9,15 @@ import types
 
 import pytest
 import torch
+from lesson_programs import ENGINES, start
 from sampled import sampled
 from torch import nn
 
-import simlib
 from benchmarks.lesson import lesson_names
 
 SIZES = [784, 60, 60, 60, 60, 60, 60]  # rows, and flat layers, can be cut by 2, 3, 4 and 5
 T, D, H, HEADS = 60, 120, 240, 60  # so can tokens, numbers of a layer and heads
 RANKS = (2, 3, 4, 5)
-ENGINES = ("run", "simulate")
 WHERE = sampled(ENGINES, RANKS)
 WANTED = {
     "Enter", "Leave", "LeaveTwice", "weights", "gradients", "own_mlp", "torchs_mlp",
@@ -43,13 +42,6 @@ def lesson(engine):
         column = {"activations and temporaries": 0}
         names["simlib"] = types.SimpleNamespace(held=lambda: column)
     return names
-
-
-def start(engine, program, world_size, *args):
-    if engine == "run":
-        return simlib.run(program, world_size, args=args)
-    cluster = simlib.clusters.ethernet_10g(5, device=simlib.Device(flops_per_s=100e9))
-    return simlib.simulate(program, world_size, args=args, cluster=cluster)
 
 
 def sent(run, *kinds):

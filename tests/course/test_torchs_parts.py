@@ -6,6 +6,7 @@ Each is held against one process that has all examples: gradients, or weights af
 import pytest
 import torch
 import torch.distributed as dist
+from lesson_programs import ENGINES, start
 from sampled import sampled
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -15,9 +16,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-import simlib
-
-ENGINES = ("run", "simulate")
 D, H, EXAMPLES = 8, 24, 12  # examples of one mini-batch, of all ranks together
 PLAN = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
@@ -44,13 +42,6 @@ def as_int(tensors):
     """All numbers of each tensor, of a DTensor those of all ranks; on a collective each."""
     found = [t.full_tensor() if hasattr(t, "full_tensor") else t for t in tensors]
     return [t.detach().clone() for t in found]
-
-
-def start(engine, program, world_size, *args):
-    if engine == "run":
-        return simlib.run(program, world_size, args=args)
-    cluster = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s=100e9))
-    return simlib.simulate(program, world_size, args=args, cluster=cluster)
 
 
 def assert_all_have(run, right, **how):
