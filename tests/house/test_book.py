@@ -4,6 +4,7 @@ import base64
 import importlib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import playable
@@ -62,6 +63,8 @@ def stage(tmp_path, monkeypatch):
             "`[not](a.md)` and\n```\n[not](b.md)\n```\n",
             "`[not](a.md)` and\n```\n[not](b.md)\n```\n",
         ),
+        ("![badge](https://example.org/a.svg)", "![badge](https://example.org/a.svg)"),
+        ("- a\n\n  ```\n  [b](c)\n  ```", "- a\n\n  ```\n  [b](c)\n  ```"),
     ],
 )
 def test_links_lead_within_the_book_or_to_the_repository(stage, text, made):
@@ -73,30 +76,20 @@ def test_without_a_repository_links_out_of_the_book_are_words(stage):
 
 
 @pytest.mark.parametrize(
-    "text", ["![badge](https://example.org/a.svg)", "- a\n\n  ```\n  [b](c)\n  ```"]
+    "origin, found",
+    [
+        ("https://a.org/b/c.git\n", ("https://a.org/b/c", "main")),
+        ("https://user:secret@a.org/b/c.git\n", ("https://a.org/b/c", "main")),
+        ("/a/folder\n", None),
+    ],
 )
-def test_what_is_no_file_of_the_repository_stays(stage, text):
-    assert stage().text("docs/cluster.md", text) == text
-
-
-def test_a_name_and_a_password_of_the_origin_are_kept_out(tmp_path, monkeypatch):
+def test_the_repository_is_the_origin_of_the_web_without_its_password(
+    tmp_path, monkeypatch, origin, found
+):
     monkeypatch.delenv("REPOSITORY", raising=False)
-    told = Said("https://user:secret@a.org/b/c.git\n")
+    told = SimpleNamespace(stdout=origin)
     monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: told)
-    assert links.repository(tmp_path) == ("https://a.org/b/c", "main")
-
-
-def test_the_repository_is_the_origin_where_that_is_of_the_web(tmp_path, monkeypatch):
-    monkeypatch.delenv("REPOSITORY", raising=False)
-    monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: Said("https://a.org/b/c.git\n"))
-    assert links.repository(tmp_path) == ("https://a.org/b/c", "main")
-    monkeypatch.setattr(links.subprocess, "run", lambda *_, **__: Said("/a/folder\n"))
-    assert links.repository(tmp_path) is None
-
-
-class Said:
-    def __init__(self, stdout):
-        self.stdout = stdout
+    assert links.repository(tmp_path) == found
 
 
 # Outputs
@@ -125,14 +118,8 @@ def test_a_run_is_the_playable_one_and_its_picture_is_for_paper(tmp_path):
     assert html.index("rbr-run") < html.index("rbr-printed") < html.index("../pictures/")
     assert 'class="rbr-picture dark-light only-dark"' in html
     assert "main" in (tmp_path / "runs" / "lesson-code-1-0.html").read_text()
-
-
-def test_a_translation_s_run_has_a_page_of_its_own(tmp_path):
-    run = simlib.simulate(main, 2)
-    pages = {"lesson-code-1-0.json": {"run": page_of("", [run])}}
-    for language in ("", "de"):
-        cell = code_cell(shown(text_plain=repr(run)))
-        book_outputs(cell, pages, Assets(tmp_path), "../", language)
+    cell = code_cell(shown(text_plain=repr(run)))
+    book_outputs(cell, pages, Assets(tmp_path), "../", "de")  # a translation has pages of its own
     names = {path.name for path in (tmp_path / "runs").iterdir()}
     assert names == {"lesson-code-1-0.html", "de-lesson-code-1-0.html"}
 

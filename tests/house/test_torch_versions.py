@@ -54,18 +54,11 @@ def test_the_range_is_that_of_the_package():
     assert wanted == torch_versions.requirement()
 
 
-@pytest.mark.parametrize(
-    "version, is_untested",
-    [
-        ("2.13.0+cpu", False),
-        ("2.15.9", False),
-        ("2.16.0.dev2", True),
-        ("3.0.0", True),
-        ("2.9.1", True),
-    ],
-)
-def test_a_version_counts_by_its_first_two_numbers(version, is_untested):
-    assert torch_versions.is_untested(version) is is_untested
+def test_a_version_counts_by_its_first_two_numbers():
+    for version in ("2.13.0+cpu", "2.15.9"):
+        assert not torch_versions.is_untested(version)
+    for version in ("2.16.0.dev2", "3.0.0", "2.9.1"):
+        assert torch_versions.is_untested(version)
 
 
 def test_run_warns_once_of_an_untested_torch(newer):
