@@ -31,7 +31,7 @@ def course(tmp_path_factory):
 @pytest.fixture(scope="session")
 def lab(chromium, course):
     """A page of the browser in which the copy's JupyterLab shows its start page."""
-    with running_lab(course) as address:
+    with running_lab(course, "--LabApp.expose_app_in_browser=True") as address:
         page = start_page(chromium, address)
         yield page
         page.close()

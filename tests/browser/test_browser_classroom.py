@@ -10,7 +10,11 @@ from lab_server import ROOT
 from simlib.classroom.grading.pages import write_pages
 from simlib.cli import main
 
-NAME = "04_collectives.ipynb"
+NAME = "02_send_and_recv.ipynb"
+WRONG = """\
+def running_total(rank, world_size, x):
+    return x.clone()
+"""
 PHONE = {"width": 390, "height": 800}
 TOO_WIDE = """() => [...document.querySelectorAll("body *")].filter(one => {
   const { left, right } = one.getBoundingClientRect();
@@ -40,23 +44,30 @@ def solution(question):
     return next(cell.source for cell in cells if cell.id == f"{question}-answer")
 
 
-def test_what_is_solved_and_saved_in_the_lab_is_right_for_simlib_check(notebook, course, capsys):
+def test_the_verdict_turns_and_what_is_saved_is_right_for_simlib_check(notebook, course, capsys):
     for folder in ("exercises", ".pristine"):
         (course / "handed" / folder).mkdir(parents=True)
         shutil.copy(ROOT / "exercises" / NAME, course / "handed" / folder)
     page = notebook(f"handed/exercises/{NAME}")
     page.run(page.find("from simlib.checks import"))
-    stub = page.find("def mean_of_all(")
-    page.type_into(stub, solution("mean_of_all"))
-    page.run(stub)
-    page.run(stub + 1)
-    verdict = "mean_of_all: right, 2 of 2 points"
-    assert verdict in page.text_of(stub + 1)
+    stub = page.find("def running_total(")
+    right = "running_total: right, 2 of 2 points"
+    for answer, verdict in (
+        (None, "not written yet"),
+        (WRONG, "running_total: wrong, 0 of 2 points"),
+        (solution("running_total"), right),
+    ):
+        if answer:
+            page.type_into(stub, answer)
+        page.run(stub)
+        page.run(stub + 1)
+        assert verdict in page.text_of(stub + 1)
+    assert page.errors() == []
     page.command("docmanager:save")
     assert main(["check", str(course / "handed" / "exercises" / NAME)]) == 1
     said = capsys.readouterr().out
-    assert verdict in said
-    for name in ("own_broadcast", "ring_all_gather"):
+    assert right in said
+    for name in ("shift_right", "collect"):
         assert f"{name}: not written yet" in said
     assert "1 of 3 right" in said
 
@@ -66,6 +77,9 @@ def report(tmp_path_factory):
     """The pages of a made-up class, in a folder."""
     folder = tmp_path_factory.mktemp("report")
     write_pages(folder, made_class())
+    # What a student writes may be one word wider than the page: in this class nobody is hostile.
+    (folder / "kind").mkdir()
+    write_pages(folder / "kind", made_class(hostile=False))
     return folder
 
 
@@ -106,9 +120,7 @@ def test_nothing_of_a_students_text_is_run(browser_page, report):
 
 
 @pytest.mark.parametrize("width, media", WINDOWS)
-def test_nothing_is_cut_off_and_no_word_is_broken(
-    browser_page, report, screenshots, tmp_path, width, media
-):
+def test_nothing_is_cut_off_and_no_word_is_broken(browser_page, report, screenshots, width, media):
     browser_page.set_viewport_size({"width": width, "height": 800})
     browser_page.emulate_media(media=media)
     (hostile,) = (report / "feedback").glob("script*.html")
@@ -118,10 +130,8 @@ def test_nothing_is_cut_off_and_no_word_is_broken(
         if screenshots:
             file = f"{name.replace('/', '_')}_{width}_{media}.png"
             browser_page.screenshot(path=screenshots / file, full_page=True)
-    # What a student writes may be one word wider than the page, so here nobody is hostile.
-    write_pages(tmp_path, made_class(hostile=False))
     for name in ("class", "feedback/student_03", "feedback/student_27"):
-        browser_page.goto((tmp_path / f"{name}.html").as_uri())
+        browser_page.goto((report / "kind" / f"{name}.html").as_uri())
         assert browser_page.evaluate(BROKEN) == []
 
 

@@ -10,18 +10,16 @@ from notebook_page import NotebookPage, use_theme
 FIRST = "00_start_here"
 
 
-def lessons():
-    """Every lesson; `make test` takes the first and, of those with a lab, one drawn by the seed."""
-    paths = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    with_lab = [path.stem for path in paths if "_lab(" in path.read_text(encoding="utf-8")]
-    drawn = random.Random(os.environ["SEED"]).choice([name for name in with_lab if name != FIRST])
-    return [
-        pytest.param(path.stem, marks=() if path.stem in (FIRST, drawn) else pytest.mark.slow)
-        for path in paths
-    ]
+LESSONS = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
+DRAWN = random.Random(os.environ["SEED"]).choice(LESSONS)
 
 
-@pytest.fixture(scope="module", params=lessons())
+def quick_is(quick):
+    """Every lesson; `make test` takes this one."""
+    return [pytest.param(name, marks=() if name == quick else pytest.mark.slow) for name in LESSONS]
+
+
+@pytest.fixture(scope="module", params=quick_is(FIRST))
 def lesson(lab, request):
     """A lesson after Run All; it is run once for all tests."""
     page = NotebookPage(lab, f"notebooks/{request.param}.ipynb")
@@ -40,9 +38,11 @@ def test_a_lesson_runs_to_its_end(lesson, request, screenshots):
     use_theme(lesson.lab, "JupyterLab Light")
 
 
-def test_every_formula_of_a_lesson_is_set(lesson):
-    written = [text for text in lesson.texts() if "$" in text]
-    shown, left = lesson.formulas()
+@pytest.mark.parametrize("name", quick_is(DRAWN))
+def test_every_formula_of_a_lesson_is_set(notebook, name):
+    opened = notebook(f"notebooks/{name}.ipynb")
+    written = [text for text in opened.texts() if "$" in text]
+    shown, left = opened.formulas()
     assert left == []
     assert shown >= len(written)
 

@@ -105,7 +105,7 @@ def test_a_saved_run_plays_scrubs_and_answers_to_keys(page):
     assert players.count() in (1, 2) and page.title() != "attacked"
 
 
-def test_the_theme_is_that_of_the_system_the_address_or_the_button(page):
+def test_the_theme_is_that_of_the_system_the_address_or_the_button_and_a_phone_suffices(page):
     def shows(paper):
         """Whether the page, and the picture of its first player, come to have this paper."""
         page.wait_for_function(
@@ -131,9 +131,6 @@ def test_the_theme_is_that_of_the_system_the_address_or_the_button(page):
         "(all) => all.map((one) => one.className)"
     )
     assert shown in ([], ["dark"])
-
-
-def test_a_page_fits_a_phone(page):
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 

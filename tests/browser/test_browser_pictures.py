@@ -96,17 +96,12 @@ def test_a_picture_follows_the_theme_there_and_back(number, page, screenshots):
             page.keep_picture(screenshots / f"pictures_{theme.lower()}.png")
 
 
-def test_a_picture_that_is_drawn_in_a_dark_theme_comes_dark(page):
+def test_a_picture_that_is_drawn_in_a_dark_theme_comes_dark_and_a_lab_moves_in_it(page):
     use_theme(page.lab, "JupyterLab Dark")
     for number in range(1, len(CELLS)):
         page.run(number)
         waits_for_paper(page, number, "Dark")
-
-
-def test_a_lab_moves_in_a_dark_theme(page):
     number = list(CELLS).index("a lab")
-    use_theme(page.lab, "JupyterLab Dark")
-    waits_for_paper(page, number, "Dark")
     before = page.pictures(number)
     page.drag_slider(page.sliders(number)[-1], 0.9)
     page.wait_for_another_picture(number, before)

@@ -127,7 +127,7 @@ def test_it_stands_where_the_picture_stands_without_widgets(player, notebook_wit
     assert "3 messages of 4 kB each. Collectives: 1 barrier." in words
 
 
-def test_it_plays_to_the_end_and_stops(player):
+def test_it_plays_to_the_end_and_stops_and_space_does_so_too(player):
     end = player.time
     player.root.get_by_role("button", name="Play (Space)").click()
     assert player.read("state") == "playing"
@@ -135,26 +135,22 @@ def test_it_plays_to_the_end_and_stops(player):
     player.root.and_(player.lab.locator("[data-state=paused]")).wait_for()
     assert player.time == end
     assert "ranks 0 to 3 have returned" in player.root.inner_text()
-
-
-def test_space_plays_and_stops(player):
+    player.root.get_by_label("Speed").select_option("0.1")
+    player.stage.focus()
     player.press("Home", "Space")
     assert player.read("state") == "playing"
     player.press("Space")
     assert player.read("state") == "paused"
 
 
-def test_the_mouse_scrubs(player):
+def test_mouse_and_keyboard_scrub(player):
+    end = player.time
     player.lab.mouse.move(*player.point_of(0.02, 0))
     player.lab.mouse.down()
     player.lab.mouse.move(*player.point_of(0.05, 0))
     player.lab.mouse.up()
     assert player.time == pytest.approx(0.05, abs=0.001)
     assert "rank 0 computes; ranks 1 to 3 wait in recv(src=0)" in player.root.inner_text()
-
-
-def test_the_keyboard_scrubs(player):
-    end = player.time
     player.press("Home")
     assert player.time == 0
     player.press("ArrowRight", "Shift+ArrowRight", "ArrowLeft")
@@ -188,7 +184,7 @@ def test_tab_leads_to_the_calls_and_arrows_walk_them(player):
     assert player.time < 0.2
 
 
-def test_it_zooms_and_shows_all_again(player):
+def test_it_zooms_and_shows_all_again_and_its_keys_are_its_own(player, notebook_with_player):
     begin, end = player.view
     player.press("+", "+")
     near, far = player.view
@@ -198,18 +194,22 @@ def test_it_zooms_and_shows_all_again(player):
     assert player.view[0] == begin
     player.root.get_by_role("button", name="Show all (0)").click()
     assert player.view == (begin, end)
-
-
-def test_its_keys_are_not_taken_for_those_of_the_notebook(player, notebook_with_player):
+    player.stage.focus()
     cells = len(notebook_with_player.sources())
     player.press("b", "a", "Home", "0", "0", "ArrowDown")
     assert len(notebook_with_player.sources()) == cells
     assert player.time == 0
 
 
-def test_it_follows_a_theme_that_changes_while_it_is_not_shown(player, notebook_with_player):
-    use_theme(player.lab, "JupyterLab Dark")
-    player.waits_for_brightness(0, 60)
+def test_it_follows_a_theme_also_one_that_changes_while_it_is_not_shown(
+    player, notebook_with_player, screenshots
+):
+    for theme, limits in (("Light", (200, 255)), ("Dark", (0, 60))):
+        use_theme(player.lab, f"JupyterLab {theme}")
+        player.lab.mouse.move(*player.point_of(0.05, 1))
+        player.waits_for_brightness(*limits)
+        if screenshots:
+            player.root.screenshot(path=screenshots / f"player_{theme.lower()}.png")
     notebook_with_player.command("notebook:hide-all-cell-outputs")
     player.root.wait_for(state="detached")
     use_theme(player.lab, "JupyterLab Light")
@@ -252,15 +252,6 @@ def test_no_word_is_cut_off_however_narrow_it_is(number, player, notebook_with_p
         narrow.lab.wait_for_function(
             "(e) => e.scrollTop + e.clientHeight >= e.scrollHeight - 1", arg=now.element_handle()
         )
-
-
-def test_it_follows_the_theme(player, screenshots):
-    for theme, limits in (("Dark", (0, 60)), ("Light", (200, 255))):
-        use_theme(player.lab, f"JupyterLab {theme}")
-        player.lab.mouse.move(*player.point_of(0.05, 1))
-        player.waits_for_brightness(*limits)
-        if screenshots:
-            player.root.screenshot(path=screenshots / f"player_{theme.lower()}.png")
 
 
 def test_named_pieces_are_told_by_their_names(player, notebook_with_player, screenshots):

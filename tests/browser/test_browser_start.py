@@ -3,7 +3,7 @@
 from notebooks_made import ROOT
 
 
-def test_the_start_page_leads_to_lesson_00(lab):
+def test_the_start_page_leads_to_lesson_00_and_nothing_of_the_house_is_listed(lab):
     shown = lab.evaluate("jupyterapp.shell.currentWidget.context.path")
     assert shown == "START.md"
     lab.get_by_role("link", name="lesson 00").click()
@@ -11,10 +11,7 @@ def test_the_start_page_leads_to_lesson_00(lab):
         "jupyterapp.shell.currentWidget?.context?.path === 'notebooks/00_start_here.ipynb'"
     )
     lab.get_by_role("heading", name="00 Start here").wait_for()
-
-
-def test_beside_it_the_list_of_files_has_lessons_exercises_and_nothing_of_the_house(lab):
-    """And what learners put there, as other tests of this course do."""
+    # Beside it the list of files has what learners put there, too, as other tests do.
     entries = lab.locator(".jp-DirListing-item .jp-DirListing-itemName")
     entries.get_by_text("START.md").wait_for()
     ours = {path.name for path in ROOT.iterdir()} & set(entries.all_inner_texts())

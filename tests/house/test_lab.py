@@ -1,53 +1,25 @@
 """`make lab`: what it refuses, and what its server shows. tests/browser runs lessons in it."""
 
-import os
 import re
 import subprocess
-import sys
-import threading
 from fnmatch import fnmatch
 from pathlib import Path
 
 import lab
 import pytest
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
+from lab_server import ROOT, running_lab
 
-ROOT = Path(__file__).resolve().parents[2]
 LESSON = "notebooks/00_start_here.ipynb"
 SHOWN = {"START.md", "notebooks", "exercises"}
 NOT_SHOWN = {"README.md", "simlib", "solutions", "tests", "authoring"}
-START_S = 120
-"""A server that has not named its address by then is ended, and the test fails."""
 
 
 @pytest.fixture
 def server():
     """(address, token) of a server started as `make lab` starts it."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
-    process = subprocess.Popen(
-        [sys.executable, "scripts/lab.py"],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    too_late = threading.Timer(START_S, process.terminate)
-    too_late.start()
-    try:
-        for line in process.stdout:
-            found = re.search(r"(http://\S+?)/lab\S*\?token=(\w+)", line)
-            if found:
-                too_late.cancel()
-                yield found.groups()
-                break
-        else:
-            pytest.fail(f"the server named no address within {START_S} s", pytrace=False)
-    finally:
-        too_late.cancel()
-        process.terminate()
-        process.communicate(timeout=30)
+    with running_lab(ROOT) as address:
+        yield re.search(r"(http://\S+?)/lab\S*\?token=(\w+)", address).groups()
 
 
 def listed(address, headers, folder=""):
@@ -59,9 +31,7 @@ def listed(address, headers, folder=""):
 def test_make_lab_serves_the_course(server):
     address, token = server
     headers = {"Authorization": f"token {token}"}
-    patient = requests.Session()  # the address is printed just before the server listens
-    patient.mount("http://", HTTPAdapter(max_retries=Retry(connect=20, backoff_factor=0.1)))
-    page = patient.get(f"{address}/lab/tree/START.md", headers=headers, timeout=60)
+    page = requests.get(f"{address}/lab/tree/START.md", headers=headers, timeout=60)
     assert page.status_code == 200
     assert SHOWN <= listed(address, headers) and not listed(address, headers) & NOT_SHOWN
     assert "checks" not in listed(address, headers, "exercises")
@@ -73,24 +43,17 @@ def test_make_lab_serves_the_course(server):
     assert requests.get(f"{address}/api/contents", timeout=60).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "port, expected", [("ninety", "is not a port"), ("70000", "is not a port")]
-)
-def test_a_port_that_is_none(monkeypatch, port, expected):
-    monkeypatch.setenv("PORT", port)
-    assert expected in lab.main([])
-
-
-def test_a_port_that_is_taken(monkeypatch):
+def test_a_port_that_is_none_or_is_taken(monkeypatch):
+    for port in ("ninety", "70000"):
+        monkeypatch.setenv("PORT", port)
+        assert "is not a port" in lab.main([])
     with lab.socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setenv("PORT", str(port))
-        assert (
-            lab.main([])
-            == f"Port {port} is taken by another program: choose another, PORT={port + 1}."
-        )
+        taken = f"Port {port} is taken by another program: choose another, PORT={port + 1}."
+        assert lab.main([]) == taken
 
 
 def names_in(folder):

@@ -15,7 +15,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent.parent
 FLAGS = (
     "--no-sandbox",
     "--disable-background-networking",
@@ -39,11 +39,11 @@ def copied_course(folder):
 
 
 @contextmanager
-def running_lab(folder):
-    """Start the copy's JupyterLab on a free port; yields the address that it prints, with token."""
+def running_lab(folder, *words):
+    """Start a course's JupyterLab on a free port; yields the address that it prints, with token."""
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     process = subprocess.Popen(
-        [sys.executable, "scripts/lab.py", "--LabApp.expose_app_in_browser=True"],
+        [sys.executable, "scripts/lab.py", *words],
         cwd=folder,
         env=environment | {"PORT": ""},
         stdout=subprocess.PIPE,
