@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from collective_calls import call
 from jobs import by_job
 
 import simlib
@@ -47,86 +48,16 @@ class Attempts:
         self.seen.append((word, time.time() - began))
 
 
-def recv_posted_before(rank, attempt):
-    if rank == 0:
-        attempt(lambda: dist.recv(x(), src=DEAD))
-        attempt(lambda: dist.recv(x(), src=DEAD))
+def send(dst, n=4):
+    return lambda: dist.send(x(n), dst=dst)
 
 
-def send_posted_before(rank, attempt):
-    if rank < 2:
-        attempt(lambda: dist.send(x(4 + rank * 10**6), dst=DEAD))
+def recv(src=None):
+    return lambda: dist.recv(x(), src=src)
 
 
-def messages_afterwards(rank, attempt):
-    time.sleep(1)
-    if rank == 0:
-        attempt(lambda: dist.recv(x(), src=DEAD))
-        attempt(lambda: dist.send(x(), dst=DEAD))
-        attempt(lambda: dist.send(x(), dst=1))
-    if rank == 1:
-        attempt(lambda: dist.irecv(x(), src=DEAD).wait())
-        attempt(lambda: dist.recv(x(), src=0))
-
-
-def any_source(rank, attempt):
-    if rank == 0:
-        for _ in range(3):
-            attempt(lambda: dist.recv(x()))
-    elif rank != DEAD:
-        time.sleep(0.4 * rank)
-        attempt(lambda: dist.send(x(), dst=0))
-
-
-def offered_before_its_death(rank, attempt):
-    if rank == DEAD:
-        dist.isend(x(), dst=0)
-    time.sleep(1)
-    if rank == 0:
-        for src in (None, None, 1, 3, DEAD):
-            attempt(lambda src=src: dist.recv(x(), src=src))
-    elif rank != DEAD:
-        time.sleep(0.5)
-        attempt(lambda: dist.send(x(), dst=0))
-
-
-def sent_before_its_death(rank, attempt):
-    if rank == DEAD:
-        dist.isend(x(), dst=0).wait()
-    time.sleep(1)
-    if rank == 0:
-        attempt(lambda: dist.recv(x(), src=DEAD))
-
-
-def all_reduce_before(rank, attempt):
-    attempt(lambda: dist.all_reduce(x()))
-
-
-def all_reduce_afterwards(rank, attempt):
-    time.sleep(1)
-    attempt(lambda: dist.all_reduce(x()))
-
-
-def broadcast_of_the_dead(rank, attempt):
-    attempt(lambda: dist.broadcast(x(), src=DEAD))
-
-
-def broadcast_of_a_living_one(rank, attempt):
-    attempt(lambda: dist.broadcast(x(), src=0))
-
-
-def gather_to_a_living_one(rank, attempt):
-    parts = [x() for _ in range(R)] if rank == 0 else None
-    attempt(lambda: dist.gather(x(), parts, dst=0))
-
-
-def all_gather_before(rank, attempt):
-    attempt(lambda: dist.all_gather([x() for _ in range(R)], x()))
-
-
-def all_to_all_afterwards(rank, attempt):
-    time.sleep(1)
-    attempt(lambda: dist.all_to_all_single(x(R), x(R)))
+def all_reduce(group=None):
+    return lambda: dist.all_reduce(x(), group=group)
 
 
 def groups_without_the_dead(rank, attempt):
@@ -135,47 +66,81 @@ def groups_without_the_dead(rank, attempt):
         return
     time.sleep(1)
     if rank < 2:
-        attempt(lambda: dist.all_reduce(x(), group=pair))
-        attempt(lambda: dist.all_reduce(x(), group=pair))
+        attempt(all_reduce(pair))
+        attempt(all_reduce(pair))
 
 
 def a_group_of_survivors(rank, attempt):
     time.sleep(1)
-    survivors = dist.new_group([0, 1, 3], use_local_synchronization=True)
-    attempt(lambda: dist.all_reduce(x(), group=survivors))
+    attempt(all_reduce(dist.new_group([0, 1, 3], use_local_synchronization=True)))
 
 
-HAS_A_PART = (offered_before_its_death, sent_before_its_death, groups_without_the_dead)
-"""Programs in which the rank that dies does something before; in the others it only waits."""
+def parts_at_0():
+    return [x() for _ in range(R)] if dist.get_rank() == 0 else None
 
 
-def take_part(rank, program, attempt):
-    if rank != DEAD or program in HAS_A_PART:
+def by_survivors(*actions):
+    return dict.fromkeys((0, 1, 3), actions)
+
+
+# What each rank does, a number being a rest of so many seconds, and what plain Gloo does: the words
+# for each op, in order; None is the dead rank. Where it does nothing of its own, it waits to die.
+C, T, OK = "closed", "timeout", "ok"
+PROGRAMS = {
+    "recv posted before": ({0: [recv(DEAD)] * 2}, ([C, C], [], None, [])),
+    "send posted before": ({0: [send(DEAD)], 1: [send(DEAD, 10**6)]}, ([C], [C], None, [])),
+    "messages afterwards": (
+        {0: [1, recv(DEAD), send(DEAD), send(1)],
+         1: [1, lambda: dist.irecv(x(), src=DEAD).wait(), recv(0)]},
+        ([C, C, OK], [C, OK], None, []),
+    ),
+    "any source": (
+        {0: [recv()] * 3, 1: [0.4, send(0)], 3: [1.2, send(0)]},
+        ([OK, OK, T], [OK], None, [OK]),
+    ),
+    "offered before its death": (
+        {0: [1, recv(), recv(), recv(1), recv(3), recv(DEAD)], 1: [1.5, send(0)],
+         DEAD: [lambda: dist.isend(x(), dst=0)], 3: [1.5, send(0)]},
+        ([C, C, OK, OK, C], [OK], None, [OK]),
+    ),
+    "sent before its death": (
+        {0: [1, recv(DEAD)], DEAD: [lambda: dist.isend(x(), dst=0).wait()]},
+        ([C], [], None, []),
+    ),
+    "all_reduce before": (by_survivors(all_reduce()), ([T], [C], None, [C])),
+    "all_reduce afterwards": (by_survivors(1, all_reduce()), ([T], [C], None, [C])),
+    "broadcast of the dead": (
+        by_survivors(lambda: dist.broadcast(x(), src=DEAD)), ([C], [T], None, [C])
+    ),
+    "broadcast of a living one": (
+        by_survivors(lambda: dist.broadcast(x(), src=0)), ([C], [OK], None, [OK])
+    ),
+    "gather to a living one": (
+        by_survivors(lambda: dist.gather(x(), parts_at_0(), dst=0)), ([C], [OK], None, [OK])
+    ),
+    "all_gather before": (
+        by_survivors(lambda: dist.all_gather([x() for _ in range(R)], x())), ([T], [C], None, [C])
+    ),
+    "all_to_all afterwards": (
+        by_survivors(1, lambda: dist.all_to_all_single(x(R), x(R))), ([C], [C], None, [C])
+    ),
+    "groups without the dead": (groups_without_the_dead, ([OK, OK], [OK, OK], None, [])),
+    "a group of survivors": (a_group_of_survivors, ([OK], [OK], None, [OK])),
+}  # fmt: skip
+
+
+def take_part(rank, name, attempt):
+    program, _ = PROGRAMS[name]
+    if isinstance(program, dict):
+        for action in program.get(rank, ()):
+            attempt(action) if callable(action) else time.sleep(action)
+    elif rank != DEAD or program is groups_without_the_dead:
         program(rank, attempt)
     if rank == DEAD:
         time.sleep(30)
 
 
-# What plain Gloo does, by rank; None is the dead rank. The words for each op, in order.
-C, T, OK = "closed", "timeout", "ok"
-SEEN = {
-    recv_posted_before: ([C, C], [], None, []),
-    send_posted_before: ([C], [C], None, []),
-    messages_afterwards: ([C, C, OK], [C, OK], None, []),
-    any_source: ([OK, OK, T], [OK], None, [OK]),
-    offered_before_its_death: ([C, C, OK, OK, C], [OK], None, [OK]),
-    sent_before_its_death: ([C], [], None, []),
-    all_reduce_before: ([T], [C], None, [C]),
-    all_reduce_afterwards: ([T], [C], None, [C]),
-    broadcast_of_the_dead: ([C], [T], None, [C]),
-    broadcast_of_a_living_one: ([C], [OK], None, [OK]),
-    gather_to_a_living_one: ([C], [OK], None, [OK]),
-    all_gather_before: ([T], [C], None, [C]),
-    all_to_all_afterwards: ([C], [C], None, [C]),
-    groups_without_the_dead: ([OK, OK], [OK, OK], None, []),
-    a_group_of_survivors: ([OK], [OK], None, [OK]),
-}
-by_program = pytest.mark.parametrize("program", SEEN, ids=lambda program: program.__name__)
+by_program = pytest.mark.parametrize("program", PROGRAMS)
 in_every_engine = pytest.mark.parametrize(
     "engine", [simlib.run, simlib.simulate, pytest.param(by_job, marks=pytest.mark.slow)]
 )
@@ -183,7 +148,7 @@ in_every_engine = pytest.mark.parametrize(
 
 def limit_of(program):
     """The group's time limit: short where somebody is to run into it."""
-    return LIMIT if any(T in words for words in SEEN[program] if words) else AMPLE
+    return LIMIT if any(T in words for words in PROGRAMS[program][1] if words) else AMPLE
 
 
 def main(rank, world_size, program):
@@ -216,7 +181,7 @@ def simulated(program):
 @by_program
 def test_simulated_survivors_see_what_those_of_gloo_see(program):
     run = simulated(program)
-    assert words(run.results) == SEEN[program]
+    assert words(run.results) == PROGRAMS[program][1]
     check_delays(run.results, 0.01)
     assert run.findings == []
     assert run.deaths == {DEAD: DIES_S}
@@ -227,16 +192,16 @@ def test_simulated_survivors_see_what_those_of_gloo_see(program):
 @by_program
 def test_real_survivors_see_what_those_of_gloo_see(program, engine):
     run = engine(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
-    assert words(run.results) == SEEN[program]
+    assert words(run.results) == PROGRAMS[program][1]
     check_delays(run.results, 2.0)
     assert run.findings == []
     assert DIES_S <= run.deaths[DEAD] < DIES_S + 2
 
 
 def test_a_few_real_survivors():
-    for program in (recv_posted_before, any_source, groups_without_the_dead):
+    for program in ("recv posted before", "any source", "groups without the dead"):
         run = simlib.run(main, R, (program,), kill={DEAD: DIES_S}, on_death="continue")
-        assert words(run.results) == SEEN[program]
+        assert words(run.results) == PROGRAMS[program][1]
 
 
 def plain_rank(rank, program, path, answers, done):
@@ -275,7 +240,7 @@ def test_the_table_is_what_plain_gloo_does(program, tmp_path):
         for process in ranks:
             process.kill()
     results = [seen.get(rank) for rank in range(R)]
-    assert words(results) == SEEN[program]
+    assert words(results) == PROGRAMS[program][1]
     check_delays(results, 2.0)
 
 
@@ -290,32 +255,17 @@ def one_op(kind, rank, members, group, count, peers, seconds):
         dist.isend(x(count), dst=dst).wait()
     if kind in ("message", "any") and rank == dst:
         dist.recv(x(count), src=src if kind == "message" else None)
-    if rank not in members:
-        return
-    parts = [x(count) for _ in members] if rank == members[0] else None
-    if kind == "all_reduce":
+    if kind == "all_reduce" and rank in members:
         dist.all_reduce(x(count), group=group, async_op=True).wait()
-    if kind == "broadcast":
-        dist.broadcast(x(count), src=members[-1], group=group)
-    if kind == "reduce":
-        dist.reduce(x(count), dst=members[-1], group=group)
-    if kind == "gather":
-        dist.gather(x(count), parts, dst=members[0], group=group)
-    if kind == "scatter":
-        dist.scatter(x(count), parts, src=members[0], group=group)
-    if kind == "all_gather":
-        dist.all_gather([x(count) for _ in members], x(count), group=group)
-    if kind == "barrier":
-        dist.barrier(group=group)
-    if kind == "all_to_all":
-        whole = count * len(members)
-        dist.all_to_all_single(x(whole), x(whole), group=group)
+    elif kind in KINDS_OF_ALL and rank in members:
+        root = members[0 if kind in ("gather", "scatter") else -1]
+        call(kind, len(members), count, root, group)
 
 
-KINDS = (
-    "sleep", "message", "any", "all_reduce", "broadcast", "reduce", "gather", "scatter",
-    "all_gather", "barrier", "all_to_all",
+KINDS_OF_ALL = (
+    "all_reduce", "broadcast", "reduce", "gather", "scatter", "all_gather", "barrier", "all_to_all",
 )  # fmt: skip
+KINDS = ("sleep", "message", "any", *KINDS_OF_ALL)
 
 
 def anything(rank, world_size, seed):
@@ -376,79 +326,99 @@ def one_waits_for_ever(rank, world_size):
             time.sleep(0.1)
 
 
-@in_every_engine
-def test_a_wait_for_a_survivor_that_never_answers_is_told(engine):
-    with pytest.raises(simlib.SimlibError) as caught:
-        engine(one_waits_for_ever, R, kill={DEAD: DIES_S}, on_death="continue")
-    assert "rank 0 waits for rank 1" in str(caught.value)
-    assert caught.value.run.results == [None] * R
-    assert set(caught.value.run.deaths) == {DEAD}
-
-
-def serve_too_long(rank, world_size, servers):
+def serve_too_long(servers):
     """The servers take one message more than there are clients that live to send theirs."""
-    value = torch.zeros(1)
-    if rank < servers:
-        while True:
-            dist.recv(value)
-    if rank == world_size - 1:
-        time.sleep(60)
-    dist.send(value, rank % servers)
 
-
-@in_every_engine
-@pytest.mark.parametrize(
-    ("servers", "words"),
-    [
-        (1, "rank 0 waits for ranks 1, 2 and 3, which have finished or have died"),
-        (2, "ranks 0 and 1 wait for a message that nobody is left to send"),
-    ],
-)
-def test_servers_left_over_after_a_death_are_told_of_the_dead(engine, servers, words):
-    with pytest.raises(simlib.RankDiedError) as caught:
-        engine(serve_too_long, 4, (servers,), kill={3: 0.3}, on_death="continue")
-    told = str(caught.value)
-    assert told.startswith(f"rank 3 died, as asked for by kill: {words}\n")
-    assert "each other" not in told and "  rank 3 has died" in told
-    assert caught.value.run.deaths.keys() == {3}
-
-
-@in_every_engine
-@pytest.mark.parametrize(("ranks", "on_death"), [(1, "end"), (2, "continue")])
-def test_where_all_ranks_die_no_others_are_told_of(engine, ranks, on_death):
     def main(rank, world_size):
-        time.sleep(60)
-
-    with pytest.raises(simlib.RankDiedError) as caught:
-        engine(main, ranks, kill=dict.fromkeys(range(ranks), 0.3), on_death=on_death)
-    parts = [f"the process of rank {rank} was ended by signal 9 (SIGKILL)" for rank in range(ranks)]
-    assert str(caught.value) == "; ".join(parts)
-    assert caught.value.run.deaths.keys() == set(range(ranks))
-
-
-@in_every_engine
-def test_a_deadlock_of_survivors_alone_is_no_want_of_the_dead(engine):
-    def main(rank, world_size):
-        if rank == 2:
+        value = torch.zeros(1)
+        if rank < servers:
+            while True:
+                dist.recv(value)
+        if rank == world_size - 1:
             time.sleep(60)
+        dist.send(value, rank % servers)
+
+    return main
+
+
+def two_wait(rank, world_size):
+    if rank < 2:
         time.sleep(1)
         dist.recv(x(), src=1 - rank)
+    elif rank == 2:
+        time.sleep(60)
 
-    with pytest.raises(simlib.DeadlockError) as caught:
-        engine(main, 3, kill={2: 0.3}, on_death="continue")
-    words = "ranks 0 and 1 wait for each other, and not for rank 2, which has died"
-    assert str(caught.value).startswith(words + "\n  rank 0 waits for rank 1: recv(src=1)")
+
+def the_last_rests_others(call):
+    return lambda rank, n: time.sleep(60) if rank == n - 1 else call(n - 1)
+
+
+LEFT = "rank 3 died, as asked for by kill: "
+TOLD = {
+    "a survivor that never answers": (
+        one_waits_for_ever, R, {DEAD: DIES_S}, simlib.SimlibError, "rank 0 waits for rank 1",
+    ),
+    "a server left over": (
+        serve_too_long(1), 4, {3: 0.3}, simlib.RankDiedError, "\n  rank 3 has died",
+        LEFT + "rank 0 waits for ranks 1, 2 and 3, which have finished or have died\n",
+    ),
+    "servers left over": (
+        serve_too_long(2), 4, {3: 0.3}, simlib.RankDiedError, "\n  rank 3 has died",
+        LEFT + "ranks 0 and 1 wait for a message that nobody is left to send\n",
+    ),
+    "a deadlock of survivors alone": (
+        two_wait, 3, {2: 0.3}, simlib.DeadlockError,
+        "ranks 0 and 1 wait for each other, and not for rank 2, which has died"
+        "\n  rank 0 waits for rank 1: recv(src=1)",
+    ),
+    "an error that nobody catches": (
+        the_last_rests_others(lambda last: dist.recv(x(), src=last)), 2, {1: 0.2},
+        simlib.RankError, "Connection closed by peer",
+    ),
+}  # fmt: skip
+
+
+@in_every_engine
+@pytest.mark.parametrize("case", TOLD)
+def test_a_run_that_fails_after_a_death_tells_of_the_dead(engine, case):
+    main, ranks, kill, error, *words = TOLD[case]
+    with pytest.raises(error) as caught:
+        engine(main, ranks, kill=kill, on_death="continue")
+    told, run = str(caught.value), caught.value.run
+    assert all(part in told for part in words)
+    assert ("each other" in told) == ("deadlock" in case)
+    assert run.results == [None] * ranks and run.deaths.keys() == kill.keys()
 
 
 @in_every_engine
 @pytest.mark.parametrize("on_death", ["end", "continue"])
 def test_who_waits_for_ever_waits_for_no_death(engine, on_death):
-    def main(rank, world_size):
-        if rank < 2:
-            dist.recv(x(), src=1 - rank)
-
     with pytest.raises(simlib.DeadlockError, match="ranks 0 and 1 wait for each other"):
-        engine(main, 3, kill={1: 50.0}, on_death=on_death)
+        engine(two_wait, 2, kill={1: 50.0}, on_death=on_death)
+
+
+@in_every_engine
+def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
+    main = the_last_rests_others(lambda last: dist.all_reduce(x()))
+    with pytest.raises(simlib.RankDiedError, match="rank 2") as caught:
+        engine(main, 3, kill={DEAD: 0.2})
+    run = caught.value.run
+    assert "ranks 0 and 1 wait for each other" not in str(caught.value)
+    assert run.deaths[DEAD] == pytest.approx(0.2, abs=1.0)
+    assert run.time_s > 0
+
+
+@in_every_engine
+@pytest.mark.parametrize(("ranks", "on_death"), [(1, "end"), (2, "continue")])
+def test_where_all_ranks_die_no_others_are_told_of(engine, ranks, on_death):
+    with pytest.raises(simlib.RankDiedError) as caught:
+        engine(
+            lambda *_: time.sleep(60), ranks, kill=dict.fromkeys(range(ranks), 0.3),
+            on_death=on_death,
+        )  # fmt: skip
+    parts = [f"the process of rank {rank} was ended by signal 9 (SIGKILL)" for rank in range(ranks)]
+    assert str(caught.value) == "; ".join(parts)
+    assert caught.value.run.deaths.keys() == set(range(ranks))
 
 
 @pytest.mark.parametrize("rest", [time.sleep, lambda s: simlib.compute(seconds=s)])
@@ -461,28 +431,6 @@ def test_who_dies_while_it_computes_does_nothing_of_what_follows(rest, tmp_path)
     with pytest.raises(simlib.RankDiedError):
         simlib.simulate(main, 2, kill={0: 1.0})
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-
-
-@in_every_engine
-def test_by_default_a_death_ends_the_run_and_names_the_dead(engine):
-    def waits(rank, world_size):
-        dist.all_reduce(x()) if rank != DEAD else time.sleep(30)
-
-    with pytest.raises(simlib.RankDiedError, match="rank 2") as caught:
-        engine(waits, 3, kill={DEAD: 0.2})
-    run = caught.value.run
-    assert "ranks 0 and 1 wait for each other" not in str(caught.value)
-    assert run.deaths[DEAD] == pytest.approx(0.2, abs=1.0)
-    assert run.time_s > 0
-
-
-@in_every_engine
-def test_an_error_that_nobody_catches_names_the_dead(engine):
-    def careless(rank, world_size):
-        dist.recv(x(), src=1) if rank == 0 else time.sleep(30)
-
-    with pytest.raises(simlib.RankError, match="Connection closed by peer"):
-        engine(careless, 2, kill={1: 0.2}, on_death="continue")
 
 
 def test_a_rank_that_leaves_by_itself_is_dead_too():
@@ -512,13 +460,15 @@ def test_who_leaves_by_itself_was_not_asked_to_by_kill(engine, on_death):
     assert "as asked for" not in str(caught.value)
 
 
+TWO_NODES = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
+
+
 def test_a_node_dies_with_its_ranks():
     def main(rank, world_size):
         time.sleep(1)
         return rank
 
-    cluster = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
-    options = {"cluster": cluster, "on_death": "continue"}
+    options = {"cluster": TWO_NODES, "on_death": "continue"}
     run = simlib.simulate(main, 4, kill={"node1": 0.25, 2: 0.5}, **options)
     assert run.results == [0, 1, None, None]
     assert run.deaths == {2: 0.25, 3: 0.25}
@@ -531,15 +481,13 @@ def test_a_host_that_vanishes_is_missed_after_the_detection_time():
         group = dist.new_group([0, 1])
         time.sleep(1.0)  # the host of ranks 2 and 3 vanishes meanwhile
         attempt = Attempts()
-        attempt(lambda: dist.all_reduce(x(), group=group))
-        attempt(lambda: dist.recv(x(), src=rank + 2))
-        attempt(lambda: dist.send(x(), dst=rank + 2))
+        attempt(all_reduce(group))
+        attempt(recv(rank + 2))
+        attempt(send(rank + 2))
         return [(word, round(took_s, 3)) for word, took_s in attempt.seen]
 
-    cluster = simlib.Cluster(2, 2, inter=simlib.Link(1e-5, 1e9), intra=simlib.Link(1e-6, 1e10))
-    run = simlib.simulate(
-        main, 4, cluster=cluster, kill={"node1": 0.5}, on_death="continue", detection_s=30.0
-    )
+    options = {"cluster": TWO_NODES, "kill": {"node1": 0.5}}
+    run = simlib.simulate(main, 4, **options, on_death="continue", detection_s=30.0)
     assert run.results[:2] == [[("ok", 0.0), ("closed", 29.5), ("closed", 0.0)]] * 2
     assert run.deaths == {2: 0.5, 3: 0.5}
     with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
@@ -602,14 +550,10 @@ def test_who_dies_in_a_collective_of_many_takes_no_group_along():
     assert all(run.results[rank] is None for rank in (1, 6, 15))
 
 
-def test_the_picture_ends_the_lane_of_the_dead_and_no_other():
-    run = simulated(all_reduce_before)
+def test_deaths_and_failed_ops_are_drawn_and_saved(tmp_path):
+    run = simulated("recv posted before")
     crosses = [line for line in run.timeline().axes[0].lines if line.get_marker() == "X"]
-    assert [line.get_xdata().tolist() for line in crosses] == [[DIES_S]]
-
-
-def test_deaths_and_failed_ops_are_saved(tmp_path):
-    run = simulated(recv_posted_before)
+    assert [line.get_xdata().tolist() for line in crosses] == [[1000 * DIES_S]]  # ms
     run.save(tmp_path / "run.json")
     again = simlib.load(tmp_path / "run.json")
     assert again.deaths == run.deaths
@@ -624,5 +568,5 @@ def test_on_death_takes_two_words(engine):
 
 
 def test_the_world_after_a_death_is_a_new_one():
-    simlib.run(main, R, (recv_posted_before,), kill={DEAD: 0.1}, on_death="continue")
+    simlib.run(main, R, ("recv posted before",), kill={DEAD: 0.1}, on_death="continue")
     assert simlib.run(lambda rank, world_size: rank, R).results == [0, 1, 2, 3]
