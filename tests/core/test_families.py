@@ -13,7 +13,7 @@ import sys
 import time
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
 from pathlib import Path
@@ -24,6 +24,7 @@ import pytest
 import rank_programs
 import torch
 import torch.distributed as dist
+from collective_calls import KINDS_OF_PARTS, call
 from fluid import ExactNetwork, placed
 from rank_programs import Recv, Send, programs_of, programs_of_schedule, take
 
@@ -116,8 +117,7 @@ def cases_of(family, count, for_simulate=False):
         itemsize = one_of(1, 4)
         small = inter.bandwidth_Bps < 1e6
         m = itemsize * one_of(0, 1, 3, 35, 1003, 840 if small else 1_000_003)
-        if for_simulate and family[0] in ("all_gather", "gather", "scatter", "reduce_scatter",
-                                          "all_to_all"):  # fmt: skip
+        if for_simulate and family[0] in KINDS_OF_PARTS:
             m = itemsize * n * (m // itemsize // n)  # torch has equal parts
         m = 0 if family[0] == "barrier" else m
         spread_s = one_of(0.0, 1.0, 5.0) * (inter.latency_s + m / inter.bandwidth_Bps)
@@ -248,31 +248,11 @@ def test_times_of_the_cost_model(kind, name, times):
     tell((kind, name), "scale", largest)
 
 
-def call(rank, n, kind, m, itemsize, root, start_s):
+def one_call(rank, n, kind, m, itemsize, root, start_s):
     """One collective of so many bytes, as `simlib.collectives.schedule` counts them."""
-    dtype = {1: torch.uint8, 4: torch.float32}[itemsize]
-    whole = torch.zeros(m // itemsize, dtype=dtype)
-    part = torch.zeros(m // itemsize // n, dtype=dtype)
-    parts = [torch.zeros_like(part) for _ in range(n)]
     simlib.compute(seconds=start_s[rank])
-    if kind == "all_reduce":
-        dist.all_reduce(whole)
-    elif kind == "broadcast":
-        dist.broadcast(whole, root)
-    elif kind == "reduce":
-        dist.reduce(whole, root)
-    elif kind == "all_gather":
-        dist.all_gather(parts, part)
-    elif kind == "gather":
-        dist.gather(part, parts if rank == root else None, root)
-    elif kind == "scatter":
-        dist.scatter(part, parts if rank == root else None, root)
-    elif kind == "reduce_scatter":
-        dist.reduce_scatter(part, parts)
-    elif kind == "all_to_all":
-        dist.all_to_all([torch.zeros_like(part) for _ in range(n)], parts)
-    else:
-        dist.barrier()
+    numel = m // itemsize // (n if kind in KINDS_OF_PARTS else 1)
+    call(kind, n, numel, root, dtype={1: torch.uint8, 4: torch.float32}[itemsize])
     return time.perf_counter()
 
 
@@ -287,7 +267,7 @@ def test_times_of_a_simulation(kind, name, times):
         case.chunks = rank_programs.chunks_of(name, case.n, case.m, case.cluster.inter)
         args = kind, case.m, case.itemsize, case.root, case.starts
         run = simlib.simulate(
-            call, case.n, args, cluster=case.cluster, placement=case.placement, expand=True,
+            one_call, case.n, args, cluster=case.cluster, placement=case.placement, expand=True,
             **{kind: name}, **case.eager,
         )  # fmt: skip
         programs = programs_for(kind, name, case)
@@ -302,55 +282,30 @@ def test_times_of_a_simulation(kind, name, times):
 # -- messages between two ranks --------------------------------------------------------------------
 
 
-def one_message(n, sizes):
-    return [(0, n - 1, sizes[0])]
-
-
-def many_of_one_pair(n, sizes):
-    return [[(0, n - 1, nbytes) for nbytes in sizes]]
-
-
-def fan_in(n, sizes):
-    return [[(rank, 0, sizes[rank]) for rank in range(1, n)]]
-
-
-def fan_out(n, sizes):
-    return [[(0, rank, sizes[rank]) for rank in range(1, n)]]
-
-
-def ring_exchange(n, sizes):
-    return [[(r, (r + 1) % n, sizes[k]) for r in range(n)] for k in range(3)]
-
-
-def both_ways(n, sizes):
-    return [[(0, n - 1, sizes[0]), (n - 1, 0, sizes[1])], [(0, n - 1, sizes[2])]]
-
-
-def crossing(n, sizes):
-    """Half of the ranks send to the other half: links of nodes and the backbone are shared."""
-    return [[(r, r + n // 2, sizes[r]) for r in range(n // 2)] for _ in range(2)]
-
-
-def many_at_many(n, sizes):
-    """Some messages to each of two others, all under way at once."""
-    return [[(r, (r + d) % n, sizes[(r + d) % len(sizes)]) for r in range(n) for d in (1, 2, 1)]]
-
-
-def ping_pong(n, sizes):
-    return [message for nbytes in sizes for message in ((0, n - 1, nbytes), (n - 1, 0, nbytes))]
-
-
-def a_line(n, sizes):
-    """From hand to hand."""
-    return [(r, r + 1, nbytes) for nbytes in sizes[:3] for r in range(n - 1)]
-
-
+# By the sizes of some messages: who sends them to whom, one after the other; a list at once.
 PATTERNS = {
-    pattern.__name__: pattern
-    for pattern in (
-        one_message, many_of_one_pair, fan_in, fan_out, ring_exchange, both_ways, crossing,
-        many_at_many, ping_pong, a_line,
-    )
+    "one message": lambda n, sizes: [(0, n - 1, sizes[0])],
+    "many of one pair": lambda n, sizes: [[(0, n - 1, nbytes) for nbytes in sizes]],
+    "fan in": lambda n, sizes: [[(rank, 0, sizes[rank]) for rank in range(1, n)]],
+    "fan out": lambda n, sizes: [[(0, rank, sizes[rank]) for rank in range(1, n)]],
+    "ring": lambda n, sizes: [[(r, (r + 1) % n, sizes[k]) for r in range(n)] for k in range(3)],
+    "both ways": lambda n, sizes: [
+        [(0, n - 1, sizes[0]), (n - 1, 0, sizes[1])], [(0, n - 1, sizes[2])]
+    ],
+    # Half of the ranks send to the other half: links of nodes and the backbone are shared.
+    "crossing": lambda n, sizes: [
+        [(r, r + n // 2, sizes[r]) for r in range(n // 2)] for _ in range(2)
+    ],
+    # Some messages to each of two others, all under way at once.
+    "many at many": lambda n, sizes: [
+        [(r, (r + d) % n, sizes[(r + d) % len(sizes)]) for r in range(n) for d in (1, 2, 1)]
+    ],
+    "ping-pong": lambda n, sizes: [
+        message for nbytes in sizes for message in ((0, n - 1, nbytes), (n - 1, 0, nbytes))
+    ],
+    "from hand to hand": lambda n, sizes: [
+        (r, r + 1, nbytes) for nbytes in sizes[:3] for r in range(n - 1)
+    ],
 }  # fmt: skip
 
 
@@ -391,7 +346,7 @@ def test_times_of_messages(name, times):
         random = np.random.default_rng(case.m + SEED)
         case.starts = (random.random(n) * (max(case.starts, default=0) or 1e-3)).tolist()  # no ties
         sizes = random.integers(0, case.m + 1, 12).tolist()
-        case.cluster = without_device(case.cluster)
+        case.cluster = replace(case.cluster, device=None)  # one's own code adds what it gets
         programs = programs_of_messages(n, PATTERNS[name](n, sizes))
         run = simlib.simulate(
             follow, n, (programs, case.starts), cluster=case.cluster, placement=case.placement,
@@ -402,15 +357,6 @@ def test_times_of_messages(name, times):
         assert holds(off, case, programs, ends), (case, sizes)
         largest.append((case, off))
     tell(("messages", name), "simulate", largest)
-
-
-def without_device(cluster):
-    """Messages of one's own are added up by one's own code."""
-    return Cluster(
-        cluster.nodes, cluster.ranks_per_node, cluster.inter, cluster.intra,
-        backbone=cluster.backbone, envelope_bytes=cluster.envelope_bytes,
-        in_order=cluster.in_order, rails=cluster.rails,
-    )  # fmt: skip
 
 
 # -- that all this can fail ------------------------------------------------------------------------
@@ -440,12 +386,9 @@ def sent(kind, programs):
 def test_every_program_is_of_a_family():
     """And the names of programs are right: each that is written is used."""
     begins = tuple(f"{kind}_" for kind in ALGORITHMS)
-    written = [
-        name
-        for name in rank_programs.written()
-        if name.startswith(begins) and name != "scatter_steps"
-    ]
-    assert set(written) <= {f"{kind}_{name}" for kind, name in FAMILIES}
+    written = {name for name in rank_programs.written() if name.startswith(begins)}
+    written.discard("scatter_steps")
+    assert written <= {f"{kind}_{name}" for kind, name in FAMILIES}
     assert len(written) >= 35
 
 

@@ -6,8 +6,8 @@ import logging
 import os
 import random
 import signal
+import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 
@@ -21,15 +21,14 @@ import simlib
 from simlib.classroom.checks.complaints import run_answer
 
 
-def pids():
-    return simlib.run(lambda rank, n: os.getpid(), 2).results
+def pids(**options):
+    return simlib.run(lambda rank, n: os.getpid(), 2, **options).results
 
 
 def test_a_clean_world_is_used_again_and_fresh_is_not():
     first = pids()
     assert pids() == first
-    fresh = simlib.run(lambda rank, n: os.getpid(), 2, fresh=True).results
-    assert not set(fresh) & set(first)
+    assert not set(pids(fresh=True)) & set(first)
 
 
 def set_signal():
@@ -138,12 +137,11 @@ def test_output_and_collectives_work_after_what_a_run_did_to_them(change):
 
 
 def test_a_rank_killed_while_it_rests_is_not_used():
-    pids = simlib.run(lambda rank, n: os.getpid(), 2).results
-    victim = psutil.Process(pids[0])
+    resting = pids()
+    victim = psutil.Process(resting[0])
     victim.kill()
     psutil.wait_procs([victim], timeout=10)
-    again = simlib.run(lambda rank, n: os.getpid(), 2).results
-    assert not set(pids) & set(again)
+    assert not set(resting) & set(pids())
 
 
 def test_unseeded_generators_differ_between_runs_as_between_processes():
@@ -197,16 +195,8 @@ def test_the_kernels_environment_and_folder_are_the_ranks(tmp_path, monkeypatch)
 def test_a_script_without_main_guard_is_not_run_again_by_its_ranks(tmp_path):
     script = tmp_path / "plain.py"
     script.write_text(
-        textwrap.dedent(
-            """
-            import simlib
-            print("script runs")
-            print(simlib.run(lambda rank, n: rank, 2).results)
-            """
-        )
+        "import simlib\nprint('script runs')\nprint(simlib.run(lambda rank, n: rank, 2).results)\n"
     )
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
     )
@@ -217,8 +207,5 @@ def test_a_check_does_not_end_the_worlds_it_uses():
     def answer(rank, world_size, x):
         return os.getpid()
 
-    def pids():
-        run, _ = run_answer(answer, [(1.0,), (2.0,)], simlib.run)
-        return run.results
-
-    assert pids() == pids()
+    first, second = (run_answer(answer, [(1.0,), (2.0,)], simlib.run)[0] for _ in range(2))
+    assert first.results == second.results
