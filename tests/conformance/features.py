@@ -206,18 +206,7 @@ def pipeline(rank, world_size):
 FEATURES = {
     function.__name__: function
     for function in (
-        ddp,
-        ddp_no_sync,
-        ddp_join,
-        zero_optimizer,
-        fsdp2,
-        device_mesh,
-        dtensor,
-        tensor_parallel,
-        functional_collectives,
-        object_collectives,
-        batch_isend_irecv,
-        new_group,
-        pipeline,
+        ddp, ddp_no_sync, ddp_join, zero_optimizer, fsdp2, device_mesh, dtensor, tensor_parallel,
+        functional_collectives, object_collectives, batch_isend_irecv, new_group, pipeline,
     )
-}
+}  # fmt: skip

@@ -46,23 +46,10 @@ def world_size_of(name):
 
 
 def run_method(name, engine, world_size=None, limit_s=LIMIT_S):
-    """Run one test method on an engine.
+    """Run one test method on an engine; returns an `Outcome`.
 
-    Parameters
-    ----------
-    name : str
-        Name of the method.
-    engine : callable
-        `plain` or `simlib_run`: takes a rank function, world_size, args and a limit in seconds,
-        returns what each rank returned, raises where a rank failed.
-    world_size : int, optional
-        Number of ranks; by default the one the table asks for.
-    limit_s : float
-        The longest time it may take.
-
-    Returns
-    -------
-    Outcome
+    The engine is `plain` or `simlib_run`: it takes a rank function, world_size, args and a limit in
+    seconds, returns what each rank returned, and raises where a rank failed.
     """
     world_size = world_size or world_size_of(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -195,10 +182,7 @@ def upstream_methods():
 def drive(rank, world_size, name, folder):
     """The rank function: what upstream's runner does in each of its processes.
 
-    Returns
-    -------
-    tuple of str
-        The parts of an `Outcome`: passed or skipped. A failure is raised.
+    Returns the parts of an `Outcome`: passed or skipped. A failure is raised.
     """
     import torch
 
@@ -265,16 +249,11 @@ def _init_group(case, upstream, name):
     )
 
 
-if (
-    __name__ == "__main__"
-):  # in tests/: python -m conformance.harness plain|simlib|simulated [method ...]
+if __name__ == "__main__":
+    # in tests/: python -m conformance.harness plain|simlib_run|simulated [method ...]
     from conformance import harness  # the ranks import it by this name
 
-    engine = {
-        "plain": harness.plain,
-        "simlib": harness.simlib_run,
-        "simulated": harness.simulated,
-    }[sys.argv[1]]
+    engine = getattr(harness, sys.argv[1])
     for name in sys.argv[2:] or harness.upstream_methods():
         start = time.monotonic()
         outcome = harness.run_method(name, engine)

@@ -6,10 +6,12 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from kernel_client import Kernel
+from kernel_client import kernel_with
+from torch.utils.tensorboard import SummaryWriter
 
 import simlib
 from simlib.core.diagnose.monitor import RankOutput
+from simlib.core.draw.curves import Reader, picture_of
 from simlib.core.draw.palette import OKABE_ITO, visible
 from simlib.core.engines.session import _bar
 
@@ -35,10 +37,8 @@ EMPTY = {"text/plain": "", "text/html": ""}
 
 @pytest.fixture(scope="module")
 def kernel():
-    kernel = Kernel()
-    kernel.cell(SETUP)
-    yield kernel
-    kernel.close()
+    with kernel_with(setup=SETUP) as kernel:
+        yield kernel
 
 
 def kinds_of(displays):
@@ -55,8 +55,6 @@ def kinds_of(displays):
 
 
 def log_with(folder, points, name="loss"):
-    from torch.utils.tensorboard import SummaryWriter
-
     with contextlib.closing(SummaryWriter(str(folder))) as writer:
         for step, value in points:
             writer.add_scalar(name, value, step)
@@ -89,17 +87,11 @@ with simlib.live_curves(folder):
     assert kinds[-2:] == [("update_display_data", "empty"), ("display_data", "picture")]
 
 
-def test_nothing_logged_is_said(kernel):
-    code = """
-with simlib.live_curves(tempfile.mkdtemp()):
-    pass
-"""
+def test_nothing_logged_is_said_and_ranks_that_die_leave_what_they_logged(kernel):
+    code = "with simlib.live_curves(tempfile.mkdtemp()):\n    pass"
     printed, error, displays = kernel.finish(kernel.start(code))
     assert (printed, error) == ("no curves: nothing was logged\n", None)
     assert all(data == EMPTY for _, data in displays)
-
-
-def test_ranks_that_die_leave_what_they_logged(kernel):
     code = """
 folder = tempfile.mkdtemp()
 with simlib.live_curves(folder):
@@ -108,9 +100,8 @@ with simlib.live_curves(folder):
     _, error, displays = kernel.finish(kernel.start(code))
     assert "rank 0 exited with code 3" in error
     assert ("display_data", "picture") in kinds_of(displays)
-    assert kernel.cell("print([t.name for t in threading.enumerate() if 'curves' in t.name])") == (
-        "[]\n"
-    )
+    threads = kernel.cell("print([t.name for t in threading.enumerate() if 'curves' in t.name])")
+    assert threads == "[]\n"
 
 
 def test_a_progress_bar_that_is_wiped_out_leaves_no_line(kernel):
@@ -150,8 +141,6 @@ def colors_of(picture):
 
 
 def test_a_run_has_one_colour_in_all_panels_and_keeps_it_while_others_come(tmp_path):
-    from simlib.core.draw.curves import Reader, picture_of
-
     reader, seen = Reader(tmp_path), []
     for run, names in (("m", ["loss", "accuracy"]), ("z", ["loss"]), ("a", ["loss", "accuracy"])):
         for name in names:
@@ -178,10 +167,6 @@ def test_points_are_marked_where_a_run_has_few_of_them_however_long_it_grows(tmp
 
 
 def test_what_is_logged_later_is_read_later(tmp_path):
-    from torch.utils.tensorboard import SummaryWriter
-
-    from simlib.core.draw.curves import Reader
-
     reader = Reader(tmp_path)
     assert reader.read() == {}
     with contextlib.closing(SummaryWriter(str(tmp_path))) as writer:
@@ -191,12 +176,11 @@ def test_what_is_logged_later_is_read_later(tmp_path):
             assert len(reader.read()["loss"]["."]) == step + 1
 
 
-def test_an_empty_folder_has_no_picture(tmp_path):
+def test_an_empty_folder_has_no_picture_and_outside_a_notebook_the_block_just_runs(
+    tmp_path, capsys
+):
     with pytest.raises(FileNotFoundError, match="holds no curve"):
         simlib.draw_curves(tmp_path)
-
-
-def test_outside_a_notebook_the_block_just_runs(tmp_path, capsys):
     with simlib.live_curves(tmp_path):
         print("inside")
     assert capsys.readouterr().out == "inside\n"
@@ -225,8 +209,6 @@ def test_a_rank_that_showed_a_bar_serves_again():
 
 def test_a_deadlock_is_told_although_tensorboard_has_a_thread(tmp_path):
     def both_wait(rank, world_size):
-        from torch.utils.tensorboard import SummaryWriter
-
         with contextlib.closing(SummaryWriter(str(tmp_path / str(rank)))):
             dist.recv(torch.zeros(1), src=1 - rank)
 

@@ -35,82 +35,54 @@ def goes_on(kernel):
     assert float(kernel.cell("print(next_run_s())")) > 0
 
 
+def ranks(body, options=""):
+    """A cell that runs a function with this body on four ranks."""
+    return f"def main(rank, world_size):\n    {body}\nsimlib.run(main, 4{options})"
+
+
+NEXT = "dist.recv(torch.ones(1), src=(rank + 1) % world_size)"
 FAILURES = {
     "exception while others wait": (
-        "def main(rank, world_size):\n"
-        "    if rank == 1:\n"
-        "        raise ValueError('no data')\n"
-        "    dist.barrier()\n"
-        "simlib.run(main, 4)",
+        ranks("if rank == 1:\n        raise ValueError('no data')\n    dist.barrier()"),
         "rank 1 raised ValueError: no data (main, line 3)",
     ),
     "sys.exit": (
-        "def main(rank, world_size):\n    if rank == 2: sys.exit(3)\n    dist.barrier()\n"
-        "simlib.run(main, 4)",
+        ranks("if rank == 2: sys.exit(3)\n    dist.barrier()"),
         "rank 2 left by sys.exit(3)",
     ),
     "os._exit": (
-        "def main(rank, world_size):\n    if rank == 2: os._exit(7)\n    dist.barrier()\n"
-        "simlib.run(main, 4)",
+        ranks("if rank == 2: os._exit(7)\n    dist.barrier()"),
         "the process of rank 2 exited with code 7",
     ),
     "SIGKILL": (
-        "def main(rank, world_size):\n"
-        "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    dist.barrier()\n"
-        "simlib.run(main, 4)",
+        ranks("if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    dist.barrier()"),
         "the process of rank 2 was ended by signal 9 (SIGKILL)",
     ),
     "SIGSEGV": (
-        "def main(rank, world_size):\n"
-        "    if rank == 2:\n"
-        "        import ctypes\n"
-        "        ctypes.string_at(0)\n"
-        "    dist.barrier()\n"
-        "simlib.run(main, 4)",
+        ranks("import ctypes\n    if rank == 2:\n        ctypes.string_at(0)\n    dist.barrier()"),
         "the process of rank 2 was ended by signal 11 (SIGSEGV) (main, line 4",
     ),
     "endless loop": (
-        "def main(rank, world_size):\n"
-        "    while rank == 2:\n"
-        "        pass\n"
-        "    dist.barrier()\n"
-        "simlib.run(main, 4, timeout_s=1)",
+        ranks("while rank == 2:\n        pass\n    dist.barrier()", ", timeout_s=1"),
         "rank 2 is computing, not waiting",
     ),
-    "hang": (
-        "def main(rank, world_size):\n"
-        "    dist.recv(torch.ones(1), src=(rank + 1) % world_size)\n"
-        "simlib.run(main, 4)",
-        "rank 3 waits for rank 0: recv(src=0) (main, line 2)",
-    ),
+    "hang": (ranks(NEXT), "rank 3 waits for rank 0: recv(src=0) (main, line 2)"),
     "hang, not checked": (
-        "def main(rank, world_size):\n"
-        "    dist.recv(torch.ones(1), src=(rank + 1) % world_size)\n"
-        "simlib.run(main, 4, timeout_s=1, check=False)",
+        ranks(NEXT, ", timeout_s=1, check=False"),
         "rank 3: waiting in recv(src=0) (main, line 2)",
     ),
-    "endless printing": (
-        "def main(rank, world_size):\n    while rank == 0:\n        print('y')\n"
-        "simlib.run(main, 4)",
-        "rank 0 has printed",
-    ),
+    "endless printing": (ranks("while rank == 0:\n        print('y')"), "rank 0 has printed"),
     "unpicklable result": (
-        "def main(rank, world_size):\n    return (i for i in range(3)) if rank == 2 else 0\n"
-        "simlib.run(main, 4)",
+        ranks("return (i for i in range(3)) if rank == 2 else 0"),
         "rank 2 returned a generator, which cannot be sent back",
     ),
-    "recursion": (
-        "def main(rank, world_size):\n    return main(rank, world_size)\nsimlib.run(main, 4)",
-        "ranks 0 to 3 raised RecursionError",
-    ),
+    "recursion": (ranks("return main(rank, world_size)"), "ranks 0 to 3 raised RecursionError"),
     "world_size 0": ("simlib.run(fine, 0)", "world_size=0 is not possible"),
     "world_size -1": ("simlib.run(fine, -1)", "world_size=-1 is not possible"),
     "world_size '4'": ("simlib.run(fine, '4')", "world_size='4' is not possible"),
     "world_size 10000": ("simlib.run(fine, 10_000)", "world_size=10000 is not possible"),
     "unpicklable function": (
-        "import threading\nlock = threading.Lock()\n"
-        "def main(rank, world_size):\n    return lock\nsimlib.run(main, 4)",
+        "import threading\nlock = threading.Lock()\n" + ranks("return lock"),
         "the global 'lock', a lock, has no copy that can travel",
     ),
     "an unknown keyword": ("simlib.run(fine, 4, fleet=3)", "unexpected keyword argument 'fleet'"),
@@ -244,8 +216,7 @@ def test_cell_functions_bring_what_they_use(kernel):
 def test_many_runs_leak_nothing(kernel, temporary):
     kernel.cell("for _ in range(3): next_run_s()\ntime.sleep(1.5)")  # the spare world is there
     before = resources(kernel, temporary)
-    kernel.cell("for _ in range(200): next_run_s()", timeout=300)
-    kernel.cell("time.sleep(1.5)")
+    kernel.cell("for _ in range(200): next_run_s()\ntime.sleep(1.5)", timeout=300)
     after = resources(kernel, temporary)
     assert all(after[name] <= before[name] for name in before), (before, after)
 
