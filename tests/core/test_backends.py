@@ -2,13 +2,14 @@
 
 import gc
 import mmap
-import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import backend_programs as programs
 import pytest
 import torch
 import torch.distributed as dist
+from jobs import by_job
 from quick import one_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,9 +34,7 @@ def by_gloo(function):
 
 
 def by_mpi(function):
-    with tempfile.TemporaryDirectory() as folder:
-        to = simlib.Mpiexec(time_limit=WAIT_S)
-        return simlib.submit(function, 2, to=to, folder=folder, backend="mpi4py").result(WAIT_S)
+    return by_job(function, 2, backend="mpi4py")
 
 
 BY = {"gloo": by_gloo, "mpi4py": by_mpi}
@@ -282,19 +281,14 @@ class Event:
         return 1000 * (later.passed_s - self.passed_s)
 
 
-class Ends:
-    """In place of a log: when which op ended."""
-
-    def __init__(self):
-        self.found = {}
-
-    def ended(self, start, end_s):
-        self.found[start] = end_s
+def stream():
+    """A stream, a log of when which op ended, and who writes it."""
+    gpu, ended = Gpu(), {}
+    return gpu, ended, StreamEnds(SimpleNamespace(ended=ended.__setitem__), gpu.record, gpu.clock)
 
 
 def test_an_op_ends_when_the_gpu_has_come_to_its_event():
-    gpu, log = Gpu(), Ends()
-    ends = StreamEnds(log, gpu.record, gpu.clock)
+    gpu, ended, ends = stream()
     ends.begin("cuda:0")
     ends.mark(1, "cuda:0")  # the stream has nothing to do
     gpu.work(2.0)
@@ -302,18 +296,17 @@ def test_an_op_ends_when_the_gpu_has_come_to_its_event():
     gpu.work(3.0)
     ends.mark(3, "cuda:0")
     ends.look()
-    assert log.found == {1: 100.0} and ends
+    assert ended == {1: 100.0} and ends
     gpu.now_s = 104.0  # late, but the event knows
     ends.look()
-    assert log.found == pytest.approx({1: 100.0, 2: 102.0})
+    assert ended == pytest.approx({1: 100.0, 2: 102.0})
     gpu.now_s = 105.0
     ends.look()
-    assert log.found[3] == pytest.approx(105.0) and not ends
+    assert ended[3] == pytest.approx(105.0) and not ends
 
 
 def test_a_first_event_that_came_late_is_found_out_by_a_later_one():
-    gpu, log = Gpu(), Ends()
-    ends = StreamEnds(log, gpu.record, gpu.clock)
+    gpu, ended, ends = stream()
     gpu.work(5.0)
     ends.begin("cuda:0")
     ends.mark(1, "cuda:0")
@@ -322,13 +315,12 @@ def test_a_first_event_that_came_late_is_found_out_by_a_later_one():
     gpu.now_s = 107.0
     ends.mark(3, "cuda:0")
     ends.look()
-    assert log.found[2] == log.found[3] - 1 == pytest.approx(106.0)
-    assert log.found[1] <= 105.0
+    assert ended[2] == ended[3] - 1 == pytest.approx(106.0)
+    assert ended[1] <= 105.0
 
 
 def test_the_last_look_does_not_wait_for_a_gpu_that_hangs():
-    gpu, log = Gpu(), Ends()
-    ends = StreamEnds(log, gpu.record, gpu.clock)
+    gpu, ended, ends = stream()
     ends.begin("cuda:0")
     gpu.work(0.5)
     ends.mark(1, "cuda:0")
@@ -339,7 +331,7 @@ def test_the_last_look_does_not_wait_for_a_gpu_that_hangs():
         gpu.now_s += 0.25
 
     ends.last_look(sleep)
-    assert set(log.found) == {1} and gpu.now_s < 102
+    assert set(ended) == {1} and gpu.now_s < 102
 
 
 class Failed:
@@ -358,27 +350,16 @@ def fails_with_its_gpu(rank, world_size):
     raise ValueError("the learner's own")
 
 
-def in_processes():
-    return simlib.run(fails_with_its_gpu, 1)
-
-
-def in_a_job():
-    with tempfile.TemporaryDirectory() as folder:
-        to = simlib.Mpiexec(time_limit=WAIT_S)
-        return simlib.submit(fails_with_its_gpu, 1, to=to, folder=folder).result(WAIT_S)
-
-
-@pytest.mark.parametrize("run", [in_processes, in_a_job])
-def test_a_gpu_that_fails_takes_neither_output_nor_error_with_it(run):
+@pytest.mark.parametrize("engine", [simlib.run, by_job])
+def test_a_gpu_that_fails_takes_neither_output_nor_error_with_it(engine):
     with pytest.raises(simlib.RankError, match="ValueError: the learner's own") as caught:
-        run()
+        engine(fails_with_its_gpu, 1)
     assert "CUDA" not in str(caught.value)
     assert "the last words" in caught.value.run.output[0]
 
 
 def test_a_device_may_be_added_while_another_thread_looks():
-    gpu, log = Gpu(), Ends()
-    ends = StreamEnds(log, gpu.record, gpu.clock)
+    gpu, ended, ends = stream()
 
     class Slow(Event):
         def query(self):
@@ -391,7 +372,7 @@ def test_a_device_may_be_added_while_another_thread_looks():
     ends.mark(1, "cuda:0")
     ends._record = gpu.record
     ends.look()
-    assert 1 in log.found
+    assert 1 in ended
 
 
 class Inner:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from quick import one_of
@@ -76,40 +75,21 @@ def test_a_script_is_watched_from_the_command_line(tmp_path):
     assert said and all(line.isprintable() for line in said)
 
 
-class Broken(NamedTuple):
-    """A script with other lines, and what is told of it.
-
-    ``lines`` are those that must be named, by rank; ``words`` are in the message.
-    """
-
-    script: str
-    what: str
-    changes: dict
-    error: type
-    lines: dict
-    words: str
-
-
-BROKEN = [
-    Broken(
-        "ddp_digits",
-        "uneven batches",
+# What is done to a script; the error, the lines it must name, by rank, and words of it.
+BROKEN = {
+    "ddp_digits: uneven batches": (
         {"data = Digits(args.samples,": "data = Digits(args.samples - 64 * (rank == 2),"},
         simlib.MismatchError,
         {0: "loss.backward()", 1: "loss.backward()", 2: "dist.all_reduce(counts)"},
         "Hint: they are at different lines: has a rank fewer batches",
     ),
-    Broken(
-        "ddp_digits",
-        "a parameter that is not used",
+    "ddp_digits: a parameter that is not used": (
         {"return self.out(x) + self.extra(x)": "return self.out(x)"},
         simlib.RankError,
         dict.fromkeys(range(3), "loss = F.cross_entropy(model(images), labels)"),
         "find_unused_parameters",
     ),
-    Broken(
-        "ddp_digits",
-        "a parameter that one rank does not use",
+    "ddp_digits: a parameter that one rank does not use": (
         {
             "return self.out(x) + self.extra(x)": "return self.out(x) + "
             "(self.extra(x) if dist.get_rank() else 0)"
@@ -118,9 +98,7 @@ BROKEN = [
         {0: "loss = F.cross_entropy(model(images), labels)"},
         "find_unused_parameters",
     ),
-    Broken(
-        "ddp_digits",
-        "evaluation on rank 0 only",
+    "ddp_digits: evaluation on rank 0 only": (
         {
             "share = accuracy(model, test_loader)\n        if rank == 0:\n": "if rank == 0:\n"
             "            share = accuracy(model, test_loader)\n"
@@ -129,17 +107,13 @@ BROKEN = [
         {0: "dist.all_reduce(counts)", 1: "dist.barrier()", 2: "dist.barrier()"},
         "rank 0 calls all_reduce where ranks 1 and 2 call barrier",
     ),
-    Broken(
-        "gpt_ddp",
-        "a barrier inside the if",
+    "gpt_ddp: a barrier inside the if": (
         {"snapshot)\n        dist.barrier()": "snapshot)\n            dist.barrier()"},
         simlib.MismatchError,
         {0: "dist.barrier()", 1: "loss.backward()", 2: "loss.backward()"},
         "every rank of a group must call the same collectives in the same order",
     ),
-    Broken(
-        "gpt_ddp",
-        "the loss is reduced for rank 0 only",
+    "gpt_ddp: the loss is reduced for rank 0 only": (
         {
             "dist.reduce(loss, dst=0, op=dist.ReduceOp.SUM)\n                if self.rank == 0:": ""
             "if self.rank == 0:\n"
@@ -149,9 +123,7 @@ BROKEN = [
         {0: "dist.reduce(loss, dst=0, op=dist.ReduceOp.SUM)", 1: "dist.barrier()"},
         "rank 0 calls reduce where ranks 1 and 2 call barrier",
     ),
-    Broken(
-        "t5_fsdp",
-        "the state of the model on rank 0 only",
+    "t5_fsdp: the state of the model on rank 0 only": (
         {
             "    save(model, args.save, rank)": "    if rank == 0:\n"
             "        save(model, args.save, rank)"
@@ -160,9 +132,7 @@ BROKEN = [
         {0: "state = get_model_state_dict(model, options=options)"},
         "rank 0 waits for ranks 1 and 2, which have finished",
     ),
-    Broken(
-        "t5_fsdp",
-        "a whole weight on rank 0 only",
+    "t5_fsdp: a whole weight on rank 0 only": (
         {"gradient {norm.item()": "head {model.head.weight.full_tensor().norm()"},
         simlib.MismatchError,
         {
@@ -171,17 +141,13 @@ BROKEN = [
         },
         "rank 0 brings",
     ),
-    Broken(
-        "parameter_server",
-        "the wrong tag",
+    "parameter_server: the wrong tag": (
         {"src=SERVER, tag=WEIGHTS": "src=SERVER, tag=GRADIENTS"},
         simlib.DeadlockError,
         {0: "dist.send(weights, dst=worker, tag=WEIGHTS)"},
         "use the same tag",
     ),
-    Broken(
-        "parameter_server",
-        "one message more is awaited than comes",
+    "parameter_server: one message more is awaited than comes": (
         {"range(args.steps * workers)": "range(args.steps * workers + 1)"},
         simlib.DeadlockError,
         {
@@ -191,9 +157,7 @@ BROKEN = [
         },
         "rank 0 waits for a message of any of ranks 1 and 2",
     ),
-    Broken(
-        "parameter_server",
-        "a rank whose first layer is frozen",
+    "parameter_server: a rank whose first layer is frozen": (
         {
             "parameter.grad for parameter in model.parameters()": "parameter.grad for parameter "
             "in list(model.parameters())[rank // 2 :]"
@@ -205,46 +169,39 @@ BROKEN = [
         },
         "rank 2 sends 17 elements of float32 to rank 0, which expects 49",
     ),
-    Broken(
-        "pipeline",
-        "a rank with more micro-batches",
+    "pipeline: a rank with more micro-batches": (
         {" = args.micro_batches\n": " = args.micro_batches << (rank == 1)\n"},
         simlib.DeadlockError,
         {1: "schedule.step()"},
         "rank 1 waits for",
     ),
-    Broken(
-        "pipeline",
-        "a stage as wide as no other",
+    "pipeline: a stage as wide as no other": (
         {"*first, nn.Linear(WIDTH, WIDTH)": "*first, nn.Linear(WIDTH + (rank == 1), WIDTH)"},
         simlib.RankError,
         {1: "schedule.step()"},
         "mat1 and mat2 shapes cannot be multiplied",
     ),
-    Broken(
-        "pipeline",
-        "the last stage takes a step less",
+    "pipeline: the last stage takes a step less": (
         {"range(args.steps)": "range(args.steps - (rank == world_size - 1))"},
         simlib.DeadlockError,
         {2: "dist.barrier()"},
         "rank 2 waits for",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    "case", one_of(3, {f"{case.script}: {case.what}": case for case in BROKEN})
-)
+@pytest.mark.parametrize("case", one_of(3, {name: name for name in BROKEN}))
 def test_a_broken_script_is_told_with_the_line(case, tmp_path):
-    text = Path(path_of(case.script)).read_text(encoding="utf-8")
-    for old, new in case.changes.items():
+    name, (changes, error, lines, words) = case.partition(":")[0], BROKEN[case]
+    text = Path(path_of(name)).read_text(encoding="utf-8")
+    for old, new in changes.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    script = tmp_path / f"{case.script}.py"
+    script = tmp_path / f"{name}.py"
     script.write_text(text, encoding="utf-8")
-    with pytest.raises(case.error) as caught:
-        run_script(str(script), 3, RIGHT[case.script])
-    assert case.words in str(caught.value), caught.value
-    for rank, line in case.lines.items():
+    with pytest.raises(error) as caught:
+        run_script(str(script), 3, RIGHT[name])
+    assert words in str(caught.value), caught.value
+    for rank, line in lines.items():
         assert caught.value.sites[rank].line_text.startswith(line), caught.value
         assert caught.value.sites[rank].file == str(script)
