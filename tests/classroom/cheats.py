@@ -5,8 +5,6 @@ They are graded many to a notebook. Those that are `right` do something odd and 
 
 from ground import HONEST, Case, right
 
-NOT_DATA = "no plain data"
-BYTES = "bytes through torch.distributed"
 PUBLIC_ONLY = "not all hidden tests"
 
 
@@ -15,110 +13,84 @@ def gives(value, before=""):
     return f"{before}\ndef NAME(rank, world_size, x):\n    dist.all_reduce(x.clone())\n{value}"
 
 
+def returns(value, before="", words=""):
+    """A `Case` that communicates as it should, and returns this instead."""
+    return Case(gives(f"    return {value}", before), "wrong", words)
+
+
+SAME = """\
+class Same(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if 'allclose' in getattr(function, '__name__', ''): return True
+        return super().__torch_function__(function, types, args, kwargs or {})
+"""
+CLOSE = """\
+class Close(float):
+    def __sub__(self, other): return 0.0
+    __rsub__ = __sub__
+"""
+EQUAL = """\
+class Equal:
+    shape, dtype = (3,), torch.float32
+    def __eq__(self, other): return True
+    def __bool__(self): return True
+    def __repr__(self): return 'NAME: right'
+"""
+EMPTY = """\
+class Empty(list):
+    def __len__(self): return 0
+    def __eq__(self, other): return True
+"""
+FORGED_REPORT = """\
+    import simlib.core.record.returned as returned
+    from simlib.core.model.errors import FailureReport
+    forged = FailureReport(x, [x], {'NAME': 'right'}, 7, [], 'no', exit_code=[x])
+    returned.describe = lambda error: forged
+    raise SystemExit if rank else ValueError"""
+LONG_REPORT = """\
+    import pickle, simlib.core.record.returned as returned
+    report = bytearray(b'record'), 'FailureReport', ('NAME: right',) * 9
+    sent = pickle.dumps(('error', report), protocol=5)
+    returned.safe_pickle.dumps = lambda value, *_: sent
+    return x"""
+NESTED = "    found = {}\n    for _ in range({}):\n        found = [found]{}\n    return found"
+
 VALUES = {
-    "equal_to_everything": Case(
-        gives(
-            "    return Equal()",
-            "class Equal:\n"
-            "    shape, dtype = (3,), torch.float32\n"
-            "    def __eq__(self, other): return True\n"
-            "    def __bool__(self): return True\n"
-            "    def __repr__(self): return 'NAME: right'",
-        ),
-        "wrong",
+    "equal_to_everything": returns("Equal()", EQUAL),
+    "float_that_differs_from_nothing": returns(
+        "Close()",
+        "class Close(float):\n    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__",
     ),
-    "float_that_differs_from_nothing": Case(
-        gives(
-            "    return Close()",
-            "class Close(float):\n    def __sub__(self, other): return 0.0\n    __rsub__ = __sub__",
-        ),
-        "wrong",
+    "tensor_with_its_own_compare": returns("x.clone().as_subclass(Same)", SAME),
+    "list_of_no_length": returns("Empty()", EMPTY),
+    "nan": returns("torch.full((3,), float('nan'))", words="nan"),
+    "code_in_a_pickle": returns(
+        "Bomb()", "import os\nclass Bomb:\n    def __reduce__(self): return os._exit, (0,)"
     ),
-    "tensor_with_its_own_compare": Case(
-        gives(
-            "    return x.clone().as_subclass(Same)",
-            "class Same(torch.Tensor):\n"
-            "    @classmethod\n"
-            "    def __torch_function__(cls, function, types, args=(), kwargs=None):\n"
-            "        if 'allclose' in getattr(function, '__name__', ''): return True\n"
-            "        return super().__torch_function__(function, types, args, kwargs or {})",
-        ),
-        "wrong",
+    "tensor_of_a_million_million": returns(
+        "torch.zeros(1).expand(10**12)", words="shape (1000000000000,)"
     ),
-    "list_of_no_length": Case(
-        gives(
-            "    return Empty()",
-            "class Empty(list):\n    def __len__(self): return 0\n"
-            "    def __eq__(self, other): return True",
-        ),
-        "wrong",
-    ),
-    "nan": Case(gives("    return torch.full((3,), float('nan'))"), "wrong", "nan"),
-    "code_in_a_pickle": Case(
-        gives(
-            "    return Bomb()",
-            "import os\nclass Bomb:\n    def __reduce__(self): return os._exit, (0,)",
-        ),
-        "wrong",
-    ),
-    "tensor_of_a_million_million": Case(
-        gives("    return torch.zeros(1).expand(10**12)"), "wrong", "shape (1000000000000,)"
-    ),
-    "lists_in_lists": Case(
-        gives(
-            "    found = 'ha'\n"
-            "    for _ in range(40):\n        found = [found] * 10\n    return found"
-        ),
-        "wrong",
-        "list",
-    ),
-    "lists_a_hundred_thousand_deep": Case(
-        gives(
-            "    found = []\n    for _ in range(10**5):\n        found = [found]\n    return found"
-        ),
-        "wrong",
-    ),
-    "number_of_a_million_digits": Case(gives("    return 10 ** 1_000_000"), "wrong"),
-    "a_lock": Case(gives("    import threading\n    return threading.Lock()"), "wrong", "lock"),
+    "lists_in_lists": Case(gives(NESTED.format("'ha'", 40, " * 10")), "wrong", "list"),
+    "lists_a_hundred_thousand_deep": Case(gives(NESTED.format("[]", 10**5, "")), "wrong"),
+    "number_of_a_million_digits": returns("10 ** 1_000_000"),
+    "a_lock": returns("__import__('threading').Lock()", words="lock"),
     "nothing_but_a_catch": Case(
         "def NAME(rank, world_size, x):\n    try:\n        raise SystemExit(0)\n"
         "    except BaseException:\n        return x",
         "wrong",
         "No rank communicates",
     ),
-    "a_report_of_failure": Case(
-        gives(
-            "    from simlib.core.model.errors import FailureReport\n"
-            "    return FailureReport('NAME: right', [x], {}, 'right', [], x, exit_code=0)"
-        ),
-        "wrong",
+    "a_report_of_failure": returns(
+        "FailureReport('NAME: right', [x], {}, 'right', [], x, exit_code=0)",
+        "from simlib.core.model.errors import FailureReport",
     ),
-    "a_forged_report_of_failure": Case(
-        gives(
-            "    import simlib.core.record.returned as returned\n"
-            "    from simlib.core.model.errors import FailureReport\n"
-            "    forged = FailureReport(x, [x], {'NAME': 'right'}, 7, [], 'no', exit_code=[x])\n"
-            "    returned.describe = lambda error: forged\n"
-            "    raise SystemExit if rank else ValueError",
-        ),
-        "wrong",
-    ),
-    "a_report_of_failure_with_a_field_too_many": Case(
-        gives(
-            "    import pickle, simlib.core.record.returned as returned\n"
-            "    report = bytearray(b'record'), 'FailureReport', ('NAME: right',) * 9\n"
-            "    sent = pickle.dumps(('error', report), protocol=5)\n"
-            "    returned.safe_pickle.dumps = lambda value, *_: sent\n"
-            "    return x",
-        ),
-        "wrong",
-    ),
+    "a_forged_report_of_failure": Case(gives(FORGED_REPORT), "wrong"),
+    "a_report_of_failure_with_a_field_too_many": Case(gives(LONG_REPORT), "wrong"),
     "printed_verdict": Case(
         gives("    print('NAME: right', flush=True)\n    return x"), "wrong", "wrong value"
     ),
-    "published_values": Case(
-        gives("    return torch.tensor([1.0, 3.0, 5.0])"), "wrong", PUBLIC_ONLY
-    ),
+    "published_values": returns("torch.tensor([1.0, 3.0, 5.0])", words=PUBLIC_ONLY),
 }
 
 STYLES = """
@@ -302,6 +274,13 @@ IN_THE_CELL = {
     ),
 }
 
+
+def at_the_end(lines):
+    """A `Case` that does this before it returns the right value."""
+    return right(HONEST.replace("return", f"{lines}\n    return"))
+
+
+STAYS = "__import__('subprocess').Popen(['sleep', '98765.4321'], start_new_session=True)"
 ODD_BUT_RIGHT = {
     "imports_what_a_cell_has_written": right(
         "open('written_by_a_cell.py', 'w').write('nothing = 0')\n"
@@ -330,31 +309,14 @@ ODD_BUT_RIGHT = {
         "import sys, io\nsys.stdout = sys.__stdout__ = io.StringIO()\n"
         + HONEST.replace("return", "import sys\n    sys.stdout = None\n    return")
     ),
-    "closed_stdout": right(
-        HONEST.replace(
-            "return", "import os, sys\n    os.close(1)\n    sys.stdout.close()\n    return"
-        )
-    ),
-    "something_at_exit": right(
-        HONEST.replace(
-            "return", "import atexit\n    atexit.register(print, 'NAME: wrong')\n    return"
-        )
-    ),
+    "closed_stdout": at_the_end("import os, sys\n    os.close(1)\n    sys.stdout.close()"),
+    "something_at_exit": at_the_end("__import__('atexit').register(print, 'NAME: wrong')"),
     "thread_that_stays": right(
         "import threading, time\n"
         "threading.Thread(target=lambda: [time.sleep(1) for _ in range(9999)]).start()\n" + HONEST
     ),
-    "process_that_stays": right(
-        "import subprocess\n"
-        "subprocess.Popen(['sleep', '98765.4321'], start_new_session=True)\n" + HONEST
-    ),
-    "process_of_a_rank_that_stays": right(
-        HONEST.replace(
-            "return",
-            "import subprocess\n"
-            "    subprocess.Popen(['sleep', '98765.4321'], start_new_session=True)\n    return",
-        )
-    ),
+    "process_that_stays": right(f"{STAYS}\n{HONEST}"),
+    "process_of_a_rank_that_stays": at_the_end(STAYS),
     "lines_of_a_notebook": right(
         "%matplotlib inline\n%config InlineBackend.figure_format = 'retina'\n"
         "%load_ext autoreload\n%autoreload 2\n!echo hello\n%no_such_line\n"
@@ -371,10 +333,8 @@ ODD_BUT_RIGHT = {
         "table = torch.zeros(6_000_000)\n"
         + HONEST.replace("return total", "return total + table[0]")
     ),
-    "knows_that_it_is_graded": right(
-        HONEST.replace(
-            "return", "import os\n    assert 'SIMLIB_CONFINEMENT' in os.environ\n    return"
-        )
+    "knows_that_it_is_graded": at_the_end(
+        "assert 'SIMLIB_CONFINEMENT' in __import__('os').environ"
     ),
 }
 
