@@ -17,9 +17,13 @@ import simlib
 from simlib.cli import main as command
 from simlib.cluster.backends import MPI
 from simlib.core.record.arguments import Place, check_collective, check_message
-from simlib.core.record.fingerprints import FingerprintTable, size_of_table
 from simlib.core.record.group import RecordingGroup
-from simlib.core.record.oplog import OpLogWriter, create_shared_memory
+from simlib.core.record.oplog import (
+    FingerprintTable,
+    OpLogWriter,
+    create_shared_memory,
+    size_of_table,
+)
 from simlib.core.record.oplog_reader import OpLogReader
 from simlib.core.record.pending import StreamEnds
 from simlib.core.record.recorder import Recorder

@@ -11,8 +11,13 @@ import torch.distributed as dist
 
 import simlib
 from simlib.core.engines.processes.worlds import SharedRendezvous, World
-from simlib.core.record.fingerprints import SLOTS, FingerprintTable, size_of_table, word_for
-from simlib.core.record.oplog import create_shared_memory
+from simlib.core.record.oplog import (
+    SLOTS,
+    FingerprintTable,
+    create_shared_memory,
+    size_of_table,
+    word_for,
+)
 
 
 def verdict(function, world_size, error, **options):

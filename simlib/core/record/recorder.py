@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..environment import FOLDER
 from ..model.errors import InvalidCallError
-from .fingerprints import FingerprintTable, word_for
+from .oplog import FingerprintTable, word_for
 from .pending import Pending, StreamEnds
 
 if TYPE_CHECKING:

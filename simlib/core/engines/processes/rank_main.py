@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ...record import backend, returned, safe_pickle
-from ...record.fingerprints import FingerprintTable
-from ...record.oplog import CAPACITY, OpLogWriter
+from ...record.oplog import CAPACITY, FingerprintTable, OpLogWriter
 from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS

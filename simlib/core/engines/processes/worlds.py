@@ -22,8 +22,8 @@ import threading
 from pathlib import Path
 
 from ...environment import uninterrupted
-from ...record import fingerprints, safe_pickle
-from ...record.oplog import CAPACITY, create_shared_memory
+from ...record import safe_pickle
+from ...record.oplog import CAPACITY, create_shared_memory, size_of_table
 from ...record.oplog_reader import OpLogReader
 from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
@@ -72,7 +72,7 @@ class SharedRendezvous:
 
     def __init__(self, world_size):
         self._store = create_store()
-        size = fingerprints.size_of_table(world_size)
+        size = size_of_table(world_size)
         self._table = create_shared_memory("simlib-fingerprints", size)
         self._fingerprints = mmap.mmap(self._table, size)
 
