@@ -3,9 +3,13 @@
 import pytest
 
 
-def one_of(number, cases):
-    """Parameters of a test from ``{id: value}``: every so many is quick, the first among them."""
+def one_of(number, cases, first=0):
+    """Parameters of a test from ``{id: values}``: every so many is quick, from the first on."""
     return [
-        pytest.param(value, id=name, marks=pytest.mark.slow if place % number else ())
-        for place, (name, value) in enumerate(cases.items())
+        pytest.param(
+            *(values if isinstance(values, tuple) else (values,)),
+            id=name,
+            marks=pytest.mark.slow if (place - first) % number else (),
+        )
+        for place, (name, values) in enumerate(cases.items())
     ]
