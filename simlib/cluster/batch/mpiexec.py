@@ -122,6 +122,10 @@ class Resources:
         path = str(self.working_dir)
         return path if path.startswith("~") else os.path.join(here, path)
 
+    def threads(self) -> int:
+        """How many threads torch takes in each rank."""
+        return self.cpus_per_rank or 1
+
 
 REFUSE = """\
 host=$(uname -n)

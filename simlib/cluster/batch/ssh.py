@@ -26,6 +26,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,20 @@ class Ssh:
         """Where the ranks run, in words."""
         where = self.to.place
         return f"{self.host}" if where == "this machine" else f"{where}, by {self.host}"
+
+    @property
+    def hosts(self) -> Sequence[str] | None:
+        """The hosts, where they are named."""
+        return getattr(self.to, "hosts", None)
+
+    uses_mpi = property(attrgetter("to.uses_mpi"), doc="Whether ranks ask MPI who they are.")
+    time_limit = property(attrgetter("to.time_limit"), doc="In seconds, for the ranks.")
+    gpus_per_rank = property(attrgetter("to.gpus_per_rank"), doc="See `Resources`.")
+    threads = property(attrgetter("to.threads"), doc="See `Resources.threads`.")
+
+    def cwd(self, here: str) -> str:
+        """This one: that of the ranks, the far side finds."""
+        return here
 
     def check(self, world_size: int) -> None:
         """Refuse more ranks than there is room for."""

@@ -135,7 +135,7 @@ def prepare(
     within = [folder.file("cancel"), *([about["within"]] if about["within"] else [])]
     plan |= {
         "command": command,
-        "time_limit": _started_by(to).time_limit,
+        "time_limit": to.time_limit,
         "cancelled_by": [str(path) for path in within],
         "world_size": about["world_size"],
         "timeout_s": about["timeout_s"],
@@ -226,7 +226,7 @@ def submit(
     by_keyword = Faults(slow=slow, kill=kill, on_death=on_death)
     wrong = checked_faults(either("faults", faults, by_keyword), world_size)
     if backend != "gloo":  # which ranks have wherever they are, and however they are started
-        _check_backend(backend, _started_by(to).uses_mpi, wrong.on_death)
+        _check_backend(backend, to.uses_mpi, wrong.on_death)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
     refuse_foreign("submit", plan, restart_s="simulate")
@@ -263,11 +263,6 @@ def _check_place(to: object, world_size: int) -> None:
     to.check(world_size)
 
 
-def _started_by(to: Any) -> Any:
-    """What starts the ranks: of `Ssh`, what the far side does with the job."""
-    return to.to if isinstance(to, Ssh) else to
-
-
 def _command(to: Mpiexec | Queued | Ssh, world_size: int) -> list[str]:
     """What starts the ranks; of `Ssh` nothing, as the far side knows which launcher it has."""
     return [] if isinstance(to, Ssh) else to.command(world_size, to.program())
@@ -291,17 +286,16 @@ def _request(
 
 def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[str, Any]:
     """What ``job.json`` says of where the ranks run, and of what they must find there."""
-    there = _started_by(to)
     return {
         "world_size": world_size,
         "to": to.place,
-        "hosts": getattr(there, "hosts", None),
-        "uses_mpi": there.uses_mpi,
+        "hosts": getattr(to, "hosts", None),
+        "uses_mpi": to.uses_mpi,
         "versions": versions(),
         "log_format": FORMAT,
-        "cwd": there.cwd(cwd),
-        "threads": there.cpus_per_rank or 1,
-        "gpus_per_rank": there.gpus_per_rank,
+        "cwd": to.cwd(cwd),
+        "threads": to.threads(),
+        "gpus_per_rank": to.gpus_per_rank,
         "root": str(ROOT),
         "environ": {},
         "within": None,
@@ -335,8 +329,9 @@ def noting_refusal(folder: JobFolder) -> Iterator[None]:
 def _packed_plan(
     to: Mpiexec | Queued | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
 ) -> bytes:
-    try:  # where it begins anew, it is there already
-        return cloudpickle.dumps((_started_by(to), plan, kill), protocol=5)
+    to = to.to if isinstance(to, Ssh) else to  # where it begins anew, it is there already
+    try:
+        return cloudpickle.dumps((to, plan, kill), protocol=5)
     except Exception as error:
         raise InvalidCallError(
             "on_restart cannot be sent to where the job begins anew, in another process "
