@@ -297,7 +297,7 @@ def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[
         "threads": to.threads(),
         "gpus_per_rank": to.gpus_per_rank,
         "root": str(ROOT),
-        "environ": {},
+        "environ": {"TORCHELASTIC_RESTART_COUNT": "0"},
         "within": None,
         "submitted": time.time(),
     }
