@@ -83,6 +83,18 @@ def test_a_file_that_is_replaced_meanwhile_is_whole_at_the_next_look(sides):
     assert (here / "rank-0.json").read_text() == "at last"
 
 
+@pytest.mark.parametrize("call", ["replace", "utime"])
+def test_what_a_kernel_leaves_that_dies_over_a_file_is_brought_anew(sides, monkeypatch, call):
+    there, here = sides
+    (there / "rank-0.json").write_text("all")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(os, call, full)
+        fetch(there, here)
+    fetch(there, here)
+    assert os.listdir(here) == ["rank-0.json"] and (here / "rank-0.json").read_text() == "all"
+    assert fetch(there, here) == []
+
+
 def test_the_far_side_names_no_files_elsewhere(sides):
     names = ["../evil", "/tmp/evil", ".ssh", "a/b", "attempt-1/../../evil", *remote_state.OWN]
     names += ["attempt-1/remote.json", "attempt-1/native.json"]
@@ -140,6 +152,15 @@ def test_what_is_printed_before_the_first_word_and_the_answer_is_passed_over():
     with pytest.raises(JobError, match="so it is"):
         line.ask({"do": "hello"})
     line._drop()
+
+
+def test_ssh_tells_of_the_ranks_what_the_place_there_tells():
+    needs = {"time_limit": 9, "gpus_per_rank": 1, "cpus_per_rank": 3}
+    to = simlib.Ssh("login", simlib.Slurm(nodes=2, **needs))
+    assert (to.hosts, to.uses_mpi, to.cwd("/here")) == (None, False, "/here")
+    assert (to.time_limit, to.gpus_per_rank, to.threads()) == (9, 1, 3)
+    on_hosts = simlib.Ssh("login", simlib.Mpiexec(hosts=["a"]))
+    assert (list(on_hosts.hosts), on_hosts.uses_mpi, on_hosts.threads()) == (["a"], True, 1)
 
 
 def test_the_home_folder_is_the_far_shells():
@@ -283,7 +304,7 @@ def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path, monkeypatch):
     assert not (job.path / "cancel").exists()
 
 
-def full(*_):
+def full(*_, **named):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -113,9 +113,9 @@ def take(folder: Path, messages: list[dict[str, Any]], body: bytes) -> None:
             continue
         draft = path.with_name(f".{path.name}{DRAFT}")
         _write(draft, at, content)
-        os.utime(draft, ns=(time_ns, time_ns))
         if at + len(content) == size:
-            os.replace(draft, path)
+            draft = draft.replace(path)
+        os.utime(draft, ns=(time_ns, time_ns))  # last: a kernel that dies before has it sent anew
 
 
 def _is_brought(name: str) -> bool:
