@@ -261,9 +261,8 @@ class _Rounds(Layers):
         algorithm, ranks, rounds = widgets.values()
 
         def set_last(_change=None):
-            rounds.max = len(
-                steps_of(algorithm.value, ranks.value).rounds
-            )  # a larger value follows
+            steps = steps_of(algorithm.value, ranks.value)
+            rounds.max = len(steps.rounds)  # a larger value follows
 
         for control in (algorithm, ranks):
             control.observe(set_last, names="value")
