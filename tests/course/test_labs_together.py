@@ -9,6 +9,8 @@ from math import inf
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from IPython.core.formatters import DisplayFormatter
 from lab_pictures import check_places_of_words, check_shown, move_at_random, shown
 
@@ -46,13 +48,14 @@ def plan_lab(**named):
     return labs.plan_lab(JOBS, **named)
 
 
-def compute(rank, world_size):
+def compute_and_meet(rank, world_size):
     simlib.compute(seconds=1e-3 * (rank + 1))
+    dist.all_reduce(torch.ones(1))
 
 
 @cache
 def runs():
-    return labs.simulate_sizes(compute, (2, 3), slow=(1, 3))
+    return labs.simulate_sizes(compute_and_meet, (2, 3), slow=(1, 3))
 
 
 def draw_world_size(world_size=2, slow=1):
