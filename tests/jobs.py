@@ -63,6 +63,24 @@ def processes_of(job):
     return found
 
 
+def keepers_of_rank_1(job):
+    """Its parents: supervisor, start.py, and "proxy", hydra_pmi_proxy or slurmstepd."""
+    log = str(job.path / "rank-1.log")
+    found = [pid for pid in psutil.pids() if _maps(pid, log)]
+    (rank,) = (one for one in map(psutil.Process, found) if one.ppid() in found)
+    return {
+        name: parent.pid
+        for name, parent in zip(("supervisor", "start.py", "proxy"), rank.parents(), strict=False)
+    }
+
+
+def _maps(pid, path):
+    try:
+        return path in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
 def by_job(function, world_size, args=(), **options):
     """As `simlib.run`, but by a job; when it is over nothing runs any more."""
     with tempfile.TemporaryDirectory() as folder:

@@ -117,6 +117,15 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     assert (tmp_path / "trace.json").exists()
 
 
+def test_a_script_whose_ranks_wait_for_each_other_is_told_by_its_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    written(tmp_path, f"{text}dist.recv(torch.zeros(1), src=1 - dist.get_rank())\n")
+    assert main(["submit", "-n", "2", "--follow", "script.py"]) == 1
+    said = capfd.readouterr().err
+    assert "ranks 0 and 1 wait for each other" in said and "script.py, line 3" in said
+
+
 def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, "print('here', flush=True)\nimport time\ntime.sleep(1000)\n")
@@ -206,8 +215,8 @@ def place_of(words):
             simlib.Slurm(nodes=1, launcher="mpiexec", login="ssh"),
         ),
         (
-            "-n 2 --slurm --mpi pmix --cpus-per-rank 4 --gpus-per-rank 1",
-            simlib.Slurm(1, 2, mpi="pmix", cpus_per_rank=4, gpus_per_rank=1),
+            "-n 2 --slurm --mpi pmix --cpus-per-rank 4 --gpus-per-rank 1 --memory 2G",
+            simlib.Slurm(1, 2, mpi="pmix", cpus_per_rank=4, gpus_per_rank=1, memory="2G"),
         ),
         ("-n 2 --slurm --stage", simlib.Slurm(nodes=1, ranks_per_node=2, stage=True)),
         ("-n 2 --hosts a,b --stage", simlib.Mpiexec(hosts=["a", "b"], stage=True)),

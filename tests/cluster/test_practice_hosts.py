@@ -34,6 +34,16 @@ lines = world.gather(f"{world.rank} of {world.size} on {socket.gethostname()}: {
 if lines:
     print("\\n".join(lines))
 """
+GLOO = """
+import os, torch, torch.distributed as dist
+rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+dist.init_process_group("gloo", "tcp://node1:29500", rank=rank, world_size=size)
+x = torch.tensor([1.0 + rank])
+dist.all_reduce(x)
+print(x.item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
 RECEIVE = """
 import socket
 server = socket.create_server(("", 5000))
@@ -210,6 +220,13 @@ def test_mpiexec_and_srun_start_ranks_on_two_nodes(cluster):
     for words in (MPIEXEC, ["srun", "--mpi=pmi2", "-N", 2, "-n", 2]):
         seen = printed(cluster, "login", [*words, sys.executable, "-c", HELLO])
         assert seen == "0 of 2 on node1: 3\n1 of 2 on node2: 3\n"
+
+
+def test_gloo_connects_nodes_by_the_interface_that_is_named(cluster):
+    # Buffered, a line is written in one piece: two ranks' lines stay apart.
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "PYTHONUNBUFFERED": ""}
+    seen = printed(cluster, "login", [*MPIEXEC, sys.executable, "-c", GLOO], env=env)
+    assert seen == "3.0\n3.0\n"
 
 
 def test_a_batch_job_can_be_submitted_and_cancelled(cluster, tmp_path):

@@ -159,9 +159,9 @@ def test_without_slurm_here_or_on_the_login_host(slurm, folder, monkeypatch, tmp
         ("PD:Priority", "queued", "other jobs are before it"),
         ("PD:None", "queued", ""),
         (
-            "PD:ReqNodeNotAvail, or",
+            "PD:ReqNodeNotAvail, UnavailableNodes:node2",
             "queued",
-            "the queue says 'ReqNodeNotAvail, or', which may last",
+            "the queue says 'ReqNodeNotAvail, UnavailableNodes:node2', which may last for ever",
         ),
         ("R:None", "active", ""),
         ("CG:None", "active", ""),

@@ -292,6 +292,7 @@ def test_the_judge_sees_the_logs_of_other_hosts(laptop):
     error = failure(laptop.stage(main))
     assert isinstance(error, simlib.DeadlockError)
     assert "ranks 0 and 1 wait for each other" in str(error)
+    assert error.run.trace.of_rank(0) and error.sites
 
 
 def test_ranks_here_and_there_and_one_that_dies(laptop):

@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import errno
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import WAIT_S, failure, fake_launcher, processes_of, submitted, wait_until
+from jobs import (
+    WAIT_S,
+    failure,
+    fake_launcher,
+    keepers_of_rank_1,
+    processes_of,
+    submitted,
+    wait_until,
+)
 
 import simlib
 from simlib.cluster.batch.mpiexec import check_versions, versions
@@ -95,11 +105,22 @@ def test_an_exception_of_a_rank(tmp_path):
 
 
 def test_no_progress(tmp_path):
+    """The silence that counts is that at work: on the way there rank 1 seems to print."""
+
     def main(rank, world_size):
+        if rank == 0:
+            print("at work", flush=True)
         while rank == 0:
             pass
 
-    error = failure(submitted(main, 2, tmp_path, timeout_s=1))
+    def is_at_work():
+        job.path.joinpath("rank-1.out").write_text("." * next(lengths))
+        output = job.path / "rank-0.out"
+        return output.exists() and output.read_text() == "at work\n"
+
+    job, lengths = submitted(main, 2, tmp_path, timeout_s=1), itertools.count(1)
+    wait_until(is_at_work)
+    error = failure(job)
     assert isinstance(error, simlib.StuckError)
     assert error.sites[0].line_text in ("while rank == 0:", "pass")
 
@@ -118,6 +139,20 @@ def test_cancel(tmp_path):
     assert job.status == "cancelled"
     wait_until(lambda: not processes_of(job))
     assert "sleeping-1 was cancelled" in str(failure(job))
+
+
+@pytest.mark.parametrize(
+    ("keeper", "words"),
+    [("supervisor", "the process that .* signal 9"), ("start.py", "the process that looked after")],
+)
+def test_a_rank_is_gone_with_who_looks_after_it(tmp_path, keeper, words):
+    job = submitted(sleeping, 2, tmp_path)
+    wait_until(lambda: job.path.joinpath("rank-1.out").exists())
+    os.kill(keepers_of_rank_1(job)[keeper], signal.SIGKILL)
+    error = failure(job)
+    assert isinstance(error, simlib.RankDiedError)
+    assert re.match(f"rank 1 on {os.uname().nodename} is gone: {words}", str(error)), error
+    wait_until(lambda: not processes_of(job))
 
 
 def test_an_mpiexec_of_another_mpi(tmp_path):
@@ -237,7 +272,7 @@ def test_a_job_begins_anew_with_those_that_are_left(tmp_path):
 
     def told(restart):
         died = list(restart.run.deaths), type(restart.error).__name__
-        seen.write_text(f"{restart.count} {restart.world_size} {died}")
+        seen.write_text(f"{restart.count} {restart.world_size} {died} {restart.error.exitcodes}")
 
     job = submitted(
         resumed, 4, tmp_path, tmp_path / "saved", restarts=2, min_ranks=2, on_restart=told
@@ -248,7 +283,7 @@ def test_a_job_begins_anew_with_those_that_are_left(tmp_path):
     first, last = run.attempts
     assert last is run and list(first.deaths) == [2] and first.world_size == 4
     assert 0 == first.began_s < first.deaths[2] <= last.began_s
-    assert seen.read_text() == "1 3 ([2], 'RankDiedError')"
+    assert seen.read_text() == "1 3 ([2], 'RankDiedError') {2: -9}"
     again = simlib.Job(job.path).result(0)
     assert [len(attempt.results) for attempt in again.attempts] == [4, 3]
     assert [job.name for job in simlib.jobs(job.path.parent)] == [job.name]
@@ -362,6 +397,23 @@ def test_what_on_restart_raises_is_told(tmp_path, told, error):
     assert not job.path.joinpath("attempt-2").exists()
 
 
+class ByEnvironment(simlib.Mpiexec):
+    """As on nodes without mpi4py."""
+
+    uses_mpi = False
+
+
+def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
+    def main(rank, world_size):
+        x = torch.tensor([rank + 1])
+        dist.all_reduce(x)
+        return x.item(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+    environ = "lambda rank, size: {'SLURM_PROCID': str(rank), 'SLURM_NTASKS': str(size)}"
+    to = ByEnvironment(launcher=fake_launcher(tmp_path, environ), time_limit=WAIT_S)
+    assert submitted(main, 2, tmp_path, to=to).result(WAIT_S).results == [(3, "0")] * 2
+
+
 def test_a_node_with_another_torch():
     check_versions(versions())
     with pytest.raises(simlib.JobError, match=r"has torch .*, the notebook 1\.13\.1: install the"):
@@ -395,31 +447,36 @@ import os, sys, time, simlib
 def main(rank, world_size):
     while not os.path.exists({go!r}):
         time.sleep(0.05)
+    print("from rank", rank)
     return rank
 
 if __name__ == "__main__":
-    simlib.submit(main, 1, to=simlib.Mpiexec(time_limit={limit}), folder={jobs!r})
-    print("submitted")
+    simlib.submit(main, 2, to=simlib.Mpiexec(time_limit={limit}), folder={jobs!r})
+    print("submitted", flush=True)
+    os.kill(os.getpid(), {number})
 """
 
 
-def test_who_reads_the_output_by_a_pipe_does_not_wait_for_the_job(tmp_path):
+@pytest.mark.parametrize("number", [0, signal.SIGKILL], ids=["ends", "is killed"])
+def test_a_job_outlives_its_kernel_and_holds_no_pipe_of_its_open(tmp_path, number):
     go, jobs = tmp_path / "go", tmp_path / "jobs"
     script = tmp_path / "script.py"
-    script.write_text(PIPED.format(go=str(go), jobs=str(jobs), limit=WAIT_S))
+    script.write_text(PIPED.format(go=str(go), jobs=str(jobs), limit=WAIT_S, number=int(number)))
     reader, writer = os.pipe()  # a file beside stdout and stderr, that is inherited too
     done = subprocess.run(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         pass_fds=[writer], timeout=WAIT_S,
     )  # fmt: skip
     os.close(writer)
-    assert done.stdout == b"submitted\n"
+    assert (done.returncode, done.stdout) == (-number, b"submitted\n")
     assert os.read(reader, 1) == b""
     os.close(reader)
     (job,) = simlib.jobs(jobs)
     assert job.status in ("queued", "active")
     go.touch()
-    assert job.result(WAIT_S).results == [0]
+    run = job.result(WAIT_S)
+    assert run.results == [0, 1]
+    assert run.output == ["from rank 0\n", "from rank 1\n"]
 
 
 @pytest.mark.parametrize(
