@@ -187,7 +187,6 @@ def test_looking_in_between_changes_nothing(situation, looks):
 
 def test_the_oracle_itself():
     # Two links of 1, three flows: one on both, one on each; 1/2 everywhere.
-
     flows = [Flow(0, 1, ("a", "b")), Flow(0, 1, ("a",)), Flow(0, 1, ("b",))]
     half = Fraction(1, 2)
     assert fair_rates(flows, {"a": Fraction(1), "b": Fraction(1)}) == [half, half, half]

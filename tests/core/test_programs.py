@@ -23,6 +23,11 @@ def test_right_program_is_left_alone(program):
     assert on_processes(program, strict=True).findings == []
 
 
+def test_thousands_of_ops_are_all_recorded():
+    trace = on_processes(programs.RIGHT["three_thousand_all_reduces"], strict=True).trace
+    assert len(trace) == 6000 and len(trace.collectives) == 3000
+
+
 def compute_without_end():
     while True:
         pass

@@ -71,6 +71,17 @@ def test_chains_of_every_small_shape(kind, late, reduce_Bps):
         assert ends == pytest.approx(wanted, rel=1e-12), (n, chunks, nbytes)
 
 
+def test_messages_that_are_alike_but_not_their_rates_are_not_taken_together():
+    # Recursive doubling among 12: 8 take part, 2 in a node of 4 that has folded ones, 4 in one
+    # that has none; so at distance 2 and 4 the links of the nodes are shared by 2, or by 4.
+    cluster = Cluster(3, 4, SECOND, Link(0.5, inf))
+    for name, n in product(("recursive_doubling", "rabenseifner"), range(2, 13)):
+        found = schedule("all_reduce", n, 800, name, itemsize=4)
+        wanted = time_of_messages(found, Topology(cluster, n), np.arange(n), np.zeros(n))
+        ends = scale.ends_of("all_reduce", n, 800, cluster, name)
+        assert ends == pytest.approx(wanted, rel=1e-12), (name, n)
+
+
 @pytest.mark.parametrize("kind, name", CLOSED_FORMS)
 def test_closed_forms(kind, name):
     numbers = (2, 3, 4, 5, 7, 8, 16, 31, 33, 64)

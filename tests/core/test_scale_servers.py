@@ -83,9 +83,10 @@ def test_servers_take_as_long_as_simulated(name, asynchronous, numbers, update_s
     elements = 20_002
     args = workers, elements, compute_s.tolist(), update_s, asynchronous
     run = simlib.simulate(parameter_server, workers + number, args, cluster=cluster)
+    forward_s = compute_s / 4
     steps = scale.parameter_server_time(
-        4 * elements, workers, number, cluster, forward_s=compute_s / 2, update_s=update_s,
-        backward_s=compute_s / 2, asynchronous=asynchronous, steps=4,
+        4 * elements, workers, number, cluster, forward_s=forward_s, update_s=update_s,
+        backward_s=compute_s - forward_s, asynchronous=asynchronous, steps=4,
     )  # fmt: skip
     assert steps.end_s.T == pytest.approx(np.array(run.results[:workers]), rel=1e-9)
     assert steps.time_s == pytest.approx(run.time_s, rel=1e-9)

@@ -130,6 +130,24 @@ def test_receives_of_any_source_take_messages_by_their_virtual_arrival(receiver_
         assert simlib.simulate(main, 4, cluster=flat(4), **options).results[0] == [2, 3, 1]
 
 
+@pytest.mark.parametrize(
+    ("placement", "step_s"),
+    [
+        ("block", 1 + 10 + 1),  # one message leaves each node: alone on 100 B/s
+        ("round_robin", 1 + 10 + 2),  # two leave each node: 50 B/s each
+        ([0, 1, 1, 0], 1 + 10 + 1),
+    ],
+)
+def test_a_ring_step_by_placement(placement, step_s):
+    def step(rank, n):
+        request = dist.isend(floats(100), (rank + 1) % n)
+        dist.recv(floats(100), (rank - 1) % n)
+        request.wait()
+
+    cluster = Cluster(2, 2, inter=Link(10.0, 100.0), intra=Link(1.0, 100.0))
+    assert simlib.simulate(step, 4, cluster=cluster, placement=placement).time_s == step_s
+
+
 def test_the_wire_has_the_messages_of_a_collective():
     def main(rank, n):
         dist.all_reduce(floats(400))

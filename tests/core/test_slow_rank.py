@@ -148,6 +148,8 @@ def test_noise_is_that_of_a_simulation():
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_what_is_really_computed_takes_longer(factor):
     def main(rank, n):
+        first_s = burn(0.01)
+        dist.barrier()
         with written_down() as sleeps:
             computed_s = [burn(0.01)]
             dist.barrier()
@@ -157,17 +159,18 @@ def test_what_is_really_computed_takes_longer(factor):
             computed_s.append(burn(0.02))
             request.wait()
             before_wait = sum(sleeps) - before_op
-        return computed_s, [before_op, before_wait], burn(0.01)
+        return computed_s, [before_op, before_wait], first_s, burn(0.01)
 
     run = simlib.run(main, 2, slow={1: factor})
     assert run.results[0][1] == [0, 0]
-    computed_s, slept_s, after_s = run.results[1]
+    computed_s, slept_s, first_s, last_s = run.results[1]
     for computed, slept in zip(computed_s, slept_s, strict=True):
         assert slept >= (factor - 1) * computed - slow_rank.LEAST_S
     assert factor > 1 or slept_s == [0, 0]
     # The record shows the stretch as computing; a sleep is never shorter.
-    left_s = run.trace.spans[1][1] - run.trace.of_rank(1)[-1].end_s
-    assert left_s >= factor * after_s - slow_rank.LEAST_S
+    ops, (entered_s, left_s) = run.trace.of_rank(1), run.trace.spans[1]
+    assert ops[0].post_s - entered_s >= factor * first_s - slow_rank.LEAST_S
+    assert left_s - ops[-1].end_s >= factor * last_s - slow_rank.LEAST_S
 
 
 def test_the_factor_of_what_is_computed_is_that_of_its_op():

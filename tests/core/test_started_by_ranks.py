@@ -83,7 +83,7 @@ def test_many_threads_take_their_sum_in_any_order():
 def test_of_a_thread_compute_takes_its_ranks_time_and_fetching_none():
     run = simulated(lambda rank, n: in_a_thread(lambda: simlib.compute(seconds=0.002)))
     assert run.time_s == 0.002
-    run = simulated(lambda rank, n: in_a_thread(lambda: torch.arange(10.0).clone()))
+    run = simulated(lambda rank, n: in_a_thread(lambda: torch.arange(10.0).reshape(2, 5).clone()))
     assert run.time_s == 0
 
 

@@ -1,4 +1,4 @@
-"""Times of collectives: against `Network` message by message, closed forms, examples by hand."""
+"""Times of collectives: against programs of their ranks in fractions, and examples by hand."""
 
 from __future__ import annotations
 

@@ -319,16 +319,11 @@ def only_read_by_several(rank, n):
     )
 
 
-NO_RACES = [
-    *(parts_of_one_tensor, a_part_of_what_it_gets, another_part_of_the_tensor),
-    only_read_by_several,
-]
-
-
-@pytest.mark.parametrize("function", NO_RACES)
-def test_what_is_only_read_or_lies_apart_is_no_race(function):
-    for engine in (simlib.run, simlib.simulate):
-        assert engine(function, 2).findings == []
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_what_is_only_read_or_lies_apart_is_no_race(engine):
+    apart = parts_of_one_tensor, a_part_of_what_it_gets, another_part_of_the_tensor
+    for function in (*apart, only_read_by_several):
+        assert engine(function, 2).findings == [], function
 
 
 def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
@@ -360,17 +355,24 @@ def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
     assert any("in another admissible order" in race.message for races in found for race in races)
 
 
-def test_what_is_left_over_is_found():
+def test_what_is_left_over_is_found_and_a_message_whose_request_was_dropped_arrives():
     def main(rank, n):
+        x = torch.zeros(1)
         if rank == 0:
             dist.isend(torch.ones(1), 1)
+            dist.isend(torch.ones(1), 1, tag=1)
+        else:
+            dist.recv(x, 0, tag=1)
         dist.all_reduce(torch.ones(1), async_op=True)
+        return x.item()
 
-    messages = [str(finding) for finding in simlib.run(main, 2).findings]
-    assert len(messages) == 2
-    assert messages[0].startswith("unfinished: rank 0: isend(dst=1) (test_verdicts.py, line ")
-    assert messages[0].endswith("was never received")
-    assert messages[1].startswith("unfinished: ranks 0 and 1: all_reduce (")
+    run = simlib.run(main, 2)
+    assert run.results[1] == 1.0
+    lost, dropped, reduction = [str(finding) for finding in run.findings]
+    assert lost.startswith("unfinished: rank 0: isend(dst=1) (test_verdicts.py, line ")
+    assert lost.endswith("was never received")
+    assert "isend(dst=1, tag=1)" in dropped and "was never waited for" in dropped
+    assert reduction.startswith("unfinished: ranks 0 and 1: all_reduce (")
     assert verdict(main, 2, simlib.UnfinishedError, strict=True).kind == "unfinished"
 
 

@@ -3,7 +3,7 @@
 ``python -m tests.programs NAME`` prints what simlib says of one of them.
 """
 
-from . import (  # noqa: F401  # noqa: F401  # noqa: F401
+from . import (  # noqa: F401
     right_collectives,
     right_groups,
     right_p2p,

@@ -118,16 +118,7 @@ class Programs:
         assert x[1].tolist() == [8, 10, 12, 14] and column.tolist() == [2, 10, 18]
 
     def many_dtypes(rank, n=3):
-        for name in (
-            "uint8",
-            "int8",
-            "int32",
-            "int64",
-            "float16",
-            "bfloat16",
-            "float32",
-            "float64",
-        ):
+        for name in "uint8 int8 int32 int64 float16 bfloat16 float32 float64".split():
             x = torch.ones(3, dtype=getattr(torch, name))
             dist.all_reduce(x)
             assert x.tolist() == [3, 3, 3]
@@ -343,11 +334,8 @@ class Programs:
         assert x.eq(n).all()
 
     def one_tensor_gathered_twice_at_once(rank, n=2):
-        x, whole, parts = (
-            torch.full((2,), float(rank)),
-            torch.zeros(4),
-            [torch.zeros(2), torch.zeros(2)],
-        )
+        x, whole = torch.full((2,), float(rank)), torch.zeros(4)
+        parts = [torch.zeros(2), torch.zeros(2)]
         requests = [
             dist.all_gather_into_tensor(whole, x, async_op=True),
             dist.all_gather(parts, x, async_op=True),

@@ -115,7 +115,10 @@ class Deadlocks:
 class Mismatches:
     def one_reduces_the_other_broadcasts(rank, n=2):
         x = torch.ones(1)
-        dist.all_reduce(x) if rank == 0 else dist.broadcast(x, src=0)  # <- every rank
+        if rank == 0:
+            dist.all_reduce(x)  # <- rank 0
+        else:
+            dist.broadcast(x, src=0)  # <- rank 1
 
     def one_of_four_calls_reduce(rank, n=4):
         x = torch.ones(1)

@@ -61,11 +61,8 @@ class Invalid:
         dist.all_to_all([torch.zeros(1) for _ in range(3)], three)  # <- every rank
 
     def all_to_all_of_uneven_parts(rank, n=2):
-        inputs, outputs = (
-            [torch.ones(1), torch.ones(3)],
-            [torch.empty(1 + 2 * rank) for _ in range(n)],
-        )
-        dist.all_to_all(outputs, inputs)  # <- every rank
+        outputs = [torch.empty(1 + 2 * rank) for _ in range(n)]
+        dist.all_to_all(outputs, [torch.ones(1), torch.ones(3)])  # <- every rank
 
     def output_of_all_gather_into_tensor_is_too_small(rank, n=2):
         dist.all_gather_into_tensor(torch.zeros(3), torch.ones(2))  # <- every rank

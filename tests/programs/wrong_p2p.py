@@ -39,7 +39,10 @@ class Deadlocks:
 
     def tag_of_another_message(rank, n=2):
         x = torch.ones(1)
-        dist.send(x, 1, tag=1) if rank == 0 else dist.recv(x, 0, tag=2)  # <- every rank
+        if rank == 0:
+            dist.send(x, 1, tag=1)  # <- rank 0
+        else:
+            dist.recv(x, 0, tag=2)  # <- rank 1
 
     def tags_received_in_another_order(rank, n=2):
         x = torch.ones(1)
@@ -187,7 +190,10 @@ class Deadlocks:
 
     def send_meets_a_collective(rank, n=2):
         x = torch.ones(1)
-        dist.send(x, 1) if rank == 0 else dist.all_reduce(x)  # <- every rank
+        if rank == 0:
+            dist.send(x, 1)  # <- rank 0
+        else:
+            dist.all_reduce(x)  # <- rank 1
 
     def recv_before_a_barrier_send_after_it(rank, n=2):
         x = torch.ones(1)
@@ -227,10 +233,16 @@ class Mismatches:
         wait_all(dist.batch_isend_irecv(ops))  # <- every rank
 
     def recv_is_too_small(rank, n=2):
-        dist.send(torch.ones(4), 1) if rank == 0 else dist.recv(torch.zeros(2), 0)  # <- every rank
+        if rank == 0:
+            dist.send(torch.ones(4), 1)  # <- rank 0
+        else:
+            dist.recv(torch.zeros(2), 0)  # <- rank 1
 
     def recv_is_too_large(rank, n=2):
-        dist.send(torch.ones(4), 1) if rank == 0 else dist.recv(torch.zeros(8), 0)  # <- every rank
+        if rank == 0:
+            dist.send(torch.ones(4), 1)  # <- rank 0
+        else:
+            dist.recv(torch.zeros(8), 0)  # <- rank 1
 
     def float_received_as_int(rank, n=2):
         if rank == 0:
