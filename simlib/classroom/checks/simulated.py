@@ -43,6 +43,7 @@ class Simulated:
     at_least_flops: Callable | None = field(default=None, kw_only=True)
 
     part = TIME
+    counts_memory = False
 
     @property
     def rule(self) -> Rule:
@@ -87,7 +88,7 @@ class Simulated:
 
     def start(self, timeout_s: float) -> Callable:
         """What runs a rank function here: called as ``simlib.run`` is."""
-        options: dict[str, Any] = {"memory": True} if self.part == MEMORY else {}
+        options: dict[str, Any] = {"memory": True} if self.counts_memory else {}
         return functools.partial(simulate, cluster=self.cluster, timeout_s=timeout_s, **options)
 
 
@@ -145,6 +146,7 @@ class Fits(Simulated):
     hint: str | Callable = ""
 
     part = MEMORY
+    counts_memory = True
 
     def too_much(self, run, given):
         largest, most = largest_of(run), self.bound_bytes(*given)

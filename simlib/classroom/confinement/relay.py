@@ -172,6 +172,7 @@ class Exchange:
         return Group(name, ranks)
 
     def _message(self, rank, number, kind, words):
+        """``content`` is what is sent; of a receive a dtype and the number of elements."""
         name, ranks, peer, tag, content = words
         group = self._group(rank, name, ranks)
         is_named = type(peer) is int and 0 <= peer < len(ranks) and ranks[peer] != rank
@@ -193,6 +194,7 @@ class Exchange:
         getattr(self._mailboxes[key], "send" if kind == "send" else "receive")(post)
 
     def _collective(self, rank, number, kind, words):
+        """``sort`` is what must agree: dtype, shapes and splits."""
         name, ranks, root, op, brings, sort, takes, nbytes = words
         group = self._group(rank, name, ranks)
         position = ranks.index(rank)

@@ -27,7 +27,7 @@ from ..checks.complaints import (
     worst_of,
 )
 from ..checks.verdict import RIGHT
-from ..parts import MEMORY, TIME, VALUE, parts_of
+from ..parts import VALUE, parts_of
 from .score import ALLOWED, LOST, MARK
 from .texts import clean
 
@@ -114,8 +114,8 @@ class GradedChecks:
     def _broken(self, question, run, given, want):
         rules = [*self._rules.get(question, ())]
         if run.engine == "simulated":
-            part = TIME if run.memory is None else MEMORY
-            rules += [one.rule for one in self._timed.get(question, ()) if one.part == part]
+            timed, in_memory = self._timed.get(question, ()), run.memory is not None
+            rules += [one.rule for one in timed if one.counts_memory == in_memory]
         too_few = too_little(sent(run), want["sent"], run.world_size)
         return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 
