@@ -2,6 +2,7 @@
 
 import re
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,6 +171,20 @@ def doubles_in_place(rank, world_size, x):
     return x.clone()
 
 
+def sends_what_it_changes(rank, world_size, x):
+    mine, other = x.clone(), torch.zeros_like(x)
+    request = dist.isend(mine, dst=1 - rank)
+    mine += 1
+    dist.recv(other, src=1 - rank)
+    request.wait()
+    return 0 * x
+
+
+def leaves_an_op_open(rank, world_size, x):
+    dist.all_reduce(x.clone(), async_op=True)
+    return 2 * x
+
+
 def receives_into_x(rank, world_size, x):
     doubled = 2 * x
     if world_size > 1:
@@ -237,8 +252,52 @@ WRONG = {
         {"worlds": [2]},
         ["Rank 0 sends a message to rank 1 that nobody receives"],
     ),
-    "changes its input": (doubles_in_place, {}, ["changed the tensor it was given"]),
+    "sends what it changes": (
+        sends_what_it_changes,
+        {"worlds": [2]},
+        ["world of 2: A finding, race: "],  # whatever the values are
+    ),
+    "leaves an op open": (
+        leaves_an_op_open,
+        {"worlds": [2]},
+        ["world of 2: A finding, unfinished: "],
+    ),
+    "sends nothing (None)": (
+        lambda rank, n, x: dist.all_reduce(None),
+        {"worlds": [2]},
+        [r"A None was sent, or received into. Is it a .grad\?"],
+    ),
+    "changes its input": (
+        doubles_in_place,
+        {},
+        ["the values are right, but not the input. Rank 0 changed the tensor it was given: work"],
+    ),
+    "changes its input and is wrong": (
+        lambda rank, n, x: x.add_(1),
+        {},
+        ["has the wrong value. Rank 0 changed the tensor it was given: work on a copy"],
+    ),
     "receives into its input": (receives_into_x, {}, ["Receive into a holder of its own"]),
+    "returns what it should change": (
+        double,
+        {"in_place": True},
+        ["The right value is returned, but the tensor x itself must change: write into it."],
+    ),
+    "is of another dtype": (
+        lambda rank, n, x: 2 * x.double(),
+        {},
+        ["has dtype float64 where float32 is expected.\n", "of float64, expected float32$"],
+    ),
+    "makes a known mistake": (
+        lambda rank, n, x: 3 * x,
+        {"mistakes": {"Thrice!": lambda xs: [3 * x for x in xs]}},
+        ["Rank 0 has the wrong value. Thrice!\n"],
+    ),
+    "is wrong without messages": (
+        lambda rank, n, x: 2 * x + 7,
+        {"worlds": [2]},
+        ["No usual mistake fits: compare what each rank has"],
+    ),
 }
 
 
@@ -250,6 +309,35 @@ def test_what_is_wrong_is_told(name):
     said = "\n".join([f"world of {verdict.world_size}: {verdict.reason}", *verdict.lines])
     for pattern in words:
         assert re.search(pattern, said), said
+
+
+def test_ranks_that_do_not_communicate_where_they_must_are_told():
+    def reason(answer):
+        sums = lambda xs: [sum(xs)] * len(xs)  # noqa: E731
+        return verdict_on(answer, checks.only("send"), expected=sums).reason
+
+    assert "No rank" not in reason(lambda rank, n, x: 3 * x)  # one rank has nobody to ask
+    assert "No rank communicates" in reason(lambda rank, n, x: x + 7 * (n > 1))
+
+
+def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
+    def exchanges(rank, world_size, tensors):
+        tensors[0] = 2 * tensors[0]
+
+    def returns(rank, world_size, tensors):
+        return [2 * tensors[0]]
+
+    def writes(rank, world_size, tensors):
+        tensors[0] *= 2
+
+    def verdict(answer):
+        lists = lambda rank, world_size: ([torch.ones(2)],)  # noqa: E731
+        twos = lambda by_rank: [[torch.full((2,), 2.0)]] * len(by_rank)  # noqa: E731
+        return check("double", answer, lists, twos, worlds=[2], in_place=True)
+
+    assert "The list holds new tensors" in verdict(exchanges).reason
+    assert "tensors of the list themselves must change" in verdict(returns).reason
+    assert verdict(writes).status == "right"
 
 
 def test_same_answer_gives_the_same_text():
@@ -365,6 +453,7 @@ def test_describe_is_short():
         ([7, 8], [8, 7], "Rank 0 has what rank 1 should have"),
         ([5, 6, 7], [5, 5, 5], "Only rank 0 is right"),
         ([torch.tensor([2, 1])], [torch.tensor([1, 2])], "the right numbers in a wrong order"),
+        ([(2, 1)], [(1, 2)], "they are returned in the other order"),
         ([5, 6, 7], [5, 1, 2], None),
     ],
 )
@@ -495,6 +584,25 @@ def test_a_hint_about_memory_may_look_at_the_ledger():
     assert verdict.reason.endswith("where 8 are enough for any rank. Not 2 copies.")
 
 
+@pytest.mark.parametrize(
+    "flops, processes, words",
+    [
+        ([10, 20], [0, 0], None),
+        ([10, 19], [0, 0], "rank 1 computes 19 floating-point operations with torch, and nobody"),
+        ([10, 20], [0, 1], "rank 1 starts another process, whose time and memory nobody counts"),
+        (None, None, None),  # where the cluster has no device, nobody counts
+    ],
+)
+@pytest.mark.parametrize("bound", [checks.Timed, checks.Fits])
+def test_work_that_no_clock_and_no_ledger_sees_is_refused(bound, flops, processes, words):
+    run = RunMaker(2).run()
+    run.flops, run.processes, run.memory = flops, processes, [SimpleNamespace(peak_bytes=8)] * 2
+    least = lambda xs: [10 * x for x in xs]  # noqa: E731
+    rule = bound(ROOMY, inputs, lambda xs: 1000, at_least_flops=least).rule
+    said = rule.broken(run, [(1, 2)])
+    assert said is None if words is None else words in said
+
+
 # Rules, on hand-made traces
 
 
@@ -540,11 +648,19 @@ ONE_BACK = checks.sends_to(lambda rank, n: {rank - 1}, "Look.", "Turn round.")
     "made, rule, words",
     [
         (CHAIN, checks.messages(lambda xs: 2), None),
-        (CHAIN, checks.messages(lambda xs: 1), "send 2 messages where 1 is enough"),
+        (
+            CHAIN,
+            checks.messages(lambda xs: 1, "Send fewer."),
+            r"send 2 messages where 1 is enough \(by rank: 1, 1, 0\). Send fewer.$",
+        ),
         (CHAIN, checks.nbytes(lambda xs: 8), None),
         (CHAIN, checks.nbytes(lambda xs: 7), "send 8 bytes where 7"),
         (CHAIN, checks.rounds(lambda xs: 2), None),
-        (CHAIN, checks.rounds(lambda xs: 1), "take 2 rounds where 1"),
+        (
+            CHAIN,
+            checks.rounds(lambda xs: 1),
+            "take 2 rounds where 1 is enough; the busiest rank sends 1 message.$",
+        ),
         (one_to_two(), checks.rounds(lambda xs: 1), "take 2 rounds where 1"),
         (both_ways(), checks.rounds(lambda xs: 1), None),
         (CHAIN, checks.nbytes_of_a_rank(lambda xs: 4), None),
@@ -570,6 +686,13 @@ ONE_BACK = checks.sends_to(lambda rank, n: {rank - 1}, "Look.", "Turn round.")
             checks.sends_to(lambda rank, n: set()),
             "^In this world of 3 the values are right, but rank 1 sends to rank 0",
         ),
+        (CHAIN, checks.somebody_sends(), None),
+        (RunMaker(1), checks.somebody_sends(), None),
+        (
+            RunMaker(2),
+            checks.somebody_sends(),
+            "^In this world of 2 the values are right, but no rank communicates",
+        ),
     ],
 )
 def test_a_rule_at_its_bound_holds_and_above_it_says_who_breaks_it(made, rule, words):
@@ -592,6 +715,11 @@ def wide(rank, world_size, x):
     return 2 * x
 
 
+def objects(rank, world_size, x):
+    dist.broadcast_object_list([7], src=0)
+    return 2 * x
+
+
 def three(rank, world_size, x):
     dist.all_reduce(torch.zeros(1))
     dist.broadcast(torch.zeros(3), src=0)
@@ -604,6 +732,13 @@ def three(rank, world_size, x):
     [
         (two, checks.collectives(lambda xs: 2), None, None),
         (two, checks.collectives(lambda xs: 1), "2 collectives take place", None),
+        (
+            objects,
+            checks.collectives(lambda xs: 1),
+            "2 collectives take place where 1 will do; ..._object is made of two collectives",
+            None,
+        ),
+        (objects, checks.only("send"), "; ..._object is made of two collectives\\): this", None),
         (two, checks.collective_nbytes(lambda xs: 20), None, None),
         (two, checks.collective_nbytes(lambda xs: 19), "brings 20 bytes", "float64"),
         # It is named where it alone makes a collective too heavy.
@@ -724,6 +859,10 @@ def test_who_breaks_a_rule_of_a_part_loses_that_part_alone():
     assert (verdict.status, verdict.earned, verdict.points) == ("wrong", 3, 4)
     assert verdict.world_size == 2 and "parts: partly right, 3 of 4 points" in str(verdict)
     assert str(verdict).endswith("By part: value 2 of 2, traffic 0 of 1, time 1 of 1.")
+    verdict = in_parts(two_messages, checks.messages(lambda xs: 0), checks.rounds(lambda xs: 0))
+    assert (verdict.earned, verdict.lost) == (2, ["time", "traffic"])
+    also = "Also: In this world of 2 the values are right, but the messages take 2 rounds"
+    assert verdict.lines[-1].startswith(also)
 
 
 def test_a_wrong_value_in_a_larger_world_loses_all_parts():
