@@ -1,7 +1,8 @@
 """Answers that end processes, take all there is, or never stop, and their innocent neighbours.
 
 Those of `CELLS` and `RANKS` end processes of the student's own and share a notebook; those of
-`KERNELS` try to end the examiner, take all there is, or take long: each has a notebook of its own.
+`KERNELS` try to end the examiner, or take long, and share another; those that take all there is
+have a notebook each.
 """
 
 from ground import HONEST, Case, right

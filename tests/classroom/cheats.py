@@ -58,10 +58,7 @@ NESTED = "    found = {}\n    for _ in range({}):\n        found = [found]{}\n  
 
 VALUES = {
     "equal_to_everything": returns("Equal()", EQUAL),
-    "float_that_differs_from_nothing": returns(
-        "Close()",
-        "class Close(float):\n    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__",
-    ),
+    "float_that_differs_from_nothing": returns("Close()", CLOSE),
     "tensor_with_its_own_compare": returns("x.clone().as_subclass(Same)", SAME),
     "list_of_no_length": returns("Empty()", EMPTY),
     "nan": returns("torch.full((3,), float('nan'))", words="nan"),

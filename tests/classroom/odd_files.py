@@ -84,9 +84,9 @@ def windows_lines(made):
 
 
 def odd_values(made):
-    made["cells"] += [None, 5, {}, [], {"cell_type": "code"}, {"cell_type": [], "source": {}}]
-    made["cells"].append({"cell_type": "code", "source": [1, None], "metadata": "none"})
-    return made
+    odd = [None, 5, "x", {}, [], {"cell_type": "code"}, {"cell_type": [], "source": {}}]
+    odd.append({"cell_type": "code", "source": [1, None], "metadata": "none"})
+    return made | {"cells": [*odd, *made["cells"], *odd]}
 
 
 def checks_deleted(made):

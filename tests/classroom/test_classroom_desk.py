@@ -306,10 +306,10 @@ def test_a_deadline_is_kept_until_it_is_taken_away(three):
         ("--jobs 0", "--jobs 0: grade at least 1 notebook at a time"),
         ("--deadline 30.11.2026", "--deadline 30.11.2026: write it as 2026-11-30T18:00"),
         ("--exercise 04 --exercise 77", "there is no exercise 77: 01_"),
-        ("--exercises tests", "no exercise sources"),
-        ("--roster nowhere.csv", "cannot be read"),
-        ("--seed -3", "hidden tests have seeds from 0 to 18446744073709551615"),
-        (f"--seed {2**64}", "hidden tests have seeds from 0 to 18446744073709551615"),
+        ("--exercises class", "class has no exercise sources"),
+        ("--roster nowhere.csv", "the roster nowhere.csv cannot be read"),
+        ("--seed -3", "--seed -3: hidden tests have seeds from 0 to 18446744073709551615"),
+        (f"--seed {2**64}", f"--seed {2**64}: hidden tests have seeds from 0 to {2**64 - 1}"),
         (
             "--only student_08 --roster roster.csv",
             "nobody named student_08 handed anything in; "
@@ -323,7 +323,7 @@ def test_a_deadline_is_kept_until_it_is_taken_away(three):
 def test_a_wrong_call_is_one_sentence(three, words, sentence):
     three.write("roster.csv", "student\nstudent_08\n")
     said = three.grade(*words.split(), code=2).err
-    assert said.startswith("simlib: ") and sentence in said and said.count("\n") == 1
+    assert said.startswith(f"simlib: {sentence}") and said.count("\n") == 1
     assert not three.graded and not Path("report").exists()
 
 

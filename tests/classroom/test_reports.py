@@ -203,7 +203,7 @@ def test_one_student_is_no_students_and_a_class_of_nobody_has_a_page(tmp_path):
 # report.json and tables
 
 
-def test_tables_of_an_earlier_time_go_but_not_those_that_no_report_has_written(report, tmp_path):
+def test_tables_of_an_earlier_time_go_but_not_those_that_no_report_has_written(tmp_path):
     (tmp_path / "moodle.csv").write_text("a teacher's own")
     write_reports(tmp_path, on_platform("moodle", "4711"))
     assert (tmp_path / "moodle_worksheet_04_collectives.csv").exists()
