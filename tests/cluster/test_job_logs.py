@@ -12,7 +12,7 @@ import torch
 from simlib.cluster import rendezvous
 from simlib.cluster.batch import logs
 from simlib.cluster.batch.logs import _slept_on
-from simlib.core.record.oplog import HEADER, KIND_ID, NOBODY, Call
+from simlib.core.record.oplog import HEADER, KIND_ID, NOBODY
 
 
 class Clock:
@@ -31,7 +31,7 @@ def post(writer):
     group = writer.define("world", "group", ("", range(2)))
     signature = writer.define("x", "signature", (((1,),), "float32", "SUM", None))
     kind = KIND_ID["all_reduce"]
-    return writer.post(Call(kind, 0, site, group, signature, NOBODY, NOBODY, 4))
+    return writer.post(kind, 0, site, group, signature, NOBODY, NOBODY, 4)
 
 
 @pytest.fixture

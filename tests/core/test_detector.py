@@ -6,7 +6,7 @@ import pytest
 
 from simlib.core.diagnose.monitor import DeadlockDetector
 from simlib.core.model.errors import DeadlockError
-from simlib.core.record.oplog import ASYNC, FUTURE_TAKEN, HEADER, KIND_ID, Call, OpLogWriter
+from simlib.core.record.oplog import ASYNC, FUTURE_TAKEN, HEADER, KIND_ID, OpLogWriter
 from simlib.core.record.oplog_reader import OpLogReader
 
 NOBODY = -1
@@ -24,7 +24,7 @@ class Rank:
         self.log.define("signature", "signature", (((1,),), "float32", "SUM", None))
 
     def post(self, kind, peer=NOBODY, flags=0):
-        return self.log.post(Call(KIND_ID[kind], flags, 0, 1, 2, peer, 0, 4))
+        return self.log.post(KIND_ID[kind], flags, 0, 1, 2, peer, 0, 4)
 
     def wait_in(self, kind, peer=NOBODY):
         self.log.wait_begin(self.post(kind, peer))

@@ -16,7 +16,6 @@ from simlib.core.record.oplog import (
     KIND_ID,
     REQUEST,
     SEGMENTS,
-    Call,
     OpLogWriter,
 )
 from simlib.core.record.rolling import RollingReader
@@ -41,7 +40,7 @@ class Rank:
 
     def post(self, kind, peer=NOBODY, flags=0):
         self.now += 1.0
-        return self.log.post(Call(KIND_ID[kind], flags, 0, 1, 2, peer, 0, 4))
+        return self.log.post(KIND_ID[kind], flags, 0, 1, 2, peer, 0, 4)
 
     def call(self, kind, peer=NOBODY):
         start = self.post(kind, peer)
@@ -208,7 +207,7 @@ def test_a_definition_longer_than_the_ring_loses_no_op(two):
             rank.call("all_reduce")
             rank.log.begin_piece("step", (("number", 1 << 8 * SEGMENT),))
             number = rank.log.define("long", "signature", (shapes, "float32", "SUM", None))
-            rank.log.post(Call(KIND_ID["all_reduce"], 0, 0, 1, number, NOBODY, 0, 8))
+            rank.log.post(KIND_ID["all_reduce"], 0, 0, 1, number, NOBODY, 0, 8)
             rank.call("all_reduce")
         done.set()
 

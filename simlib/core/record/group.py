@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from .arguments import Place, check_collective, check_message, check_peer
-from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST, Call
+from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
 from .recorder import (
     BlockingCall,
@@ -153,7 +153,7 @@ class RecordingGroup(GroupOfItsOwn):
         if recorder.stream_ends.open:
             recorder.stream_ends.look()
         signature, nbytes = recorder.signature(tensors, *how)
-        call = Call(
+        return self._log.post(
             KIND_ID[kind],
             flags,
             recorder.site(sys._getframe(2) if frame is None else frame),
@@ -163,7 +163,6 @@ class RecordingGroup(GroupOfItsOwn):
             tag,
             nbytes,
         )
-        return self._log.post(call)
 
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died)."""
@@ -191,8 +190,7 @@ class RecordingGroup(GroupOfItsOwn):
         site = recorder.site(sys._getframe(1))
         where = (f"of {asked}", asked) if members_only else self._definition
         group = recorder.group(where)
-        call = Call(KIND_ID["new_group"], 0, site, group, signature, NOBODY, NOBODY, 0)
-        return self._log.post(call)
+        return self._log.post(KIND_ID["new_group"], 0, site, group, signature, NOBODY, NOBODY, 0)
 
     @staticmethod
     def _caller():

@@ -27,7 +27,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 FORMAT = 3
 """Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
@@ -135,19 +135,6 @@ def create_shared_memory(name: str, size: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, size)
     return fd
-
-
-class Call(NamedTuple):
-    """What an op says of itself, by number: what `CALL` holds after the type."""
-
-    kind: int
-    flags: int
-    site: int
-    group: int
-    signature: int
-    peer: int
-    tag: int
-    nbytes: int
 
 
 class OpLogWriter:
@@ -294,8 +281,11 @@ class OpLogWriter:
         self._end = end
         U64.pack_into(self._memory, COMMITTED, end)
 
-    def post(self, call: Call) -> int:
+    def post(self, *call: int) -> int:
         """Record a call; returns the op's offset, by which its times are filled in later.
+
+        What it says of itself is what `CALL` holds after the type: kind, flags, site, group,
+        signature, peer, tag, nbytes.
 
         Past the capacity the op is counted only, and 0 is returned.
         """
