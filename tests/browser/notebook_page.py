@@ -253,10 +253,15 @@ class NotebookPage:
         with self.in_full_length():
             self.root.screenshot(path=path)
 
-    def formulas(self):
-        """How many formulas the notebook shows, and the words that were to be some and are none."""
+    def formulas(self, at_least):
+        """How many formulas the notebook shows, and the words that were to be some and are none.
+
+        Waits until it shows this many.
+        """
         with self.in_full_length():
-            self.root.locator("mjx-container, h1").first.wait_for()
+            self.root.locator("h1").first.wait_for()
+            if at_least:
+                self.root.locator("mjx-container").nth(at_least - 1).wait_for(state="attached")
             self.wait_for_page_to_paint()
             return self.root.evaluate(FORMULAS)
 
