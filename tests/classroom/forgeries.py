@@ -126,7 +126,7 @@ ALL = {
         "def NAME(rank, world_size, x):\n"
         "    from simlib.core.record.oplog import OpLogWriter\n"
         "    post = OpLogWriter.post\n"
-        "    OpLogWriter.post = lambda log, call: post(log, call._replace(nbytes=12))\n"
+        "    OpLogWriter.post = lambda *call: post(*call[:-1], 12)\n"
         "    total = torch.cat([x] * 1000)\n"
         "    dist.all_reduce(total)\n"
         "    OpLogWriter.post = post\n"
