@@ -215,7 +215,7 @@ def test_tensors_without_memory_of_their_own():
         assert rank.current == (0, 0, 0, 32 + 8)
 
 
-def test_a_paused_rank_is_not_seen():
+def test_a_paused_rank_is_not_seen_and_views_and_ops_in_place_hold_nothing_more():
     with Measured() as rank:
         (mode,) = (part for part in rank._parts if isinstance(part, DispatchMode))
         mode.paused = True
@@ -223,7 +223,13 @@ def test_a_paused_rank_is_not_seen():
         mode.paused = False
         assert rank.current == (0, 0, 0, 0)
         x += 1
+        y = x[2:5].view(3, 1).expand(3, 7)
+        x.mul_(2)[3] = 4
         assert rank.current == (0, 0, 0, 40)
+        del x
+        assert rank.current == (0, 0, 0, 40)
+        del y
+        assert rank.current == (0, 0, 0, 0)
 
 
 steps = st.lists(st.tuples(st.sampled_from("new view add drop zero".split()), st.integers(0, 99)))
