@@ -299,6 +299,81 @@ def inner_arguments(function):
     }
 
 
+MIRRORED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
+MIRRORED |= {ast.Eq: ast.Eq, ast.NotEq: ast.NotEq}
+
+
+class OtherWords(ast.NodeTransformer):
+    """Says the same otherwise; loops only if asked to."""
+
+    def __init__(self, in_loops):
+        self.in_loops, self.number = in_loops, 0
+
+    def visit_For(self, node):
+        """A loop that counts by itself."""
+        self.generic_visit(node)
+        if node.orelse or not self.in_loops:
+            return node
+        self.number += 1
+        things, at = f"things_{self.number}", f"at_{self.number}"
+        lines = (
+            f"{things} = list({ast.unparse(node.iter)})\n{at} = 0\nwhile {at} < len({things}):\n"
+            f"    {ast.unparse(node.target)} = {things}[{at}]\n    {at} += 1"
+        )
+        *begin, loop = ast.parse(lines).body
+        loop.body += node.body
+        return [*begin, loop]
+
+    def visit_ListComp(self, node):
+        """A list that is made of a generator."""
+        self.generic_visit(node)
+        made = ast.GeneratorExp(node.elt, node.generators)
+        return ast.Call(ast.Name("list", ast.Load()), [made], [])
+
+    def visit_GeneratorExp(self, node):
+        """A list where a generator was."""
+        self.generic_visit(node)
+        return ast.ListComp(node.elt, node.generators)
+
+    def visit_Call(self, node):
+        """`next` takes no list."""
+        return node if getattr(node.func, "id", None) == "next" else self.generic_visit(node)
+
+    def visit_Compare(self, node):
+        """`n > k` for `k < n`."""
+        self.generic_visit(node)
+        other = MIRRORED.get(type(node.ops[0]))
+        if len(node.ops) > 1 or other is None:
+            return node
+        return ast.Compare(node.comparators[0], [other()], [node.left])
+
+    def visit_BinOp(self, node):
+        """`n * 2` for `2 * n`."""
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.Constant):
+            node.left, node.right = node.right, node.left
+        return node
+
+    def visit_IfExp(self, node):
+        """A choice that is made the other way round."""
+        self.generic_visit(node)
+        return ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.orelse, node.body)
+
+    def visit_Return(self, node):
+        """What is returned has a name first."""
+        self.generic_visit(node)
+        if node.value is None or isinstance(node.value, (ast.Name, ast.Constant)):
+            return node
+        result = ast.Assign([ast.Name("result", ast.Store())], node.value)
+        return [result, ast.Return(ast.Name("result", ast.Load()))]
+
+
+def in_other_words(source, question, check):
+    """Loops, lists, comparisons, products, choices and results are written in another way."""
+    # Where memory is counted, a list of all that a loop takes is another answer.
+    return [text(OtherWords("memory=" not in check).visit(ast.parse(source)))]
+
+
 TRIED = """\
 import numpy as np
 
@@ -341,6 +416,7 @@ KINDS = [
     by_keywords,
     a_method,
     on_an_object,
+    in_other_words,
     after_experiments,
 ]
 
