@@ -53,6 +53,7 @@ def test_what_was_handed_out_is_not_attempted(name):
     exercise = EXERCISES[name]
     result = grade(content(notebook(exercise)), exercise, Expected({}, {}), SEED, LIMITS)
     assert (result.points, result.of, result.runs) == (0, exercise.points, 0)
+    assert not result.cut_short
     assert {one.status for one in result.questions} == {"not attempted"}
 
 
