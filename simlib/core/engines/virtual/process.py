@@ -34,7 +34,7 @@ class SimulatorProcess:
     """
 
     def __init__(self, main):
-        self.cells_sent = set()
+        self.main, self.cells_sent = main, set()
         own, control = socket.socketpair()
         self.control = kernels_end(own)
         lifeline, self._lifeline = os.pipe()
@@ -161,13 +161,13 @@ class Simulators:
             with contextlib.suppress(OSError):  # no room: the next simulation tries, and tells
                 self._resting.append(SimulatorProcess(main))
 
-    def give_back(self, process, clean, main):
+    def give_back(self, process, clean):
         """Return a process after its simulation; one that is not clean is ended."""
         if clean and process.start_cleaning():
             self._resting.append(process)
         else:
             process.close()
-            self._keep_a_spare(main)
+            self._keep_a_spare(process.main)
         while len(self._resting) > 2:
             self._resting.pop(0).close()
 

@@ -366,7 +366,7 @@ class SimulationEngine(Engine):
         is_over = run is not None and monitor.report is not None
         clean = is_over and not monitor.running() and not monitor.deaths
         monitor.close()
-        simulators().give_back(monitor.process, clean, child_main)
+        simulators().give_back(monitor.process, clean)
 
     def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
         """The race that shows in the order of the seed, where one was given.
