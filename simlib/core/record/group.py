@@ -322,7 +322,6 @@ class _Traits:
     """
 
     reduces: bool = False
-    rooted: bool = False
     splits: Callable | None = None
     copies: str | None = None
     divides: bool = False
@@ -339,7 +338,7 @@ def _collective(kind, method, payload, **traits):
     def record_and_pass_on(self, *args):
         opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
         flags = _async_flag(opts)
-        root = opts.rootRank if its.rooted else None
+        root = getattr(opts, "rootRank", None)
         check_collective(kind, method, self._place, opts, args, self._capabilities)
         tensors = payload(self, *args)
         reduce_op = hash(opts.reduceOp) if its.reduces and opts is not None else None
@@ -414,18 +413,17 @@ def _define_collectives():
     second_flat = lambda self, _, lists, *__: _flat(lists)  # noqa: E731
     second_one = lambda self, _, tensor, *__: (tensor,)  # noqa: E731
 
-    _collective("broadcast", "broadcast", first, rooted=True)
+    _collective("broadcast", "broadcast", first)
     _collective("all_reduce", "allreduce", first, reduces=True, divides=True)
     _collective("all_reduce", "allreduce_coalesced", first, reduces=True, copies=ONCE, divides=True)
-    _collective("reduce", "reduce", first, reduces=True, rooted=True, divides=True)
-    _collective("gather", "gather", second, rooted=True, copies=ONCE)
+    _collective("reduce", "reduce", first, reduces=True, divides=True)
+    _collective("gather", "gather", second, copies=ONCE)
     _collective(
         "scatter",
         "scatter",
         lambda self, outputs, inputs, opts, *_: (
             inputs[0] if opts.rootRank == self.rank() else outputs
         ),
-        rooted=True,
     )
     _collective("all_gather", "allgather", second, copies=ONCE)
     _collective("all_gather", "allgather_coalesced", second, copies=ONCE)
