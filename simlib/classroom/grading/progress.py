@@ -139,8 +139,12 @@ def table(notebooks):
 
 def totals(notebooks):
     """Right answers, questions, points, points to be had."""
-    rows = [(one.right, len(one.questions), one.points, one.of) for one in notebooks]
-    return [sum(column) for column in zip((0,) * 4, *rows, strict=True)]
+    return (
+        sum(one.right for one in notebooks),
+        sum(len(one.questions) for one in notebooks),
+        sum(one.points for one in notebooks),
+        sum(one.of for one in notebooks),
+    )
 
 
 def write_certificate(path, notebooks, name=""):

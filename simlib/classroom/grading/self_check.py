@@ -31,7 +31,7 @@ from .merge_answers import (
     failure,
     merge_answers,
 )
-from .notebook_file import Cell, Unreadable, parse, read_bytes
+from .notebook_file import Unreadable, parse, read_bytes
 from .sandbox import Limits
 from .shell import new_shell, run_cell
 from .source import SOURCES, exercise_files
@@ -140,11 +140,16 @@ def check_notebook(path, limit_s=600):
         merged.notes.append(
             "no exercise of this name lies here (was it renamed?), so its own check cells were used"
         )
-    helper = Cell("", "helper", None, "")
-    steps = [(step.cell or helper, step.source) for step in merged.steps]
+    steps = [
+        {
+            "kind": step.cell.role if step.cell else "helper",
+            "question": step.cell.question if step.cell else None,
+            "source": step.source,
+        }
+        for step in merged.steps
+    ]
     if exercise.cases:  # not those beside the notebook, which may have been changed
-        steps.insert(0, (Cell("", "cases", None, ""), exercise.cases))
-    steps = [{"kind": c.role, "question": c.question, "source": text} for c, text in steps]
+        steps.insert(0, {"kind": "cases", "question": None, "source": exercise.cases})
     notes = list(merged.notes)
     messages = run_steps(steps, Path(path).resolve().parent, limit_s)
     return in_order(exercise.questions, merged.found, messages, notes), notes
