@@ -138,8 +138,15 @@ def host_state():
         "queues": len(os.listdir("/dev/mqueue")) if os.path.isdir("/dev/mqueue") else 0,
         "semaphores": Path("/proc/sysvipc/sem").read_text(),
         "messages": Path("/proc/sysvipc/msg").read_text(),
-        "shared": Path("/proc/sysvipc/shm").read_text(),
+        "shared": shared_memory(),
     }
+
+
+def shared_memory():
+    """Rows of segments, but for those of root where answers run as others: MPI makes such."""
+    head, *rows = Path("/proc/sysvipc/shm").read_text().splitlines()
+    owner = head.split().index("uid")
+    return [row for row in rows if os.geteuid() or row.split()[owner] != "0"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the calls are told by number")
