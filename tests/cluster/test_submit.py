@@ -141,17 +141,14 @@ def test_cancel(tmp_path):
     assert "sleeping-1 was cancelled" in str(failure(job))
 
 
-@pytest.mark.parametrize(
-    ("keeper", "words"),
-    [("supervisor", "the process that .* signal 9"), ("start.py", "the process that looked after")],
-)
-def test_a_rank_is_gone_with_who_looks_after_it(tmp_path, keeper, words):
+def test_a_rank_is_gone_with_its_supervisor(tmp_path):
     job = submitted(sleeping, 2, tmp_path)
     wait_until(lambda: job.path.joinpath("rank-1.out").exists())
-    os.kill(keepers_of_rank_1(job)[keeper], signal.SIGKILL)
+    os.kill(keepers_of_rank_1(job)["supervisor"], signal.SIGKILL)
     error = failure(job)
     assert isinstance(error, simlib.RankDiedError)
-    assert re.match(f"rank 1 on {os.uname().nodename} is gone: {words}", str(error)), error
+    words = f"rank 1 on {os.uname().nodename} is gone: the process that .* signal 9"
+    assert re.match(words, str(error)), error
     wait_until(lambda: not processes_of(job))
 
 
