@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import subprocess
 import sys
 
@@ -369,3 +370,20 @@ def test_rpc_works_on_real_ranks_twice_in_one_world(tmp_path):
     for name in ("first", "second"):
         run = simlib.run(ask_the_next_by_rpc, 3, (str(tmp_path / name),))
         assert run.results == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+def pages_of_calls(rank, world_size):
+    """The pages that 300 calls took from the system, by the depth of their caller."""
+
+    def called(a=0, b=0, c=0, d=0, e=0, f=0, g=0, h=0, i=0, j=0, k=0, m=0):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def below(depth):
+        return below(depth - 1) if depth else -called() + [called() for _ in range(300)][-1]
+
+    return [below(depth) for depth in range(300)]
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_a_call_takes_no_memory_from_the_system_whatever_its_depth(engine):
+    assert max(max(pages) for pages in engine(pages_of_calls, 2).results) < 100
