@@ -384,10 +384,6 @@ _UNLIKE_SIZES = ("scatter", "all_to_all")
 """Collectives whose ranks may rightly bring different amounts."""
 
 
-def _flat(lists):
-    return [tensor for tensors in lists for tensor in tensors]
-
-
 def _sizes_of_lists(args, size):
     outputs, inputs = args[0], args[1]
     return tuple(t.numel() for t in inputs), tuple(t.numel() for t in outputs)
@@ -410,7 +406,7 @@ def _parts(tensor, rows, size):
 def _define_collectives():
     first = lambda self, tensors, *_: tensors  # noqa: E731
     second = lambda self, _, tensors, *__: tensors  # noqa: E731
-    second_flat = lambda self, _, lists, *__: _flat(lists)  # noqa: E731
+    second_flat = lambda self, _, lists, *__: [x for xs in lists for x in xs]  # noqa: E731
     second_one = lambda self, _, tensor, *__: (tensor,)  # noqa: E731
 
     _collective("broadcast", "broadcast", first)

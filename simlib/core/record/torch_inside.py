@@ -67,11 +67,8 @@ def fields_of_world() -> dict[str, Callable]:
     fresh = c10d._World()
     names = [name for name, one in vars(c10d._World).items() if isinstance(one, property)]
     values = {name: getattr(fresh, name) for name in names if name != "pg_config_info"}
-    return {name: _maker(value) for name, value in values.items()}
-
-
-def _maker(value):
-    return (lambda: None) if value is None else type(value)
+    nothing = lambda: None  # noqa: E731
+    return {name: nothing if value is None else type(value) for name, value in values.items()}
 
 
 def use_world(world: Any) -> None:
