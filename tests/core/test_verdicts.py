@@ -327,16 +327,6 @@ def test_what_is_only_read_or_lies_apart_is_no_race(engine):
 
 
 def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
-    def reads_before_wait(rank, n):
-        x = torch.zeros(2)
-        if rank == 0:
-            dist.send(torch.ones(2), 1)
-            return None
-        request = dist.irecv(x, 0)
-        early = x.tolist()
-        request.wait()
-        return early
-
     def two_phases_from_any_source(rank, n):
         x, heard = torch.zeros(1), []
         for phase in range(2):
@@ -348,9 +338,7 @@ def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
                     heard.append(x.item())
         return heard
 
-    for program, ranks in ((reads_before_wait, 2), (two_phases_from_any_source, 3)):
-        assert simlib.run(program, ranks).findings == []
-    assert simlib.simulate(reads_before_wait, 2).results[1] == [0.0, 0.0]
+    assert simlib.run(two_phases_from_any_source, 3).findings == []
     found = [simlib.simulate(two_phases_from_any_source, 3, seed=seed).findings for seed in (0, 1)]
     assert any("in another admissible order" in race.message for races in found for race in races)
 

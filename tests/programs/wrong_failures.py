@@ -30,9 +30,6 @@ class Invalid:
             dist.send(torch.ones(1), 1)  # <- rank 1
         dist.barrier()
 
-    def recv_from_itself(rank, n=2):
-        dist.recv(torch.zeros(1), rank)  # <- every rank
-
     def broadcast_root_does_not_exist(rank, n=2):
         dist.broadcast(torch.ones(1), src=2)  # <- every rank
 
