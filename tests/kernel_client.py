@@ -104,5 +104,7 @@ def resources(kernel, temporary):
             "/memfd:simlib" in os.readlink(f"/proc/{kernel.pid}/fd/{fd}")
             for fd in os.listdir(f"/proc/{kernel.pid}/fd")
         ),
-        "named shared memory": len(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else 0,
+        "named shared memory": sum(  # of MPICH it is what a job leaves that somebody ended
+            not name.startswith("mpich") for name in os.listdir("/dev/shm")
+        ),
     }
