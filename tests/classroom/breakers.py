@@ -68,7 +68,7 @@ RANKS = {
     "flood": in_the_ranks("while True: print('x' * 10_000)"),
 }
 
-HOG = "kept = []\nwhile True: kept.append(bytearray(os.urandom(1)) * (16 << 20))"
+HOG = "kept = []\nwhile not time.sleep(0.01): kept.append(bytearray(os.urandom(1)) * (4 << 20))"
 FORKS = (
     "import os, time\n"
     "for _ in range(5000):\n"
@@ -85,8 +85,8 @@ KERNELS = {
         "import os, signal\nos.kill(-1, signal.SIGKILL)", "No such process", "wrong"
     ),
     "kills_all_in_the_ranks": in_the_ranks("import os\nos.kill(-1, 9)", "No such process"),
-    "takes_memory_in_the_cell": in_the_cell(f"import os\n{HOG}", "MB"),
-    "takes_memory_in_the_ranks": in_the_ranks(f"import os\n{HOG}", "MB", LIMITS),
+    "takes_memory_in_the_cell": in_the_cell(f"import os, time\n{HOG}", "MB"),
+    "takes_memory_in_the_ranks": in_the_ranks(f"import os, time\n{HOG}", "MB", LIMITS),
     "kills_all_later": Case(
         "import subprocess, sys\n"
         "subprocess.Popen([sys.executable, '-c', 'import time, os; time.sleep(4); os.kill(-1, 9)'],"
