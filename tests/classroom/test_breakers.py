@@ -5,6 +5,8 @@ from dataclasses import replace
 import breakers
 import pytest
 from ground import HONEST, LIMITS, Case, right
+from quick import one_of
+from sampled import SEED
 
 SHORT = replace(LIMITS, answer_s=8)
 SHORTEST = replace(SHORT, cell_s=60, notebook_s=120, memory_bytes=1500 << 20, processes=200)
@@ -53,10 +55,10 @@ def beside_innocents(cases):
     return together
 
 
-CELLS = list(breakers.CELLS)
+ENDS = list(breakers.CELLS)
 
 
-@pytest.mark.parametrize("names", [CELLS[0::2], CELLS[1::2]], ids=["some", "others"])
+@pytest.mark.parametrize("names", one_of(2, {"some": ENDS[0::2], "others": ENDS[1::2]}, first=SEED))
 def test_a_cell_that_ends_its_process_costs_its_question(names, grade_cases):
     result = grade_cases(beside_innocents({name: breakers.CELLS[name] for name in names}), SHORT)
     assert result.runs == 1
@@ -67,9 +69,10 @@ def test_ranks_that_end_cost_their_question(grade_cases):
 
 
 ALONE = [name for name in breakers.KERNELS if name.startswith(("takes_memory", "forks"))]
+REST = [name for name in breakers.KERNELS if name not in ALONE]
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", one_of(2, {name: name for name in ALONE}, first=SEED))
 def test_an_answer_that_takes_all_there_is_costs_its_question(name, grade_cases):
     result = grade_cases(
         {"before": right(HONEST), name: breakers.KERNELS[name], "after": right(HONEST)}, SHORTEST
@@ -77,8 +80,9 @@ def test_an_answer_that_takes_all_there_is_costs_its_question(name, grade_cases)
     assert result.runs <= 4  # all of them together have twice the time of a notebook
 
 
-def test_answers_that_would_end_the_examiner_cost_their_question(grade_cases):
-    cases = {name: case for name, case in breakers.KERNELS.items() if name not in ALONE}
+@pytest.mark.parametrize("names", one_of(2, {"some": REST[0::2], "others": REST[1::2]}, first=SEED))
+def test_answers_that_would_end_the_examiner_cost_their_question(names, grade_cases):
+    cases = {name: breakers.KERNELS[name] for name in names}
     result = grade_cases(beside_innocents(cases), replace(SHORTEST, notebook_s=400))
     assert result.runs <= 4
 
