@@ -173,23 +173,25 @@ def test_the_oracle_knows_eager_sends():
 # ---- random programs
 
 
+def walked(program, random, late, eager):
+    """All ends that a program can have, and one walk through it with its end."""
+    hypothesis.note(program)
+    path = Walk(program, random.randrange, late, eager)
+    return Oracle(program, eager).fates(), path, path.run()
+
+
 @some_and_many(right_programs(), choices, st.booleans(), eager_limits)
 def test_right_programs_are_never_flagged(program, random, late, eager):
     """Right by construction; the oracle agrees, and nothing is ever said against them."""
-    assert Oracle(program, eager).fates() == {RIGHT}
-    hypothesis.note(program)
-    path = Walk(program, random.randrange, late, eager)
-    assert path.run() == RIGHT
+    fates, path, end = walked(program, random, late, eager)
+    assert fates == {RIGHT} and end == RIGHT
     assert not is_flagged(path)
 
 
 @some_and_many(wrong_programs(any_source=False), choices, st.booleans(), eager_limits)
 def test_wrong_programs_are_flagged(program, random, late, eager):
     """Without recvs of any source all runs end alike: flagged where they fail, else not."""
-    fates = Oracle(program, eager).fates()
-    hypothesis.note(program)
-    path = Walk(program, random.randrange, late, eager)
-    end = path.run()
+    fates, path, end = walked(program, random, late, eager)
     assert fates == {end}
     check_verdict(path, end)
 
@@ -197,10 +199,7 @@ def test_wrong_programs_are_flagged(program, random, late, eager):
 @some_and_many(wrong_programs(any_source=True), choices, st.booleans(), eager_limits)
 def test_programs_with_any_source_are_flagged_as_their_run_goes(program, random, late, eager):
     """Where the choice decides, the run that was seen is judged, and no other."""
-    fates = Oracle(program, eager).fates()
-    hypothesis.note(program)
-    path = Walk(program, random.randrange, late, eager)
-    end = path.run()
+    fates, path, end = walked(program, random, late, eager)
     assert end in fates
     check_verdict(path, end)
     if fates == {RIGHT}:
