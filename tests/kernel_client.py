@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from glob import glob
 
 import psutil
 from kernels import FileKernelManager
@@ -104,7 +105,6 @@ def resources(kernel, temporary):
             "/memfd:simlib" in os.readlink(f"/proc/{kernel.pid}/fd/{fd}")
             for fd in os.listdir(f"/proc/{kernel.pid}/fd")
         ),
-        "named shared memory": sum(  # of MPICH it is what a job leaves that somebody ended
-            not name.startswith("mpich") for name in os.listdir("/dev/shm")
-        ),
+        # MPICH's are what a job leaves that a test ended.
+        "named shared memory": len(set(glob("/dev/shm/*")) - set(glob("/dev/shm/mpich*"))),
     }

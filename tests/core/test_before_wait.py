@@ -1,4 +1,4 @@
-"""A receive buffer has no values before `wait`, however one looks: simulated and graded."""
+"""A receive buffer has no values before `wait`, and to look is no fault: simulated and graded."""
 
 import os
 import subprocess
@@ -29,7 +29,8 @@ def main(rank, n):
 
 if __name__ == "__main__":
     for engine in sys.argv[1:]:
-        print(getattr(simlib, engine)(main, 2).results[1])
+        run = getattr(simlib, engine)(main, 2)
+        print(run.findings or run.results[1])
 """
 
 
