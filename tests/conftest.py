@@ -16,6 +16,10 @@ import pytest
 from hypothesis import HealthCheck
 
 from simlib.classroom.grading.exercise import write_checks
+from simlib.core.engines.workers.server import PRELOADED
+
+# Ranks import the file of tests whose function they call; what it imports would take each a second.
+PRELOADED += ["pytest", "hypothesis", "jupytext", "matplotlib.pyplot", "torch.distributed.optim"]
 
 # A busy machine, or a seed that draws much that does not apply, is no failure.
 hypothesis.settings.register_profile(

@@ -82,8 +82,6 @@ print({
     "environment": [name for name in os.environ if name.startswith(("GRADING", "JPY", "SSH"))],
 })
 """
-
-
 OWN_IN_TMP = {"ipython", "matplotlib"}
 """What the sandbox itself has put into /tmp: an environment may lie there."""
 
@@ -162,8 +160,6 @@ def test_what_is_forged_has_no_effect(graded):
 # Known wrong answers
 
 WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
-
-
 HEAD = "def mean_of_all(rank, world_size, x):\n    "
 THE_SAME = {
     "it waits for ever": (
@@ -189,8 +185,6 @@ THE_SAME = {
         "def add_up(tensor):\n    dist.all_reduce(tensor)\n" + HEAD + "add_up(x)\n    return 7.0",
     ),
 }
-
-
 OWN_MEAN, SUM_OF_ALL = "each rank's own mean", "the sum of all"
 
 

@@ -95,26 +95,14 @@ CALLS = {
     "memfd": lambda: os.memfd_create("x"),
     "namespace": new_namespace,
 }
-EVERYWHERE = {
-    "pair": 0,
-    "raw": errno.EACCES,
-    "vsock": errno.EACCES,
-    "uevents": errno.EACCES,
-    "force": errno.EPERM,
-    "lease": errno.EPERM,
-    "memfd": errno.ENOSYS,
-}
+EVERYWHERE = dict.fromkeys(("raw", "vsock", "uevents"), errno.EACCES)
+EVERYWHERE |= dict.fromkeys(("force", "lease"), errno.EPERM) | {"pair": 0, "memfd": errno.ENOSYS}
 OPEN = dict.fromkeys(("tcp", "unix", "flock", "record_lock"), 0)
 BY_KIND = {
     "outer": OPEN,  # where user namespaces are off for all, "namespace" fails all the same
     "cells": OPEN | {"namespace": errno.EPERM},
-    "strict": {
-        "tcp": errno.EACCES,
-        "unix": errno.EACCES,
-        "flock": errno.EPERM,
-        "record_lock": errno.EPERM,
-        "namespace": errno.EPERM,
-    },
+    "strict": dict.fromkeys(("tcp", "unix"), errno.EACCES)
+    | dict.fromkeys(("flock", "record_lock", "namespace"), errno.EPERM),
 }
 
 

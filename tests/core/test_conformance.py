@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from conformance import features, harness
-from quick import one_of
 
 import simlib
+from simlib.core.engines.workers.server import start_server, stop_server
 
 TABLE = harness.read_table()
 DRIVEN = [name for name in TABLE["passes"] if name not in TABLE["differs"]]
@@ -19,7 +19,15 @@ NOT_SIMULATED = [name for names in TABLE["not_simulated"].values() for name in n
 SIMULATED = [name for name in DRIVEN if name not in NOT_SIMULATED]
 
 
-@pytest.mark.parametrize("name", NOT_SIMULATED + one_of(3, {name: name for name in SIMULATED}))
+@pytest.fixture(scope="module", autouse=True)
+def server_with_torchs_tests():
+    stop_server()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        start_server(["conformance.preloaded"])
+
+
+@pytest.mark.parametrize("name", DRIVEN)
 def test_method_passes_on_simlib(name):
     check_method(name, harness.simlib_run)
 
@@ -78,7 +86,7 @@ def on_real_ranks(feature):
     return run.results
 
 
-@pytest.mark.parametrize("feature", one_of(3, features.FEATURES))
+@pytest.mark.parametrize("feature", features.FEATURES.values(), ids=features.FEATURES)
 def test_feature_gives_the_numbers_of_plain_gloo_and_is_traced(feature, tmp_path):
     plain = harness.plain(on_gloo, 4, (feature.__name__, str(tmp_path / "store")), 60)
     assert on_real_ranks(feature) == plain
