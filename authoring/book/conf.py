@@ -65,6 +65,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "show_navbar_depth": 1,
     "navbar_persistent": [],
+    "collapse_navbar": True,  # else each page has all of the reference beside it
 }
 _repository = links.repository(ROOT)
 if _repository:
