@@ -7,6 +7,8 @@ PY := .venv/bin/python
 # language has code and outputs of the first, which a test compares.
 PYTEST := $(PY) -m pytest -q -n 2 --dist loadfile --nbval --nbval-cell-timeout=120 --ignore=notebooks/de
 export PYTHON PORT SEED
+# Where it is set, each of some thousand processes would compile simlib anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:            ## this list
 	@sed -n 's/^\([a-z-]*\):[a-z -]*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
