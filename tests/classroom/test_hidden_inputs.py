@@ -30,6 +30,7 @@ MANY = [*range(60), *(seed_of("cell", n) for n in range(40))]
 FEW = [*MANY[3::8], *HUGE]
 SEEDS = [*FEW, *MANY[SEED % 4 :: 4]]
 DEAR = set("stage_ledger my_layers hide_it accumulate stage_gradient gradient_in_pieces".split())
+DEAR |= {"choose", "out_of_step", "resume"}
 """Questions whose expected values take long: they are worked out for a few seeds only."""
 LIMITS = Limits(notebook_s=900, cell_s=400, answer_s=60)
 OWN = {"seed", "verdict", "network", "length", "EIGHT"}
