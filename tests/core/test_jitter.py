@@ -77,7 +77,7 @@ def test_the_factor_of_a_piece_depends_on_seed_rank_and_number_alone(kind):
     assert one.results == same.results and one.time_s == same.time_s
     assert one.findings == []  # noise is no race
     other = simlib.simulate(calls_of_compute, 4, slow=Jitter(kind, spread=0.4, seed=SEED + 1))
-    assert (np.array(other.results) != factors).mean() > 0.9  # both may be at the least, 0
+    assert ((np.array(other.results) != factors) | (factors == 0)).all()  # a normal ends at 0
 
 
 @pytest.mark.parametrize("mean", [1.0, 2.5])
