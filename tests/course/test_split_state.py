@@ -136,7 +136,7 @@ def weights_of(run, tensors):
     return torch.cat(whole).tolist()
 
 
-@pytest.mark.parametrize("ranks", [ranks for (ranks,) in sampled(RANKS, count=1)])
+@pytest.mark.parametrize("ranks", [ranks for (ranks,) in sampled(RANKS, count=2)])
 def test_ledgers_of_zero_and_of_fsdp2_follow_the_formula(ranks):
     names = lesson("simulate")
     P = sum(a * b + b for a, b in itertools.pairwise(SIZES))
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_four_ranks_is_loaded_on_fewer(engine, tmp_path):
     program = lesson(engine)["checkpoint_on"]
     saved = start(engine, program, 4, str(tmp_path), True).results[0][0]
     assert len(list(tmp_path.glob("*.distcp"))) == 4
-    for (ranks,) in sampled((1, 2, 3, 5), count=2):
+    for ranks in (1, 2, 3, 5):
         for loaded, shape in start(engine, program, ranks, str(tmp_path), False).results:
             assert all(map(torch.equal, loaded, saved))
             assert shape[0] == 60 // ranks
