@@ -57,19 +57,30 @@ def test_a_copy_of_the_folder_alone_is_checked_by_its_own_cells(folder, tmp_path
     ]
 
 
+@pytest.fixture
+def checks(monkeypatch):
+    """``checks(status, points)``: what checks give; returns names of those that are run."""
+
+    def give(status, points=0):
+        ran, result = [], self_check.CheckResult("mean_of_all", status, "", points)
+
+        def checked(path):
+            ran.append(path.name)
+            return iter([result]), []
+
+        monkeypatch.setattr(progress, "check_notebook", checked)
+        return ran
+
+    return give
+
+
 def right_only(path):
     """Exercise 04 with its right answer alone."""
     path.write_bytes(content(notebook(EXERCISES["04"], {"mean_of_all": True})))
 
 
-def test_a_notebook_is_run_again_when_it_or_simlib_changes(folder, monkeypatch):
-    path, ran = folder / "04_collectives.ipynb", []
-
-    def checked(path):
-        ran.append(path.name)
-        return iter([self_check.CheckResult("mean_of_all", "right", "", 2)]), []
-
-    monkeypatch.setattr(progress, "check_notebook", checked)
+def test_a_notebook_is_run_again_when_it_or_simlib_changes(folder, checks, monkeypatch):
+    path, ran = folder / "04_collectives.ipynb", checks("right", 2)
     right_only(path)
     for _ in range(2):
         (found,) = progress.progress_of([path])
@@ -82,15 +93,9 @@ def test_a_notebook_is_run_again_when_it_or_simlib_changes(folder, monkeypatch):
     assert len(ran) == 3
 
 
-def test_a_notebook_is_run_again_when_its_handout_changes(tmp_path, monkeypatch):
+def test_a_notebook_is_run_again_when_its_handout_changes(tmp_path, checks):
     commands.handout(ROOT, tmp_path / "course")
-    path, ran = tmp_path / "course/exercises/04_collectives.ipynb", []
-
-    def checked(path):
-        ran.append(path.name)
-        return iter([self_check.CheckResult("mean_of_all", "right", "", 2)]), []
-
-    monkeypatch.setattr(progress, "check_notebook", checked)
+    path, ran = tmp_path / "course/exercises/04_collectives.ipynb", checks("right", 2)
     right_only(path)
     progress.progress_of([path])
     cases = tmp_path / "course/.pristine/checks/04_collectives.py"
@@ -99,15 +104,9 @@ def test_a_notebook_is_run_again_when_its_handout_changes(tmp_path, monkeypatch)
     assert len(ran) == 2
 
 
-def test_a_wrong_answer_is_tried_again(folder, monkeypatch):
+def test_a_wrong_answer_is_tried_again(folder, checks):
     """Perhaps the machine was busy."""
-    ran = []
-
-    def checked(path):
-        ran.append(path.name)
-        return iter([self_check.CheckResult("mean_of_all", "wrong", "")]), []
-
-    monkeypatch.setattr(progress, "check_notebook", checked)
+    ran = checks("wrong")
     for _ in range(2):
         progress.progress_of([folder / "04_collectives.ipynb"])
     assert len(ran) == 2
