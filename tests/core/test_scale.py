@@ -98,10 +98,10 @@ def test_every_solver_solves_the_plain_case(kind, name):
     """Each has a node of its own, all start together, chunks are alike: nothing is left over."""
     cluster = Cluster(12, 1, NETWORKS["10 Gbit/s"])
     nbytes = 0 if kind == "barrier" else 12 * 4000
-    options = collective.Options("block", 4, 0, 3, None)
-    case = collective._case((kind, 12, nbytes, cluster, name), None, options, last_only=False)
-    solve, _ = SOLVERS[kind, name]
-    assert solve(case) is not None
+    options, (solve, _) = collective.Options("block", 4, 0, 3, None), SOLVERS[kind, name]
+    asked = kind, 12, nbytes, cluster, name
+    ends = [solve(collective._case(asked, [s] * 12, options, last_only=False)) for s in (0, 1.5)]
+    assert ends[1] == pytest.approx(ends[0] + 1.5, rel=1e-9)  # whenever all start
 
 
 # -- rings -----------------------------------------------------------------------------------------
