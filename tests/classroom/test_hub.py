@@ -94,8 +94,7 @@ def test_every_setting_is_one_that_jupyterhub_has(load, systemd):
     from jupyterhub.auth import DummyAuthenticator, PAMAuthenticator
     from jupyterhub.spawner import SimpleLocalProcessSpawner, Spawner
 
-    classes = [JupyterHub, DummyAuthenticator, PAMAuthenticator]
-    classes += [SimpleLocalProcessSpawner, Spawner]
+    classes = [JupyterHub, DummyAuthenticator, PAMAuthenticator, SimpleLocalProcessSpawner, Spawner]
     if systemd:
         spawners = pytest.importorskip("systemdspawner", reason="systemdspawner is not installed")
         classes.append(spawners.SystemdSpawner)
@@ -129,7 +128,7 @@ def handout(tmp_path):
     return folder
 
 
-def test_a_student_gets_what_is_missing_and_keeps_what_there_is(handout, tmp_path):
+def test_a_student_gets_what_is_missing_and_keeps_what_there_is(handout, tmp_path, monkeypatch):
     start_server = runpy.run_path(str(HUB / "start_server.py"))
     work = tmp_path / "work"
     start_server["hand_out"](handout, work)
@@ -144,6 +143,12 @@ def test_a_student_gets_what_is_missing_and_keeps_what_there_is(handout, tmp_pat
     assert (work / "exercises/checks/01.py").read_text() == "new"
     assert (work / ".pristine/01.ipynb").read_text() == "new"
     assert "simlib handout --out" in start_server["main"](str(tmp_path / "none"))
+    served = []
+    monkeypatch.chdir(tmp_path)  # so that pytest comes back
+    monkeypatch.setenv("JUPYTERHUB_ROOT_DIR", str(work))
+    monkeypatch.setattr("os.execv", lambda _, words: served.append((os.getcwd(), words)))
+    start_server["main"](str(handout), "--port=1")
+    assert served == [(str(work), [sys.executable, "-m", "jupyterhub.singleuser", "--port=1"])]
 
 
 @pytest.fixture

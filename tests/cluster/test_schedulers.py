@@ -194,7 +194,7 @@ def test_how_often_squeue_is_asked(slurm, queued, monkeypatch):
     monkeypatch.setattr(state, "POLL_S", 1000)
     assert [queued.state() for _ in range(3)] == ["queued"] * 3
     assert queued.reason() and len(slurm.asked("squeue")) == 1
-    monkeypatch.undo()
+    monkeypatch.setattr(state, "POLL_S", -1)
     again = JobInQueue(queued._folder)
     for said in ("CA:None", ""):
         slurm.answers(squeue=said)

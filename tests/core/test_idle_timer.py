@@ -164,7 +164,6 @@ def test_no_process_stays_and_both_engines_come_back(own_idleness, clock):
     assert pool()._spare is None
     gc.collect()
     left_open = len(os.listdir("/proc/self/fd"))
-
     assert results_of_both() == expected
     clock.running[-1].is_up()
     gc.collect()
