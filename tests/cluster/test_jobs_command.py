@@ -117,13 +117,13 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     assert (tmp_path / "trace.json").exists()
 
 
-def test_a_script_whose_ranks_wait_for_each_other_is_told_by_its_line(tmp_path, monkeypatch, capfd):
+def test_a_script_that_waits_for_ever_is_told_by_its_line(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    written(tmp_path, f"{text}dist.recv(torch.zeros(1), src=1 - dist.get_rank())\n")
+    written(tmp_path, f"{text}if dist.get_rank() == 0:\n    dist.recv(torch.zeros(1), src=1)\n")
     assert main(["submit", "-n", "2", "--follow", "script.py"]) == 1
     said = capfd.readouterr().err
-    assert "ranks 0 and 1 wait for each other" in said and "script.py, line 3" in said
+    assert "rank 0 waits for rank 1, which has finished" in said and "script.py, line 4" in said
 
 
 def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):

@@ -29,8 +29,6 @@ from simlib.core.collectives.timing import time_of
 from simlib.core.model.cluster import Cluster, Device, Link, Topology
 from simlib.core.model.errors import InvalidCallError
 
-EVERY = [(kind, name) for kind in KINDS for name in ALGORITHMS[kind]]
-
 
 def flat(n, link, **more):
     return Topology(Cluster(n, 1, link, **more), n)
