@@ -79,7 +79,7 @@ WRONG_ON_ALL = {
     "reduce_scatter's list must have one tensor for each of the 2 ranks, and has 1": [
         lambda: dist.reduce_scatter(ones(2), many(1, 2))
     ],
-    "each tensor of reduce_scatter's list must have the shape of what the rank receives, (3,)": [
+    "is for this rank, and must have the shape of what it receives, (3,)": [
         lambda: dist.reduce_scatter(ones(3), many(2, 2))
     ],
     "2 ranks receive (2,) each, so the input must have shape (4,): it has (5,)": [

@@ -103,6 +103,14 @@ class InvalidCallError(SimlibError):
     kind = "invalid"
 
 
+class RefusedCall(InvalidCallError, RuntimeError):
+    """The same, raised in the rank: a program may catch what torch raises there."""
+
+
+class RefusedValue(InvalidCallError, ValueError):
+    """The same, where torch raises a ValueError."""
+
+
 class RankError(SimlibError):
     """A rank raised an exception; ``.tracebacks`` maps each such rank to its text.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..model.errors import InvalidCallError
+from ..model.errors import RefusedCall
 from .transports.backends import BITS, OPS, Capabilities
 
 # Messages
@@ -27,11 +27,9 @@ from .transports.backends import BITS, OPS, Capabilities
 def check_peer(rank: int, size: int, peer: int, role: str) -> None:
     """Refuse a partner that is no other rank of the group."""
     if not 0 <= peer < size:
-        raise InvalidCallError(
-            f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}"
-        )
+        raise RefusedCall(f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}")
     if peer == rank:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{role}={peer} is the rank itself: a rank that "
             f"{'sends to' if role == 'dst' else 'receives from'} itself would wait for itself"
         )
@@ -46,21 +44,21 @@ def check_message(
     try:
         number = operator.index(tag)
     except TypeError:
-        raise InvalidCallError(f"tag={tag!r} must be a whole number, 0 or more") from None
+        raise RefusedCall(f"tag={tag!r} must be a whole number, 0 or more") from None
     if not 0 <= number <= able.largest_tag:
-        raise InvalidCallError(_about_tag(tag, able))
+        raise RefusedCall(_about_tag(tag, able))
     verb, advice = _OF_MESSAGE[method]
     if able.sends is not None and tensor.dtype not in able.sends:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{able.name} cannot {method} {_name(tensor)}: convert the tensor first, for example "
             "with x.float()"
         )
     if tensor.layout is not torch.strided:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
         )
     if able.moves_memory and not tensor.is_contiguous():
-        raise InvalidCallError(
+        raise RefusedCall(
             f"the tensor that is {verb} must be contiguous, its elements one after the other in "
             f"memory, which a transposed tensor, a column or a slice with steps is not: {advice}"
         )
@@ -88,7 +86,7 @@ def _capabilities_for(what, tensor, capabilities):
     if able is not None:
         return able
     first = next(iter(capabilities.values()))
-    raise InvalidCallError(
+    raise RefusedCall(
         f"{what} with {first.name} takes tensors on {' or '.join(capabilities)}, and this one is "
         f"on {tensor.device}: move it there first, for example by x.cpu(), or run with another "
         "backend"
@@ -99,7 +97,7 @@ def refuse_what_is_lacking(method: str, able: Capabilities) -> None:
     """Refuse a method of `dist.ProcessGroup` that a backend does not have."""
     instead = able.lacks.get(method)
     if instead is not None:
-        raise InvalidCallError(f"{able.name} has no {OPS[method]}: {instead}")
+        raise RefusedCall(f"{able.name} has no {OPS[method]}: {instead}")
 
 
 # Collectives
@@ -138,12 +136,10 @@ def check_collective(
     """
     root, size = getattr(opts, "rootRank", None), place.size
     if root is not None and not 0 <= root < size:
-        raise InvalidCallError(
-            f"root {root} is no rank of this group: its ranks are 0 to {size - 1}"
-        )
+        raise RefusedCall(f"root {root} is no rank of this group: its ranks are 0 to {size - 1}")
     check = _CHECKS.get(method)
     if check is not None:
-        check(args, size, place.rank == root)
+        check(args, size, place.rank, root)
     tensors = list(_tensors_of(args))
     if not tensors:
         return
@@ -178,7 +174,7 @@ def _tensors_of(args):
 def _check_devices(kind, tensors):
     if len({tensor.device.type for tensor in tensors}) > 1:
         devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise InvalidCallError(
+        raise RefusedCall(
             f"the tensors of one {kind} must be on one sort of device, and these are on {devices}: "
             "move them together, for example by x.cpu()"
         )
@@ -186,18 +182,18 @@ def _check_devices(kind, tensors):
 
 def _check_tensor(kind, method, tensor, able):
     if method in able.not_complex and tensor.is_complex():
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{kind} cannot carry {_name(tensor)} with {able.name}: pass torch.view_as_real(x)"
         )
     carries = able.reduces if kind in _REDUCING else able.carries
     if carries is not None and tensor.dtype not in carries:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{kind} cannot carry {_name(tensor)} with {able.name}: convert the tensor first, "
             "for example with x.float()"
         )
     is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce" and able.adds_sparse
     if tensor.layout is not torch.strided and not is_sparse_sum:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
             "pass x.to_dense()"
         )
@@ -219,7 +215,7 @@ def _check_memory(kind, moved, tensors, able):
     """Refuse tensors whose memory the backend would leave, or take in another order."""
     for tensor in moved:
         if not _fills_its_memory(tensor):
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"{kind} with {able.name} reads and writes memory without steps, and the elements "
                 "of this tensor do not fill theirs, like a slice with steps, a column or what "
                 "expand() gives: memory beside them would be overwritten. Pass y = x.contiguous(), "
@@ -228,7 +224,7 @@ def _check_memory(kind, moved, tensors, able):
     # The inputs of a reduce_scatter are copied before, in the order of the first.
     alike = {"scatter": tensors, "reduce_scatter": tensors[:2]}.get(kind, ())
     if len({*map(_order, alike)}) > 1:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"all tensors of a {kind} must lie in memory in the same order with {able.name}, and "
             "one is transposed where another is not: pass x.contiguous() for each"
         )
@@ -251,49 +247,49 @@ def _check_reduce_op(reduce_op, tensor, able):
     name = getattr(reduce_op, "op", reduce_op).name
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     if name not in able.reduce_ops:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"Cannot use ReduceOp.{name} with {able.name}: take one of {', '.join(able.reduce_ops)}"
         )
     if name in BITS and not is_whole:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"Cannot use ReduceOp.{name} with non-integral dtype: it combines bits, and "
             f"{_name(tensor)} is no whole number"
         )
     if name == "AVG" and is_whole:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"ReduceOp.AVG gives fractions, which {_name(tensor)} cannot hold: "
             "convert the tensor first, for example with x.float()"
         )
     if tensor.layout is not torch.strided and name != "SUM":
-        raise InvalidCallError(
+        raise RefusedCall(
             f"all_reduce adds sparse tensors, and cannot use ReduceOp.{name} on them: "
             "pass x.to_dense()"
         )
 
 
-def _check_gather(args, size, is_root):
+def _check_gather(args, size, rank, root):
     outputs, (tensor,) = args[:2]
-    if is_root:
+    if rank == root:
         _check_length("gather's list", outputs[0], size)
         _check_shapes("gather's list", outputs[0], tensor.shape, "brings")
         _refuse_expanded("gather's list", outputs[0])
 
 
-def _check_scatter(args, size, is_root):
+def _check_scatter(args, size, rank, root):
     (output,), inputs = args[:2]
-    if is_root:
+    if rank == root:
         _check_length("scatter's list", inputs[0], size)
         _check_shapes("scatter's list", inputs[0], output.shape, "receives")
 
 
-def _check_all_gather(args, size, _):
+def _check_all_gather(args, size, *_):
     for tensors, tensor in zip(*args[:2], strict=True):
         _check_length("all_gather's list", tensors, size)
         _check_shapes("all_gather's list", tensors, tensor.shape, "brings")
         _refuse_expanded("all_gather's list", tensors)
 
 
-def _check_all_gather_coalesced(args, size, _):
+def _check_all_gather_coalesced(args, size, *_):
     lists, inputs = args[:2]
     _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
     for tensors in lists:
@@ -302,15 +298,15 @@ def _check_all_gather_coalesced(args, size, _):
             _check_shapes("all_gather_coalesced's list", [output], tensor.shape, "brings")
 
 
-def _check_all_gather_single(args, size, _):
+def _check_all_gather_single(args, size, *_):
     for output, tensor in zip(*map(_listed, args[:2]), strict=True):
         expected = (tensor.shape[0] * size, *tensor.shape[1:]) if tensor.ndim else None
         if tensor.ndim == 0:
-            raise InvalidCallError(
+            raise RefusedCall(
                 "a tensor without dimensions cannot be gathered into one: pass x.reshape(1)"
             )
         if tuple(output.shape) != expected:
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"{size} ranks bring {_shape(tensor)} each, so the output must have shape "
                 f"{expected}: it has {_shape(output)}"
             )
@@ -318,26 +314,30 @@ def _check_all_gather_single(args, size, _):
         _refuse_expanded("the output of all_gather", [output])
 
 
-def _check_all_reduce_coalesced(args, size, _):
+def _check_all_reduce_coalesced(args, size, *_):
     _refuse_expanded("all_reduce_coalesced's list", args[0])
 
 
-def _check_reduce_scatter(args, size, _):
+def _check_reduce_scatter(args, size, rank, _):
     for output, inputs in zip(*args[:2], strict=True):
         _check_length("reduce_scatter's list", inputs, size)
-        _check_shapes("reduce_scatter's list", inputs, output.shape, "receives")
+        if inputs[rank].shape != output.shape:  # Gloo lets those of other ranks have other lengths
+            raise RefusedCall(
+                f"tensor {rank} of reduce_scatter's list is for this rank, and must have the shape "
+                f"of what it receives, {_shape(output)}: it has {_shape(inputs[rank])}"
+            )
 
 
-def _check_reduce_scatter_single(args, size, _):
+def _check_reduce_scatter_single(args, size, *_):
     for output, tensor in zip(*map(_listed, args[:2]), strict=True):
         if not (output.ndim and tensor.ndim):
-            raise InvalidCallError(
+            raise RefusedCall(
                 "reduce_scatter cuts a tensor by its rows, and one without dimensions has none: "
                 "pass x.reshape(1)"
             )
         expected = (output.shape[0] * size, *output.shape[1:])
         if tuple(tensor.shape) != expected:
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"{size} ranks receive {_shape(output)} each, so the input must have shape "
                 f"{expected}: it has {_shape(tensor)}"
             )
@@ -345,29 +345,29 @@ def _check_reduce_scatter_single(args, size, _):
         _refuse_expanded("the output of reduce_scatter", [output])
 
 
-def _check_all_to_all(args, size, _):
+def _check_all_to_all(args, size, *_):
     outputs, inputs = args[:2]
     for name, tensors in (("inputs", inputs), ("outputs", outputs)):
         _check_length(f"the {name} of all_to_all", tensors, size)
     sizes = [tensor.numel() for tensor in chain(inputs, outputs)]
     if len(set(sizes)) > 1:
-        raise InvalidCallError(
+        raise RefusedCall(
             "the inputs and outputs of all_to_all must be tensors of one size, and have "
             f"{sizes[:size]} and {sizes[size:]} elements: all_to_all_single takes split sizes"
         )
     _refuse_expanded("the outputs of all_to_all", outputs)
 
 
-def _check_all_to_all_single(args, size, _):
+def _check_all_to_all_single(args, size, *_):
     output, tensor, output_splits, input_splits = args[:4]
     for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
         if not whole.is_contiguous():
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"the {name} of all_to_all_single must be contiguous, its elements one after the "
                 "other in memory, which a transposed tensor is not: pass x.contiguous()"
             )
         if whole.ndim == 0:
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "
                 "has none: pass x.reshape(1)"
             )
@@ -378,27 +378,27 @@ def _check_splits(name, rows, splits, size):
     """Refuse split sizes that do not cut the rows into one part for each rank."""
     if not splits:
         if rows % size:
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"the {name} has {rows} rows, which {size} ranks cannot share evenly: "
                 f"say with {name}_split_sizes how many go to each"
             )
         return
     if len(splits) != size:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{name}_split_sizes must have one number for each of the {size} ranks, "
             f"and has {len(splits)}"
         )
     if min(splits) < 0:
-        raise InvalidCallError(f"{name}_split_sizes {splits} must be 0 or more each")
+        raise RefusedCall(f"{name}_split_sizes {splits} must be 0 or more each")
     if sum(splits) != rows:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{name}_split_sizes {splits} add up to {sum(splits)}, but the {name} has {rows} rows"
         )
 
 
 def _check_length(name, items, size, what="tensor"):
     if len(items) != size:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"{name} must have one {what} for each of the {size} ranks, and has {len(items)}"
         )
 
@@ -406,7 +406,7 @@ def _check_length(name, items, size, what="tensor"):
 def _check_shapes(name, tensors, shape, verb):
     for number, tensor in enumerate(tensors):
         if tensor.shape != shape:
-            raise InvalidCallError(
+            raise RefusedCall(
                 f"each tensor of {name} must have the shape of what the rank {verb}, "
                 f"{tuple(shape)}: number {number} has {_shape(tensor)}"
             )
@@ -414,7 +414,7 @@ def _check_shapes(name, tensors, shape, verb):
 
 def _check_dtypes(output, tensor):
     if output.dtype != tensor.dtype:
-        raise InvalidCallError(
+        raise RefusedCall(
             f"the output is {_name(output)} and the input {_name(tensor)}: make both the same dtype"
         )
 
@@ -424,7 +424,7 @@ def _refuse_expanded(name, tensors):
     for tensor in tensors:
         if 0 in tensor.stride() and tensor.numel() > 1:
             if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
-                raise InvalidCallError(
+                raise RefusedCall(
                     f"{name} must not be made by expand(): several elements share one place in "
                     "memory. Pass x.clone()"
                 )
