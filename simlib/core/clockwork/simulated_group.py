@@ -108,6 +108,10 @@ class SimulatedGroup(PlainGroup):
         return request
 
 
+PATIENCE_S = 1800.0
+"""How long a group without a ``timeout=`` of its own waits for an op: torch's 30 minutes."""
+
+
 def _copy(tensor):
     return tensor.detach().clone()
 
@@ -163,15 +167,19 @@ class Request:
         self.simulation.time.take_in(self.rank)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
-            limit = None
+            limit, begin_s = None, scheduler.clocks[self.rank]
             if limit_s is not None:
-                limit = self._stop_waiting_at(scheduler.clocks[self.rank] + limit_s)
+                limit = self._stop_waiting_at(begin_s + limit_s)
             self._is_awaited = True
             scheduler.block(self.rank)
             if self.end_s is None:
                 if self.give_up is not None:
                     self.give_up()
                 raise RuntimeError(_timed_out(limit_s, bool(timeout)))
+            # No event ends these waits: so who waits for ever is told that it does.
+            if limit_s is None and self.end_s - begin_s > PATIENCE_S:
+                self.simulation.time.catch_up(self.rank, self.end_s)
+                raise RuntimeError(_timed_out(PATIENCE_S, is_asked=False))
             if limit is not None:
                 scheduler.cancel(limit)
         self.simulation.time.catch_up(self.rank, self.end_s)

@@ -29,6 +29,7 @@ from ..record.recorder import is_learners
 MAX_PLACES = 8
 """How many places the live display names when it says where the ranks are."""
 
+_TIMED_OUT = re.compile(r"[Tt]imed out(?: waiting (\d+)ms)?")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
@@ -122,6 +123,8 @@ def _raised(monitor, told):
         lines[0] += f". {first.advice}"
     if sites[first_rank].line_text:
         lines.append(f"    {sites[first_rank].line_text}")
+    limited = {r: _TIMED_OUT.search(failure.sentence) for r, failure in told.items()}
+    lines += _who_was_waited_for(monitor, {r: found for r, found in limited.items() if found})
     tracebacks = {r: _readable(failure.traceback, monitor.cells) for r, failure in told.items()}
     if tracebacks[first_rank] and not is_invalid:
         lines += ["", f"The traceback of rank {first_rank}:", tracebacks[first_rank].rstrip()]
@@ -133,6 +136,47 @@ def _raised(monitor, told):
         return errors.RankDiedError(message, sites, exitcodes=codes)
     reports = {rank: failure.report for rank, failure in told.items()}
     return errors.RankError(message, sites, tracebacks=tracebacks, reports=reports)
+
+
+def _who_was_waited_for(monitor, limited):
+    """Of the first rank whose wait ran out of time: where those were who had not come."""
+    ops = [op for rank in limited for op in monitor.logs[rank].ops(0, monitor.cells)]
+    op = min((op for op in ops if op.failed_s is not None), key=_failed_s, default=None)
+    if op is None:
+        return []
+    milliseconds, until_s = limited[op.rank][1], op.failed_s
+    if milliseconds and op.wait_s is not None:
+        until_s = min(until_s, op.wait_s + int(milliseconds) / 1000)
+    sites, lines = sites_now(monitor), []
+    number = sum(one.seq < op.seq and _meets_alike(one, op) for one in ops if one.rank == op.rank)
+    for other in sorted({*op.group.ranks} - {op.rank} if op.peer is None else {op.peer}):
+        theirs = monitor.logs[other].ops(0, monitor.cells)
+        call = next(iter([one for one in theirs if _is_counterpart(one, op)][number:]), None)
+        if call is None:
+            where = _in_words(sites[other]) if other in sites else _why_nowhere(monitor, other)
+            lines.append(f"  rank {other} had not come: {where}")
+        elif call.post_s > until_s:
+            lines.append(f"  rank {other} came too late: {call.site.op} ({call.site.place})")
+    return shortened(lines)
+
+
+def _failed_s(op):
+    return op.failed_s
+
+
+def _meets_alike(one, op):
+    """Whether two ops of a rank are counted together: collectives of a group, or like messages."""
+    if op.peer is None:
+        return one.group == op.group and not one.is_p2p
+    return (one.group, one.kind, one.peer, one.tag) == (op.group, op.kind, op.peer, op.tag)
+
+
+def _is_counterpart(one, op):
+    """Whether an op of another rank is one that this op may meet."""
+    if op.peer is None:
+        return one.group == op.group and not one.is_p2p
+    is_other_end = one.is_p2p and one.kind != op.kind and one.peer in (op.rank, None)
+    return is_other_end and (one.group, one.tag) == (op.group, op.tag)
 
 
 def _out_of_memory(told, sites):

@@ -91,6 +91,7 @@ class RecordingGroup(GroupOfItsOwn):
         self._copies_results = getattr(self._group, "copies_results", True)
         self._ranks = ranks
         self._definition = Definition(name, ranks)
+        self._is_limited = False  # whether the group itself gives up what takes too long
         self._limit: timedelta | None = (
             None  # of messages: Gloo's own is fixed when the group is made
         )
@@ -104,8 +105,8 @@ class RecordingGroup(GroupOfItsOwn):
     def set_timeout(self, timeout: timedelta) -> None:
         """How long an op of this group may take, as ``timeout=`` told torch."""
         self.transport.set_timeout(timeout)
-        if self._recorder.survives and timeout < default_pg_timeout:  # torch's own, untold
-            self._recorder.waits_are_limited = True
+        if timeout < default_pg_timeout:  # torch's own, untold
+            self._is_limited = True
             if hasattr(self._group, "limit_s"):
                 self._group.limit_s = timeout.total_seconds()
             else:
@@ -114,7 +115,7 @@ class RecordingGroup(GroupOfItsOwn):
     def forget_timeout(self) -> None:
         """No op of this group is given up any more."""
         self.transport.set_timeout(FOREVER)
-        self._limit = None
+        self._is_limited, self._limit = False, None
 
     def __repr__(self) -> str:
         return f"the group of ranks {list(self._ranks)}"
@@ -153,7 +154,7 @@ class RecordingGroup(GroupOfItsOwn):
         if recorder.stream_ends.open:
             recorder.stream_ends.look()
         signature, nbytes = recorder.signature(tensors, *how)
-        return self._log.post(
+        start = self._log.post(
             KIND_ID[kind],
             flags,
             recorder.site(sys._getframe(2) if frame is None else frame),
@@ -163,6 +164,9 @@ class RecordingGroup(GroupOfItsOwn):
             tag,
             nbytes,
         )
+        if self._is_limited:
+            recorder.limited.add(start)
+        return start
 
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died)."""

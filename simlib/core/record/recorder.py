@@ -75,8 +75,9 @@ class Recorder:
         Ops that end on a GPU.
     survives : bool
         Whether the run goes on when another rank dies.
-    waits_are_limited : bool
-        Whether a group then gives up by itself what takes too long: no wait is for ever.
+    limited : set of int
+        Ops, by their place in the log, that their group gives up by itself when they take longer
+        than its ``timeout=``: no wait for them is for ever.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Recorder:
         self.last_number = None
         self.fingerprints: FingerprintTable | None = None
         self.survives = False
-        self.waits_are_limited = False
+        self.limited: set[int] = set()
         self._words: dict[tuple, int] = {}
         self._met: dict[Any, list[int]] = {}
         self._sites: dict[
@@ -151,7 +152,8 @@ class Recorder:
         self.requests.clear()
         self.last_number = None
         self.fingerprints = None
-        self.survives = self.waits_are_limited = False
+        self.survives = False
+        self.limited.clear()
         self._met.clear()
         self._sites.clear()
 
@@ -236,7 +238,7 @@ class _Request:
         log = self._recorder.log
         # Who waits for a limited time only goes on by itself: that is no deadlock.
         recorder = self._recorder
-        is_limited = timeout or recorder.waits_are_limited
+        is_limited = timeout or self.start in recorder.limited
         log.wait_begin(self.start, not is_limited and recorder.is_alone())
         try:
             limit = timeout or self.limit

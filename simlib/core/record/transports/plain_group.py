@@ -28,7 +28,7 @@ class PlainGroup:
 
     copies_results = False
     limit_s: float | None = None
-    """Seconds after which a wait is given up, where survivors go on; None: never."""
+    """Seconds after which a wait is given up; None: torch's 30 minutes, once the op has ended."""
     _group: Any
     _position: int
     recv: Callable[..., Any]

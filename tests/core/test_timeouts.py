@@ -1,0 +1,78 @@
+"""``timeout=`` of groups, and Gloo's own 30 minutes, in both engines."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store, default_pg_timeout
+
+import simlib
+from simlib.core.clockwork.simulated_group import PATIENCE_S
+
+
+def late(rank, world_size, sleep_s, limit_s):
+    group = limit_s and dist.new_group(timeout=timedelta(seconds=limit_s))
+    if rank == 0:
+        time.sleep(sleep_s)
+    dist.barrier(group=group or None)
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("sleep_s", "limit_s", "waited_ms"),
+    [(6, 3, 3000), (2, 3, None), (2700, None, 1_800_000), (1700, None, None)],
+)
+def test_a_wait_ends_after_so_much_virtual_time(sleep_s, limit_s, waited_ms):
+    if waited_ms is None:
+        assert simlib.simulate(late, 3, (sleep_s, limit_s)).results == ["done"] * 3
+        return
+    with pytest.raises(simlib.RankError, match=f"Timed out waiting {waited_ms}ms") as caught:
+        simlib.simulate(late, 3, (sleep_s, limit_s))
+    assert "rank 0 came too late: barrier (test_timeouts.py, line " in str(caught.value)
+
+
+def test_who_waits_for_ever_is_told_so_and_not_after_30_minutes():
+    def main(rank, world_size):
+        if rank:
+            dist.barrier()
+
+    with pytest.raises(simlib.DeadlockError, match="wait for rank 0, which has finished"):
+        simlib.simulate(main, 3)
+    assert default_pg_timeout.total_seconds() == PATIENCE_S
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_a_program_that_catches_the_end_of_its_wait_goes_on(engine):
+    def main(rank, world_size):
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        store, said = _get_default_store(), None
+        if rank == 0:
+            store.get("given up")
+        else:
+            try:
+                dist.all_reduce(torch.ones(1), group=group)
+            except RuntimeError as error:
+                said = "Timed out waiting 1000ms" in str(error)
+            store.set("given up", "")
+        dist.barrier()
+        return said
+
+    run = engine(main, 2)
+    assert run.results == [None, True]
+    (finding,) = run.findings
+    assert "all_reduce" in finding.message and "was never called by rank 0" in finding.message
+
+
+def test_an_end_that_nobody_catches_names_who_was_waited_for():
+    def main(rank, world_size):
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        if rank:
+            dist.recv(torch.ones(1), 0, group=group)
+        while rank == 0:
+            pass
+
+    with pytest.raises(simlib.RankError, match="Timed out waiting 1000ms") as caught:
+        simlib.run(main, 2)
+    assert "rank 0 had not come: computing (test_timeouts.py, line " in str(caught.value)
