@@ -84,7 +84,10 @@ def _parser():
         help="a preset of simlib.clusters (ethernet_10g)",
     )
     simulate.add_argument(
-        "--ranks-per-node", type=int, default=1, metavar="K", help="ranks on each node (1)"
+        "--ranks-per-node",
+        type=int,
+        metavar="K",
+        help="ranks on each node (1; then LOCAL_RANK counts all ranks, as on one host)",
     )
     simulate.set_defaults(command=_simulate)
     for part in (cluster, classroom, course):
@@ -106,8 +109,22 @@ def _add_arguments(command, most):
     command.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {most}")
     run_outputs.add_limits(command)
     run_outputs.add_options(command)
+    command.add_argument(
+        "--seed",
+        type=_seed,
+        metavar="SEED",
+        help="of the ranks' random numbers: a number; same: the same numbers on every rank; new: "
+        "others in each run, and the seed is printed (0)",
+    )
+    command.add_argument(
+        "-m", dest="is_module", action="store_true", help="script is a module: -m package.module"
+    )
     command.add_argument("script")
     command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def _seed(text):
+    return int(text) if text.isdecimal() else text
 
 
 def _run(options):
@@ -128,6 +145,8 @@ def _run(options):
             restarts=Restarts(options.restarts, options.min_ranks),
             diagnosis=watched,
             backend=options.backend,
+            seed=options.seed,
+            is_module=options.is_module,
         )
 
     return _perform(options, run)
@@ -139,7 +158,7 @@ def _simulate(options):
     from .core.engines.virtual.simulated_run import simulate_script
 
     def run():
-        per_node = max(1, options.ranks_per_node)
+        per_node = max(1, options.ranks_per_node or 1)
         nodes = -(-options.n // per_node)
         cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
         return simulate_script(
@@ -147,8 +166,11 @@ def _simulate(options):
             options.n,
             options.args,
             cluster=cluster,
+            local_size=options.ranks_per_node and per_node,
             restarts=Restarts(options.restarts, options.min_ranks),
             diagnosis=Diagnosis(timeout_s=options.timeout),
+            seed=options.seed,
+            is_module=options.is_module,
         )
 
     return _perform(options, run)
@@ -165,10 +187,12 @@ def _perform(options, run):
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
         run_outputs.save(error.run, options)
+        _print_seed(options, error.run)
         if isinstance(error, RunInterrupted):
             return 130
         return 2 if error.run is None else 1
     run_outputs.save(run, options)
+    _print_seed(options, run)
     if not options.quiet:
         from .core.draw.lanes import unit_of
 
@@ -179,8 +203,13 @@ def _perform(options, run):
     return 0
 
 
+def _print_seed(options, run):
+    if options.seed == "new" and run is not None:
+        print(f"simlib: --seed {run.seed} repeats the random numbers of this run", file=sys.stderr)
+
+
 def _wrong_paths(options):
     """What is wrong with the paths of a call, told before anything runs; or None."""
-    if not os.path.isfile(options.script):
+    if not options.is_module and not os.path.isfile(options.script):
         return f"there is no file {options.script}"
     return run_outputs.wrong_files(options)

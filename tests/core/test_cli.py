@@ -80,12 +80,13 @@ def script(tmp_path):
     return path
 
 
-def simlib(*args):
+def simlib(*args, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "simlib", *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
+        cwd=cwd,
     )
 
 
@@ -96,6 +97,17 @@ def test_a_script_runs_unchanged_with_its_arguments(script, tmp_path):
     assert "[1] received 8.0" in done.stdout
     assert "ptdist.py, line 9" in done.stdout
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_module_runs_by_its_name_with_relative_imports(tmp_path, command):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "other.py").write_text("VALUE = 3")
+    (tmp_path / "pkg" / "train.py").write_text("from .other import VALUE\nprint(VALUE, __name__)")
+    words = [command, "-n", "2", "--quiet", "--seed", "new", "-m", "pkg.train"]
+    done = simlib(*words, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[0] 3 __main__", "[1] 3 __main__"]
+    assert re.search(r"--seed \d+ repeats the random numbers", done.stderr)
 
 
 def test_a_script_is_simulated_on_the_network_that_is_named(script):

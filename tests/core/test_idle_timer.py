@@ -153,17 +153,18 @@ def test_no_process_stays_and_both_engines_come_back(own_idleness, clock):
         return simlib.run(all_reduce, 2).results, simlib.simulate(all_reduce, 3).results
 
     expected = results_of_both()
-    pool()._prepare_spare(2)
+    pool()._prepare_spare(2, False)
     server = psutil.Process(forkserver._forkserver._forkserver_pid)
     processes = [server, *server.children(recursive=True)]
     assert pool()._resting and pool()._spare and simulators()._resting
     clock.running[-1].is_up()
     assert not [one for one in processes if one.is_running()]
     assert not pool().has_server and not simulators().has_served
-    pool()._prepare_spare(2)  # its timer had gone off, and waited for the lock
+    pool()._prepare_spare(2, False)  # its timer had gone off, and waited for the lock
     assert pool()._spare is None
     gc.collect()
     left_open = len(os.listdir("/proc/self/fd"))
+
     assert results_of_both() == expected
     clock.running[-1].is_up()
     gc.collect()

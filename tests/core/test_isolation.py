@@ -144,12 +144,21 @@ def test_a_rank_killed_while_it_rests_is_not_used():
     assert not set(resting) & set(pids())
 
 
-def test_unseeded_generators_differ_between_runs_as_between_processes():
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_each_rank_has_random_numbers_of_its_own_and_a_seed_repeats_them(engine):
     def main(rank, n):
-        return random.random(), np.random.rand()
+        return torch.rand(1).item(), np.random.rand(), random.random()
 
-    first, second = simlib.run(main, 2).results, simlib.run(main, 2).results
-    assert len({*first, *second}) == 4
+    usual, other, new = (engine(main, 3, **how) for how in ({}, {"seed": 5}, {"seed": "new"}))
+    assert (
+        len({number for run in (usual, other, new) for row in run.results for number in row}) == 27
+    )
+    assert engine(main, 3).results == usual.results and usual.seed == 0
+    assert engine(main, 3, seed=new.seed).results == new.results
+    assert len({*engine(main, 3, seed="same").results}) == 1
+    for wrong in (1.5, True, "old"):
+        with pytest.raises(simlib.InvalidCallError, match=f"seed={wrong!r} must be a whole number"):
+            engine(main, 3, seed=wrong)
 
 
 def test_a_module_edited_between_runs_is_read_anew(tmp_path, monkeypatch):

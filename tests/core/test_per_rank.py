@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import unittest.mock
 
 import pytest
 import torch
@@ -34,13 +35,13 @@ def test_each_rank_draws_as_if_it_were_alone(monkeypatch, seed, memory_is_known)
         monkeypatch.setattr(turns, "memory_of", lambda generator: None)
     drawn = random.Random(seed)
     steps = [(drawn.randrange(3), drawn.choice(list(DRAWS))) for _ in range(300)]
-    in_turn = turns.StateInTurn(3, 11)
+    in_turn = turns.StateInTurn([11, 12, 13], unittest.mock.Mock(of_rank=[{}, {}, {}]))
     found = {rank: [] for rank in range(3)}
     for rank, what in steps:
         in_turn.enter(rank)
         found[rank].append(DRAWS[what]())
     for rank in range(3):
-        torch.manual_seed(11)
+        torch.manual_seed(11 + rank)
         assert found[rank] == [DRAWS[what]() for mine, what in steps if mine == rank]
 
 

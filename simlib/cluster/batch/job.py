@@ -286,6 +286,7 @@ class JobOutcome:
         self._blame(monitor)
         run = make_run(monitor)
         run.trace.clock_error_s = clock_error_s
+        run.seed, _ = self._about.get("seeds", (None, False))  # a job of an older simlib: none
         failure = self._failure(monitor)
         if failure is None and monitor.check:
             run.findings = monitor.detector.findings(monitor.deaths)

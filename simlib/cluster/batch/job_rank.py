@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...core.engines.rank_process.isolation import fresh_random_state
+from ...core.engines.rank_process.isolation import begin_random_numbers
 from ...core.engines.rank_process.setup import (
     Output,
     flush,
@@ -31,6 +31,7 @@ from ...core.engines.rank_process.setup import (
     show_errors_of_commands,
 )
 from ...core.engines.rank_process.slow_rank import slowed
+from ...core.model.chance import Seeds
 from ...core.model.errors import JobError, SimlibError
 from ...core.record import backend, returned
 from ...core.record.recorder import Recorder
@@ -110,6 +111,7 @@ def _be_rank(folder, job, writer, starter):
     _check_gpus(job["gpus_per_rank"])
     recorder.survives = survives
     _connect_output(folder, rank)
+    begin_random_numbers(Seeds(*job["seeds"]).of_rank(rank))
     answer = _call(folder, rank, size, recorder)
     memory.flush()  # whoever sees the answer sees all that was done for it
     try:
@@ -218,7 +220,6 @@ def _call(folder, rank, size, recorder):
     sys.argv[:] = request["argv"]
     os.environ.update(script_environ(request["is_script"]) | os.environ)
     linecache.cache.update(request["cells"])
-    fresh_random_state()
     log = here.log = recorder.log
 
     def call():

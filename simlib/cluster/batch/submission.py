@@ -28,8 +28,7 @@ from ...core.engines.options import (
     check_timeout,
     checked_faults,
     either,
-    name_of,
-    pack,
+    program_of_function,
     program_of_script,
     refuse_foreign,
     restarts_of,
@@ -62,6 +61,7 @@ def program_of(
     kwargs: Mapping[str, Any] | None,
     argv: Sequence[Any] | None,
     world_size: int,
+    seed: Any = 0,
 ) -> Program:
     """The program that a call of `submit` means; refused where there can be none."""
     if not isinstance(what, str | os.PathLike):
@@ -70,7 +70,7 @@ def program_of(
             raise InvalidCallError(
                 f"argv={argv!r} is for a script: a function is given its arguments by args=..."
             )
-        return Program(name=name_of(what), payload=pack(what, args, kwargs, world_size))
+        return program_of_function(what, args, kwargs, world_size, seed)
     path = Path(what)
     if not path.is_file():
         raise InvalidCallError(f"there is no file {path}: submit runs a function or a script")
@@ -81,7 +81,7 @@ def program_of(
         )
     if isinstance(argv, str):
         raise InvalidCallError(f"argv={argv!r} must be a list of words: argv={argv.split()!r}")
-    return program_of_script(str(path), list(map(str, argv or ())), world_size)
+    return program_of_script(str(path), list(map(str, argv or ())), world_size, seed)
 
 
 START_ATTEMPTS = (
@@ -163,6 +163,7 @@ def submit(
     timeout_s: float | None = 120,
     check: bool = True,
     backend: str = "gloo",
+    seed: int | str = 0,
     name: str | None = None,
     folder: str | Path = JOBS,
     faults: Faults | None = None,
@@ -196,6 +197,8 @@ def submit(
         As for `run`.
     backend : {"gloo", "nccl", "mpi4py"}
         As for `run`. ``mpi4py`` is the MPI whose mpiexec starts the ranks.
+    seed : int, "same" or "new"
+        As for `run`.
     name : str, optional
         Of the job; the function's or script's by default.
     faults : Faults, optional
@@ -230,7 +233,7 @@ def submit(
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart)
     plan = restarts_of(restarts, plan, world_size)
     refuse_foreign("submit", plan, restart_s="simulate")
-    program = program_of(function, args, kwargs, argv, world_size)
+    program = program_of(function, args, kwargs, argv, world_size, seed)
     packed_plan = _packed_plan(to, plan, wrong.kill) if plan.most else None
     where = context_here(program.argv)
     command = _command(to, world_size)  # says what is wrong with it, before all
@@ -245,6 +248,7 @@ def submit(
         "check": watched.check,
         "backend": backend,
         "cells": cells,
+        "seeds": (program.seeds.seed, program.seeds.same),
     }
     with new_folder(folder, name or Path(program.name).stem) as job:
         prepare(job, about, request, to, command, packed_plan)

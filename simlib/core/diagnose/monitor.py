@@ -323,6 +323,8 @@ class RunMonitor(ABC):
         The ranks that were to be killed, and when.
     wire, memory, flops, processes : list or None
         Of a simulation that has ended: see `Run`.
+    shared : Mapping
+        The same.
     """
 
     engine: str = "real"
@@ -333,6 +335,7 @@ class RunMonitor(ABC):
     memory: list | None = None
     flops: list | None = None
     processes: list | None = None
+    shared: Mapping[str, str] = {}
     detector: DeadlockDetector
     logs: list
     native: Any

@@ -11,6 +11,7 @@ import inspect
 import numbers
 import os
 import runpy
+import secrets
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from ..model.chance import Failures, Slow, check_slow
+from ..model.chance import Failures, Seeds, Slow, check_slow
 from ..model.cluster import Cluster, Topology
 from ..model.errors import (
     InvalidCallError,
@@ -165,14 +166,14 @@ class Measurement:
         What computing takes.
     memory : bool, optional
         Whether to keep the ledger of each rank's memory.
-    seed : int, optional
-        Of another order of all that is not ordered.
+    seed : int, "same" or "new", optional
+        Of the ranks' random numbers; a number also of another order of all that is not ordered.
     """
 
     expand: bool = False
     compute: str = "flops"
     memory: bool | None = None
-    seed: int | None = None
+    seed: int | str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,8 +350,6 @@ def check_timeout(timeout_s: Any) -> None:
 
 def checked_measurement(asked: Measurement, cluster: Cluster) -> Measurement:
     """The `Measurement` as the engine takes it: ``memory`` is True or False."""
-    if asked.seed is not None and not isinstance(asked.seed, numbers.Integral):
-        raise InvalidCallError(f"seed={asked.seed!r} must be a whole number, or None")
     check_choice("compute", asked.compute, COMPUTE)
     keeps = cluster.device is not None if asked.memory is None else bool(asked.memory)
     return replace(asked, memory=keeps)
@@ -377,12 +376,15 @@ class Program:
         By rank, the arguments that only this rank may know; see `ByRank`.
     argv : list of str or None
         Of a whole script: its name, and the words of its command line.
+    seeds : Seeds
+        What the ranks' random numbers begin with.
     """
 
     name: str
     payload: bytes = field(repr=False)
     per_rank_args: list[bytes] | None = None
     argv: list[str] | None = None
+    seeds: Seeds = Seeds()
 
 
 class ByRank(list):
@@ -390,20 +392,48 @@ class ByRank(list):
 
 
 def program_of_function(
-    function: Callable[..., Any], args: Any, kwargs: Any, world_size: int
+    function: Callable[..., Any], args: Any, kwargs: Any, world_size: int, seed: Any = None
 ) -> Program:
     """The `Program` of a rank function."""
     own = None
     if isinstance(args, ByRank):
         own, args = [cloudpickle.dumps(tuple(one), protocol=5) for one in args], ()
     payload = pack(function, args, kwargs, world_size)
-    return Program(name=name_of(function), payload=payload, per_rank_args=own)
+    name, seeds = name_of(function), check_seed(seed)
+    return Program(name=name, payload=payload, per_rank_args=own, seeds=seeds)
 
 
-def program_of_script(path: str, argv: Sequence[str], world_size: int) -> Program:
-    """The `Program` of a whole script, with the words of its command line."""
-    payload = pack(script, (os.path.abspath(path),), None, world_size)
-    return Program(name=os.path.basename(path), payload=payload, argv=[path, *argv])
+def program_of_script(
+    path: str,
+    argv: Sequence[str],
+    world_size: int,
+    seed: Any = None,
+    is_module: bool = False,
+) -> Program:
+    """The `Program` of a whole script, or of a module by its name, with its command line."""
+    function, what = (module, path) if is_module else (script, os.path.abspath(path))
+    payload = pack(function, (what,), None, world_size)
+    name, seeds = os.path.basename(path), check_seed(seed)
+    return Program(name=name, payload=payload, argv=[path, *argv], seeds=seeds)
+
+
+def check_seed(seed: Any) -> Seeds:
+    """The `Seeds` asked for by a whole number, ``"same"``, ``"new"``, or None, which is 0.
+
+    Raises
+    ------
+    InvalidCallError
+    """
+    if seed == "new":
+        return Seeds(secrets.randbits(32))
+    if seed == "same":
+        return Seeds(same=True)
+    if seed is not None and (not isinstance(seed, numbers.Integral) or isinstance(seed, bool)):
+        raise InvalidCallError(
+            f'seed={seed!r} must be a whole number, or "same": the same random numbers on every '
+            'rank, or "new": other random numbers in each run'
+        )
+    return Seeds(int(seed or 0))
 
 
 def check_function(function: object, caller: str) -> None:
@@ -421,8 +451,19 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def script(rank: int, world_size: int, path: str) -> None:
     """The rank function of a whole script: every rank runs it, as ``__main__``."""
-    sys.path.insert(0, os.path.dirname(path))
+    _search_first(os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")
+
+
+def module(rank: int, world_size: int, name: str) -> None:
+    """The rank function of a module: every rank runs it, as ``python -m`` does."""
+    _search_first(os.getcwd())
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _search_first(folder):
+    if sys.path[:1] != [folder]:  # simulated ranks share the list
+        sys.path.insert(0, folder)
 
 
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:

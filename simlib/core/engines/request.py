@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from socket import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .confinement import confinement
 from .rank_process.setup import script_environ
+
+if TYPE_CHECKING:
+    from ..model.chance import Seeds
 
 SERVED: list[str] = []
 """What this process serves, where it is one of ranks: ``"a run"`` or ``"a simulation"``."""
@@ -57,12 +60,15 @@ class Request:
         By rank, the arguments that only this rank may know; see `ByRank`.
     cells : dict
         Sources of the notebook's cells, as `linecache` keeps them.
+    seeds : Seeds
+        What the ranks' random numbers begin with.
     """
 
     payload: bytes
     execution_context: ExecutionContext
     per_rank_args: Any = None
     cells: dict = field(default_factory=dict)
+    seeds: Seeds
 
     def enter_context(self, environ: MutableMapping[str, str], **own: str) -> None:
         """Be where the kernel is: its environment, folder, import path, arguments and cells.

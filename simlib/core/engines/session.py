@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..diagnose.monitor import RankOutput, RunMonitor
     from ..diagnose.verdicts import WaitGraph
     from ..results.run import Run
-    from .options import Diagnosis
+    from .options import Diagnosis, Program
 
 Failure: TypeAlias = SimlibError | RunInterrupted
 """What a run ends in that does not end well."""
@@ -395,12 +395,14 @@ class Engine(ABC):
     ----------
     sort : str
         ``"a run"`` or ``"a simulation"``.
+    program : Program
     diagnosis : Diagnosis
     resting : Resting
         The processes that it keeps between runs.
     """
 
     sort: str
+    program: Program
     diagnosis: Diagnosis
     resting: Resting
 
@@ -457,6 +459,7 @@ class Session:
                 except KeyboardInterrupt:
                     failure = interrupted(monitor)
                 run = engine.make_run(monitor)
+                run.seed = engine.program.seeds.seed
                 failure = engine.complete(monitor, run, failure)
                 if failure is None and monitor.check:
                     run.findings = monitor.detector.findings(monitor.deaths)

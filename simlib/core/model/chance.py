@@ -18,10 +18,32 @@ from .errors import InvalidCallError, as_int, check_by_rank, check_count, check_
 KINDS = ("normal", "lognormal", "exponential")
 BLOCK = 64
 """Factors of a rank that are drawn together: a generator of its own for each would cost 15 us."""
-COMPUTING, FAILURES = range(2)
+COMPUTING, FAILURES, BEGINNINGS = range(3)
 """What numbers are drawn for: the same seed gives each of them numbers of its own."""
 
 Factor = Callable[[int, int, np.random.Generator], float]
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What the random numbers of a run's ranks begin with.
+
+    Attributes
+    ----------
+    seed : int
+        Each rank's seed is drawn from it.
+    same : bool
+        Whether all ranks have one seed, as after the same ``torch.manual_seed`` on each.
+    """
+
+    seed: int = 0
+    same: bool = False
+
+    def of_rank(self, rank: int) -> int:
+        """The seed of a rank: 64 bits for torch and `random`, their last 32 for numpy."""
+        place = (BEGINNINGS, 0 if self.same else rank)
+        sequence = np.random.SeedSequence(self.seed % (1 << 64), spawn_key=place)
+        return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True)

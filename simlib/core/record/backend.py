@@ -11,10 +11,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch.distributed import distributed_c10d as c10d
 
-from ..model.errors import InvalidCallError
+from ..model.errors import InvalidCallError, RefusedCall, RefusedValue
 from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
@@ -92,12 +94,16 @@ def install(
         module.init_process_group = _checking_init_process_group(spoken)
         module.destroy_process_group = _destroy_process_group
         module.monitored_barrier = _monitored_barrier
+    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = _spawn
 
 
 def _check_not_self(group, rank, role):
     """torch asks this for `send` and `recv` only: they are refused as `isend` and `irecv` are."""
     if group.rank() == rank:
-        check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
+        try:
+            check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
+        except RefusedCall as error:
+            raise RefusedValue(str(error)) from None
 
 
 def _is_ours(backend, spoken):
@@ -110,6 +116,21 @@ def _is_ours(backend, spoken):
 def join_world(store: dist.Store, rank: int, world_size: int) -> None:
     """Make the default group of this rank; the learner's own call will find it there."""
     _torch_init(BACKEND, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
+
+
+def _spawn(fn, args=(), nprocs=1, join=True, *_, **__):
+    """`torch.multiprocessing.spawn` in a program that starts its own ranks: they are there already.
+
+    Each rank does what the process of its number would do.
+    """
+    world = dist.group.WORLD
+    if nprocs != world.size() or not join:
+        raise InvalidCallError(
+            f"mp.spawn asks for {nprocs} processes, and the ranks of this run are {world.size()}. "
+            f"simlib has started them already, and each calls the function once: run {nprocs} ranks"
+            + ("" if join else ", and leave join=False out")
+        )
+    fn(world.rank(), *args)
 
 
 def _checking_init_process_group(spoken):

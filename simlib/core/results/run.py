@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,11 @@ class Run(Displayed):
         With ``restarts=``: this run and those before it that failed, in order.
     began_s : float
         When it began, in seconds since the first of its attempts did.
+    seed : int or None
+        What the ranks' seeds were drawn from: with ``seed=`` of the same number their random
+        numbers come again.
+    shared : dict of str to str
+        Of a simulation: packages that the ranks imported and of which all have one copy, and why.
     repeats : bool
         Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
@@ -109,6 +114,8 @@ class Run(Displayed):
         self.attempts = [self]
         self.began_s = 0.0
         self.repeats = False
+        self.seed: int | None = None
+        self.shared: Mapping[str, str] = {}
         self._exact: Callable[[], Transfers | None] | None = None
         self._transfers: Transfers | None = None
 
@@ -383,6 +390,7 @@ def make_run(monitor: RunMonitor) -> Run:
         engine=monitor.engine,
     )
     run.memory, run.flops, run.processes = monitor.memory, monitor.flops, monitor.processes
+    run.shared = monitor.shared
     if monitor.wire is not None:
         run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in monitor.wire]
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import multiprocessing
 import os
 import sys
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
-from ..rank_process.isolation import Baseline, fresh_random_state
+from ..rank_process.isolation import Baseline, begin_random_numbers
 from ..rank_process.setup import (
     Output,
     die_with_the_kernel,
@@ -88,6 +89,7 @@ def rank_main(rank, world_size, backend_name, ties, ends):
     plain = functools.partial(_join, BACKENDS[backend_name])
     rendezvous, fingerprints = confined.join(recorder, rank, world_size, ties, plain)
     membership = backend.Membership(rendezvous)
+    multiprocessing.set_start_method(None, force=True)  # the server's is not the learner's
     baseline = Baseline()
     own_pid = os.getpid()
     confined.code_begins(of_one_rank=True)
@@ -130,7 +132,7 @@ def _store_path(store):
 def _run(request, rank, world_size, recorder):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
     request.enter_context(os.environ, **rank_environ(rank, [0] * world_size))
-    fresh_random_state()
+    begin_random_numbers(request.seeds.of_rank(rank))
     writer = recorder.log
 
     def call():

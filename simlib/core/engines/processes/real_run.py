@@ -16,6 +16,7 @@ import psutil
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...diagnose.watching import Watcher
+from ...environment import are_ranks_trusted
 from ...model import errors
 from ...model.chance import Failures, Slow
 from ...model.trace import Evicted
@@ -85,6 +86,7 @@ def run(
     fresh: bool = False,
     watch: bool | float = False,
     backend: str = "gloo",
+    seed: int | str = 0,
     faults: Faults | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Run:
@@ -143,6 +145,11 @@ def run(
     backend : {"gloo", "nccl"}
         What moves the data. ``nccl`` wants a GPU for each rank, which is then its current one;
         tensors on the CPU still go by Gloo. (``mpi4py`` is for `submit`.)
+    seed : int, "same" or "new"
+        What random numbers of torch, numpy and `random` begin with. Each rank has a seed of its
+        own, as each process of torchrun has: it is drawn from this number, so that a run can be
+        repeated. ``"new"`` draws the number too, and ``run.seed`` says which it was. ``"same"``
+        gives every rank the same random numbers.
 
     Returns
     -------
@@ -171,7 +178,7 @@ def run(
     check_function(function, "run")
     size = _check_world_size(world_size)
     spoken = _check_backend(backend, size)
-    program = program_of_function(function, args, kwargs, size)
+    program = program_of_function(function, args, kwargs, size, seed)
     by_keyword = Faults(kill=kill, slow=slow, on_death=on_death)
     asked = checked_faults(either("faults", faults, by_keyword), size)
     watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check, watch=watch)
@@ -197,14 +204,17 @@ def run_script(
     restarts: Restarts | int = 0,
     diagnosis: Diagnosis | None = None,
     backend: str = "gloo",
+    seed: int | str | None = None,
+    is_module: bool = False,
 ) -> Run:
-    """Run a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
+    """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
     engine = ProcessEngine(
         backend=_check_backend(backend, size),
-        program=program_of_script(path, argv, size),
+        program=program_of_script(path, argv, size, seed, is_module),
         world_size=size,
         diagnosis=_check_diagnosis(diagnosis or Diagnosis()),
+        are_unlike=are_ranks_trusted(),
     )
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
 
@@ -250,6 +260,8 @@ class ProcessEngine(Engine):
         The ranks that are killed, and when, in seconds since they began.
     fresh : bool
         Whether the processes may have served no run before.
+    are_unlike : bool
+        Whether sets have another order on every second rank.
     environ : dict of str to str
         What ranks find in their environment beside the kernel's.
     """
@@ -261,6 +273,7 @@ class ProcessEngine(Engine):
     diagnosis: Diagnosis = Diagnosis()
     backend: Backend = BACKENDS["gloo"]
     fresh: bool = False
+    are_unlike: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
     sort = "a run"
@@ -272,7 +285,7 @@ class ProcessEngine(Engine):
         if not worlds.has_server:
             display.status("starting the rank server, which imports torch (some 3 seconds) ...")
         try:
-            world = worlds.take(self.world_size, self.fresh, self.backend)
+            world = worlds.take(self.world_size, self.fresh, self.backend, self.are_unlike)
         except (OSError, EOFError) as error:
             raise errors.SimlibError(
                 f"the {self.world_size} processes of this run could not be started: {error}. "
@@ -289,6 +302,7 @@ class ProcessEngine(Engine):
             execution_context=context_here(self.program.argv, self.environ),
             per_rank_args=self.program.per_rank_args,
             cells=new_cells(monitor.world, monitor.cells),
+            seeds=self.program.seeds,
             check=self.diagnosis.check,
             survives=monitor.survives,
             slow=self.faults.slow,

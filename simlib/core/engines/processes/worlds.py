@@ -29,7 +29,7 @@ from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
-from ..workers.server import RANK_NAME, server_context, travelling
+from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .rank_main import Ends, rank_main
 
 GLOO = BACKENDS["gloo"]
@@ -159,11 +159,15 @@ class RankProcess:
 
 
 class World:
-    """n ranks that wait for a function, joined in one default process group."""
+    """n ranks that wait for a function, joined in one default process group.
 
-    def __init__(self, world_size, backend=GLOO):
+    ``are_unlike``: every second rank has another hash seed, so that sets have another order there.
+    """
+
+    def __init__(self, world_size, backend=GLOO, are_unlike=False):
         self.world_size = world_size
         self.backend = backend
+        self.sort = world_size, are_unlike
         # Ranks that are not trusted have nothing in common but who carries what they send.
         self._ties = confinement().ties(world_size, SharedRendezvous)
         self.read = safe_pickle.reader()
@@ -176,7 +180,8 @@ class World:
         context = server_context()
         try:
             for rank in range(world_size):
-                with uninterrupted():
+                server = other_server() if are_unlike and rank % 2 else contextlib.nullcontext()
+                with uninterrupted(), server:
                     ties = self._ties.of_rank(rank)
                     self.ranks.append(RankProcess(context, rank, world_size, backend.name, ties))
         except BaseException:
@@ -280,13 +285,14 @@ class Pool:
         self._in_use = set()
         self.has_server = False
 
-    def take(self, world_size, fresh=False, backend=GLOO):
-        """A world of this size and `Backend`, ready to run: a rested, the spare, or a new one."""
+    def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False):
+        """A world of this sort, see `World`, ready to run: a rested, the spare, or a new one."""
+        sort = world_size, are_unlike
         with self._lock:
             self._stop_timer()
         while True:
-            found = self._find(world_size, fresh) if backend is GLOO else None
-            world = found or World(world_size, backend)
+            found = self._find(sort, fresh) if backend is GLOO else None
+            world = found or World(world_size, backend, are_unlike)
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
@@ -301,16 +307,16 @@ class Pool:
             if found is None:
                 raise OSError(f"they did not find each other: {text or 'no reason was told'}")
 
-    def _find(self, world_size, fresh):
+    def _find(self, sort, fresh):
         with self._lock:
             if not fresh:
                 for world in reversed(self._resting):
-                    if world.world_size == world_size:
+                    if world.sort == sort:
                         self._resting.remove(world)
                         if world.is_alive():
                             return world
                         world.close()
-            if self._spare is not None and self._spare.world_size == world_size:
+            if self._spare is not None and self._spare.sort == sort:
                 world, self._spare = self._spare, None
                 if world.is_alive():
                     return world
@@ -329,9 +335,7 @@ class Pool:
             superfluous = self._over_budget()
             self._stop_timer()
             if not self._in_use:
-                self._spare_timer = threading.Timer(
-                    SPARE_AFTER_S, self._prepare_spare, (world.world_size,)
-                )
+                self._spare_timer = threading.Timer(SPARE_AFTER_S, self._prepare_spare, world.sort)
                 self._spare_timer.daemon = True
                 self._spare_timer.start()
         for old in superfluous:
@@ -351,14 +355,14 @@ class Pool:
             self._spare_timer.cancel()
             self._spare_timer = None
 
-    def _prepare_spare(self, world_size):
+    def _prepare_spare(self, world_size, are_unlike):
         with self._lock:
             if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
                 return
-            if self._spare is not None and self._spare.world_size == world_size:
+            if self._spare is not None and self._spare.sort == (world_size, are_unlike):
                 return
             try:
-                old, self._spare = self._spare, World(world_size)
+                old, self._spare = self._spare, World(world_size, GLOO, are_unlike)
             except (OSError, EOFError):  # no room for a spare: the next run tries, and tells
                 return
         if old is not None:

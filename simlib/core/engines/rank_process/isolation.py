@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import gc
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -79,6 +80,10 @@ STATE = {
     "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "excepthook": (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
+    "start method of processes": (
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda method: multiprocessing.set_start_method(method, force=True),
+    ),
     "file mask": (lambda: _umask(), os.umask),
 }
 """What a rank function may change, how it is read, and how it is put back."""
@@ -90,16 +95,11 @@ def _umask():
     return mask
 
 
-def torch_seed():
-    """The seed that torch begins with in a new process."""
-    return torch.Generator().initial_seed()
-
-
-def fresh_random_state():
-    """Random state as in a process that has just started: torch's fixed seed, the others' own."""
-    torch.manual_seed(torch_seed())
-    np.random.seed(None)
-    random.seed()
+def begin_random_numbers(seed):
+    """Random numbers as of a new process, in torch, numpy and `random`: those of this seed."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
 
 
 def _has_children():

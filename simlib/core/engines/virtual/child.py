@@ -8,7 +8,6 @@ import operator
 import os
 import resource
 import signal
-import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
@@ -101,6 +100,7 @@ class Process:
         self.simulation = None
         self.streams = streams
         self.backend = stand_in_backend()
+        self.modules = per_rank.ModulesInTurn()
         tell_of_shards(lambda: getattr(per_rank.local, "meter", None))
         self._parked = 0
         self._gc_thresholds = gc.get_threshold()
@@ -119,7 +119,7 @@ class Process:
         try:
             report = simulation.ranks.run()
         finally:
-            sys.stdout, sys.stderr = self.streams
+            simulation.ranks.state.leave()
         self._parked = len(report["unfinished"]) + len(report["deaths"])
         return safe_pickle.dumps(("rest", report))
 
@@ -141,11 +141,11 @@ class Process:
 
 def _leave_only_the_rank(process):
     """``os._exit`` in a rank ends that rank, not the process that simulates all of them."""
-    exit_in_reality, own_pid = os._exit, os.getpid()
+    exit_in_reality, own_pid = os._exit, per_rank.real_process_id()
 
     def exit_of_rank(status):
         rank = getattr(per_rank.local, "rank", None)
-        if rank is None or os.getpid() != own_pid:
+        if rank is None or per_rank.real_process_id() != own_pid:
             exit_in_reality(status)
         process.simulation.ranks.die(rank, operator.index(status) & 0xFF)
 

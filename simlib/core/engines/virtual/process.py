@@ -16,7 +16,7 @@ from ...record import safe_pickle
 from ...record.oplog import NOBODY, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
-from ..workers.server import RANK_NAME, server_context, travelling
+from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .ranks import PAGE, RUNNING
 
 MEMORY = 1 << 36
@@ -31,9 +31,11 @@ class SimulatorProcess:
     ----------
     main : callable
         What the process does: ``main(control, lifeline, stdout, stderr, memory)``.
+    is_unlike : bool
+        Whether sets of strings have another order in it than in others.
     """
 
-    def __init__(self, main):
+    def __init__(self, main, is_unlike=False):
         self.main, self.cells_sent = main, set()
         own, control = socket.socketpair()
         self.control = kernels_end(own)
@@ -47,7 +49,7 @@ class SimulatorProcess:
         theirs = [control.detach(), lifeline, stdout, stderr]
         self._state = "starting"
         try:
-            with uninterrupted():
+            with uninterrupted(), other_server() if is_unlike else contextlib.nullcontext():
                 self.process = server_context().Process(
                     target=main,
                     args=(*map(travelling, theirs), travelling(self.memory)),
@@ -154,6 +156,14 @@ class Simulators:
             process.close()
             if is_new:
                 raise OSError("the process that simulates did not start")
+
+    def take_unlike(self, main):
+        """A process in which sets have another order; who has taken it closes it."""
+        process = SimulatorProcess(main, is_unlike=True)
+        if process.wait_until_ready():
+            return process
+        process.close()
+        raise OSError("the process that simulates did not start")
 
     def _keep_a_spare(self, main):
         """Start the next process while this one works: after an error it is there at once."""

@@ -28,7 +28,6 @@ from ...record.recorder import Recorder, is_learners
 from ...record.torch_inside import make_default_group
 from ...record.transports import FOREVER
 from ...record.transports.backends import like_gloo
-from ..rank_process.isolation import torch_seed
 from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
 from . import per_rank
@@ -63,6 +62,8 @@ class SimulationRequest(Request):
     ----------
     world_size : int
     cluster : Cluster
+    local_size : int
+        Ranks of one host, as their environment says.
     placement : str or list of int
         As for `simulate`.
     options : Options
@@ -74,6 +75,7 @@ class SimulationRequest(Request):
 
     world_size: int
     cluster: Cluster
+    local_size: int
     placement: object
     options: object
     cell_numbers: dict = field(default_factory=dict)
@@ -95,8 +97,9 @@ class Ranks:
     def __init__(self, simulation, request, memory, process):
         self._simulation = simulation
         self._backend, self._streams = process.backend, process.streams
+        self._modules = process.modules
         self._request = request
-        self._pid = os.getpid()
+        self._pid = per_rank.real_process_id()
         self.answers = {}
         self.deaths = {}
         self._died_s, self._killed = {}, set()
@@ -127,7 +130,8 @@ class Ranks:
                 recorder.before_wait = recorder.before_op
         self.store = SimulatedStore(scheduler)
         running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
-        state = per_rank.StateInTurn(size, torch_seed())
+        self._seeds = [request.seeds.of_rank(rank) for rank in range(size)]
+        self.state = state = per_rank.StateInTurn(self._seeds, self._modules)
         self._turns = per_rank.Turns(running, self.deaths, state, self._park)
         scheduler.on_resume = self._turns.enter
         simulation.time.beside = [per_rank.WorkBeside() for _ in range(size)]
@@ -157,6 +161,7 @@ class Ranks:
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
             "flops": self._flops,
+            "shared": self._modules.shared,
             "processes": [beside.processes for beside in self._simulation.time.beside],
         }
 
@@ -183,7 +188,7 @@ class Ranks:
         local, scheduler = per_rank.local, self._simulation.scheduler
         self._idents[rank] = threading.get_ident()
         self._turns.native_ids[rank] = threading.get_native_id()
-        local.rank = rank
+        local.rank, local.seed = rank, self._seeds[rank]
         local.log = self._simulation.time.logs[rank]
         local.clock = functools.partial(self._simulation.time.clock, rank)
         local.advance = functools.partial(self._simulation.time.advance, rank)
@@ -191,9 +196,8 @@ class Ranks:
         local.beside = self._simulation.time.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
-        local.environ = environ_on_equal_nodes(
-            rank, self._size, self._request.cluster.ranks_per_node
-        )
+        per_rank.own_folder()
+        local.environ = environ_on_equal_nodes(rank, self._size, self._request.local_size)
         scheduler.begin(rank)
         is_script = self._request.execution_context.is_script
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
@@ -213,7 +217,7 @@ class Ranks:
                 return function(rank, self._size, *args, **kwargs)
         finally:
             per_rank.flush(self._streams)
-            if os.getpid() != self._pid:
+            if per_rank.real_process_id() != self._pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
             self._simulation.time.settle(rank)
             log.leave()

@@ -13,6 +13,7 @@ from ... import clusters
 from ...clockwork.replay import transfers_of
 from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
 from ...diagnose.findings import Finding
+from ...environment import are_ranks_trusted
 from ...model import errors
 from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
@@ -72,7 +73,7 @@ def simulate(
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], Any] | None = None,
     restart_s: float = 0.0,
-    seed: int | None = None,
+    seed: int | str | None = None,
     timeout_s: float | None = 120,
     strict: bool = False,
     check: bool = True,
@@ -136,10 +137,11 @@ def simulate(
         As for `run`. Virtual time goes on counting, and times of ``kill`` are on that clock.
     restart_s : float
         Virtual seconds from a failure to the moment at which ranks begin again.
-    seed : int, optional
-        Another order of all that is not ordered: of ranks ready at the same moment, and of messages
-        for a receive of any source. What comes out differently is a finding of the kind ``race``.
-        It changes no time and is no model of noise: that is ``slow``.
+    seed : int, "same" or "new", optional
+        As for `run`: what random numbers begin with. A number also tries another order of all that
+        is not ordered: of ranks ready at the same moment, and of messages for a receive of any
+        source. What comes out differently is a finding of the kind ``race``. The order changes no
+        time and is no model of noise: that is ``slow``.
     timeout_s : float or None
         Seconds of the machine's time without any op or output after which it is ended.
     strict, check : bool
@@ -193,11 +195,12 @@ def simulate(
     measured = either("measurement", measurement, measured)
     options, seed = _options(on, topology, faulty, measured)
     plan = restarts_of(restarts, plan, size)
-    program = program_of_function(function, args, kwargs, size)
+    program = program_of_function(function, args, kwargs, size, measured.seed)
     engine = SimulationEngine(
         program=program,
         world_size=size,
         cluster=topology.cluster,
+        local_size=size if on.cluster is None else topology.cluster.ranks_per_node,
         placement=on.placement,
         options=options,
         diagnosis=asked,
@@ -212,15 +215,22 @@ def simulate_script(
     argv: Sequence[str],
     *,
     cluster: Cluster | None = None,
+    local_size: int | None = None,
     restarts: Restarts | int = 0,
     diagnosis: Diagnosis | None = None,
+    seed: int | str | None = None,
+    is_module: bool = False,
 ) -> Run:
-    """Simulate a whole script on every rank, as ``__main__``; ``argv`` are its arguments."""
+    """Simulate a whole script, or a module by its name; ``argv`` are its arguments.
+
+    ``local_size`` is how many ranks of one host the environment counts: without it, all of them.
+    """
     size = _check_world_size(world_size)
     engine = SimulationEngine(
         cluster=_check_cluster(cluster, size),
         world_size=size,
-        program=program_of_script(path, argv, size),
+        local_size=size if local_size is None else local_size,
+        program=program_of_script(path, argv, size, seed, is_module),
         diagnosis=diagnosis or Diagnosis(),
     )
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
@@ -266,7 +276,7 @@ def _options(
         compute=kept.compute,
         memory=bool(kept.memory),
     )
-    return options, kept.seed
+    return options, None if isinstance(kept.seed, str) else kept.seed
 
 
 def _attempts(engine: SimulationEngine, plan: Restarts) -> Run:
@@ -296,8 +306,13 @@ class SimulationEngine(Engine):
 
     Attributes
     ----------
+    local_size : int
+        Ranks of one host, as their environment says: all of them where nobody has named a cluster,
+        as in `run`.
     seed : int, optional
         Of another order, in which a run that ended well is simulated once more.
+    is_unlike : bool
+        Whether sets of strings have another order than in other simulations.
     environ : dict of str to str
         What ranks find in their environment beside the kernel's.
     """
@@ -305,10 +320,12 @@ class SimulationEngine(Engine):
     program: Program
     world_size: int
     cluster: Cluster
+    local_size: int
     placement: str | list[int] = "block"
     options: Options = Options()
     diagnosis: Diagnosis = Diagnosis()
     seed: int | None = None
+    is_unlike: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
     sort = "a simulation"
@@ -319,7 +336,8 @@ class SimulationEngine(Engine):
         if not simulators().has_served:
             display.status("starting the simulator, which imports torch (some 3 seconds) ...")
         try:
-            process = simulators().take(child_main)
+            found = simulators()
+            process = (found.take_unlike if self.is_unlike else found.take)(child_main)
         except (OSError, EOFError) as error:
             raise errors.SimlibError(
                 f"the simulation could not be started: {error}. Close other kernels or programs."
@@ -336,8 +354,10 @@ class SimulationEngine(Engine):
             per_rank_args=self.program.per_rank_args,
             cells=new_cells(monitor.process, monitor.cells),
             cell_numbers=dict(monitor.cells),
+            seeds=self.program.seeds,
             world_size=self.world_size,
             cluster=self.cluster,
+            local_size=min(self.local_size, self.world_size),
             placement=self.placement,
             options=self.options,
         )
@@ -366,15 +386,40 @@ class SimulationEngine(Engine):
         is_over = run is not None and monitor.report is not None
         clean = is_over and not monitor.running() and not monitor.deaths
         monitor.close()
-        simulators().give_back(monitor.process, clean)
+        if self.is_unlike:
+            monitor.process.close()
+        else:
+            simulators().give_back(monitor.process, clean)
 
     def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
-        """The race that shows in the order of the seed, where one was given.
+        """What shows in the order of the seed, or with sets in another order, where one was given.
 
-        A program that comes out differently in the same order, too, is random and no race.
+        A program that comes out differently in the same order, too, is random: that is no finding.
         """
         if self.seed is None:
             return []
+        return self._race(run, monitor) or self._order_of_sets(run)
+
+    def _order_of_sets(self, run: Run) -> list[Finding]:
+        """The finding where a rank's collectives come in the order of a set of strings."""
+        if not are_ranks_trusted():
+            return []
+        unlike = Session(replace(self, is_unlike=True), SilentDisplay()).once()[0]
+        parted = _first_other_call(run, unlike)
+        if parted is None:
+            return []
+        again = Session(self, SilentDisplay()).once()[0]
+        if _first_other_call(run, again) is not None:
+            return []
+        one, other = parted
+        words = (
+            f"rank {one.rank} calls {one.site.op} ({one.site.place}), and {other.site.op} "
+            f"({other.site.place}) in its place if Python draws another hash seed: the order comes "
+            "from a set, and each process has an order of its own. Sort it: `sorted(names)`"
+        )
+        return [Finding("race", words, {one.rank: one.site}, unlike)]
+
+    def _race(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
         answers = _answers(monitor)
         other_order = replace(self, options=replace(self.options, seed=self.seed))
         other, failure, other_monitor = Session(other_order, SilentDisplay()).once()
@@ -423,6 +468,16 @@ def _race(run, other, other_failure, seed, answers, other_answers):
     sites = _where_they_part(run, other)
     where = "".join(f"; {site} took another message" for site in list(sites.values())[:1])
     return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
+
+
+def _first_other_call(run, other):
+    """The first collective of a rank that is another one in another run: both, or None."""
+    for rank in range(run.world_size):
+        calls = [[op for op in one.trace.of_rank(rank) if not op.is_p2p] for one in (run, other)]
+        for one, two in zip(*calls, strict=False):
+            if (one.kind, one.group, one.shapes) != (two.kind, two.group, two.shapes):
+                return one, two
+    return None
 
 
 def _are_same(run, other, answers, other_answers):

@@ -193,6 +193,7 @@ class SimulationMonitor(RunMonitor):
                 self.answers[rank] = "unpicklable", ("result", words)
         self.report, self.wire, self.memory = report, report["wire"], report["memory"]
         self.flops, self.processes = report["flops"], report["processes"]
+        self.shared = report["shared"]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""

@@ -6,11 +6,12 @@ hurry can start the server before its own imports.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, popen_forkserver, spawn
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
@@ -28,10 +29,11 @@ _preparation = spawn.get_preparation_data
 
 def stop_server() -> None:
     """End the server, though it may still import; whoever needs it again starts another one."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-    server._stop()
+    servers: list[Any] = [forkserver._forkserver, _other]
+    for server in servers:
+        if server._forkserver_pid is not None:
+            os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
 
 
 def start_server(also: Sequence[str] = ()) -> None:
@@ -41,12 +43,41 @@ def start_server(also: Sequence[str] = ()) -> None:
 
     It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
     """
-    forkserver.set_forkserver_preload([*PRELOADED, *also])
+    _start(forkserver._forkserver, also)
+
+
+def _start(server: Any, also: Sequence[str] = ()) -> None:
+    server.set_forkserver_preload([*PRELOADED, *also])
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        server.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+_other = forkserver.ForkServer()
+"""A second server, with a hash seed of its own: sets of strings have another order in what it
+forks, as in processes that torchrun starts."""
+_chosen = threading.local()
+
+
+@contextlib.contextmanager
+def other_server() -> Iterator[None]:
+    """Within this, processes are forked from the second server."""
+    _start(_other)
+    _chosen.server = _other
+    try:
+        yield
+    finally:
+        _chosen.server = None
+
+
+def _connect_to_new_process(fds: Any) -> Any:
+    server = getattr(_chosen, "server", None) or forkserver._forkserver  # type: ignore[attr-defined]
+    return server.connect_to_new_process(fds)
+
+
+forkserver.connect_to_new_process = _connect_to_new_process
 
 
 def _preparation_without_main(name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What each simulated rank has to itself although it is only a thread.
 
 torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
-the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype, and
-what a list of libraries keeps for a process.
+the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype,
+modules, loggers, the working folder and the process id.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ import sys
 
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
-from . import libraries, started, surroundings
+from . import libraries, process_state, started, surroundings
 from .libraries import WorldPerThread, foreign_threads
+from .modules import ModulesInTurn
+from .process_state import own_folder, real_process_id
 from .started import WorkBeside
 from .surroundings import EnvironmentPerRank, OutputPerRank, flush
 from .turns import StateInTurn, Turns, own_random_numbers
 
-__all__ = ["StateInTurn", "Turns", "WorkBeside", "flush", "foreign_threads", "local"]
+__all__ = [
+    "ModulesInTurn",
+    "StateInTurn",
+    "Turns",
+    "WorkBeside",
+    "flush",
+    "foreign_threads",
+    "local",
+    "own_folder",
+    "real_process_id",
+]
 
 
 def separate_threads(write_out, all_cpus):
@@ -31,10 +43,12 @@ def separate_threads(write_out, all_cpus):
     os.register_at_fork(after_in_child=surroundings.end_virtual_time)
     libraries.one_profiler_at_a_time()
     libraries.refuse_parts_of_torch()
-    libraries.own_state_of_libraries()
     use_world(WorldPerThread())
     started.own_commands(write_out, all_cpus)
     started.own_threads_and_processes()
+    process_state.own_loggers()
+    process_state.own_start_method()
+    process_state.own_process_id()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)
     sys.stdout = sys.__stdout__ = OutputPerRank(write_out, sys.stdout)
     sys.stderr = sys.__stderr__ = OutputPerRank(write_out, sys.stderr)

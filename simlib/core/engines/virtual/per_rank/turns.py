@@ -14,13 +14,16 @@ from ....record.this_rank import here as local
 
 
 class StateInTurn:
-    """torch's random numbers and default dtype, and what `sys.stdout` and `sys.stderr` are."""
+    """torch's random numbers and default dtype, a rank's modules, and what `sys` has for it."""
 
-    def __init__(self, world_size, seed):
-        torch.manual_seed(seed)
-        self._numbers = _RandomNumbers(world_size)
+    def __init__(self, seeds, modules):
+        world_size = len(seeds)
+        self._modules = modules
+        modules.begin(world_size)
+        self._numbers = _RandomNumbers(seeds)
         self._dtypes = [torch.get_default_dtype()] * world_size
-        self._streams = [(sys.stdout, sys.stderr)] * world_size
+        self._of_sys: list = [None] * world_size
+        self._at_first = sys.stdout, sys.stderr, sys.argv, sys.path
         self._rank = None
 
     def __len__(self):
@@ -32,14 +35,31 @@ class StateInTurn:
         if rank == last:
             return
         self._numbers.enter(last, rank)
+        self._change_modules(last, rank)
         dtype = torch.get_default_dtype()
         if last is not None:
             self._dtypes[last] = dtype
-            self._streams[last] = sys.stdout, sys.stderr
+            self._of_sys[last] = sys.stdout, sys.stderr, sys.argv, sys.path
         if self._dtypes[rank] is not dtype:
             torch.set_default_dtype(self._dtypes[rank])
-        sys.stdout, sys.stderr = self._streams[rank]
+        sys.stdout, sys.stderr, sys.argv, sys.path = self._of_sys[rank] or self._as_at_first()
         self._rank = rank
+
+    def _change_modules(self, last, rank):
+        modules, of_rank = sys.modules, self._modules.of_rank
+        if last is not None:
+            names = of_rank[last]
+            of_rank[last] = {name: modules.pop(name) for name in names if name in modules}
+        modules.update(of_rank[rank])
+
+    def _as_at_first(self):
+        stdout, stderr, argv, path = self._at_first
+        return stdout, stderr, list(argv), list(path)
+
+    def leave(self):
+        """The ranks have ended, and the process has what is its own again."""
+        sys.stdout, sys.stderr, sys.argv, sys.path = self._at_first
+        self._modules.begin(0)
 
 
 class Turns:
@@ -78,11 +98,11 @@ class _RandomNumbers:
     nothing between two ops. So it is asked for only where the generator's memory has changed.
     """
 
-    def __init__(self, world_size):
+    def __init__(self, seeds):
         self._generator = torch.default_generator
         self._memory = memory_of(self._generator)
-        self._current = self._generator.get_state()
-        self._states = [self._current] * world_size
+        self._states = [self._generator.manual_seed(seed).get_state() for seed in seeds]
+        self._current = self._states[-1]
         self._seen = self._look()
 
     def _look(self):
@@ -138,7 +158,7 @@ def _own(name, make):
     """This rank's own generator; the process's own for other threads."""
     fields = local.__dict__
     if name not in fields:
-        fields[name] = make(fields.get("rank"))
+        fields[name] = make(fields.get("seed"))
     return fields[name]
 
 
@@ -154,17 +174,13 @@ def _through(module, names, key, make):
         setattr(module, name, call)
 
 
-def _numpy_generator(rank):
-    return np.random.RandomState(None if rank is None else rank)
-
-
-def _python_generator(rank):
-    return random.Random() if rank is None else random.Random(f"rank {rank}")
+def _numpy_generator(seed):
+    return np.random.RandomState(None if seed is None else seed & 0xFFFFFFFF)
 
 
 def own_random_numbers():
     names = [n for n in random.__all__ if getattr(getattr(random, n), "__self__", None)]
-    _through(random, names, "python_random", _python_generator)
+    _through(random, names, "python_random", random.Random)
     source = np.random.mtrand._rand
     names = [n for n in dir(source) if not n.startswith("_") and hasattr(np.random, n)]
     _through(np.random, names, "numpy_random", _numpy_generator)

@@ -1,0 +1,141 @@
+"""Modules of a rank's own: a copy for each rank of what it imports, as each process has one.
+
+What a module holds belongs to a rank: groups and ranks in globals, attributes of classes, caches,
+constants that were read from the environment. So all that a rank imports is its own, and stands in
+``sys.modules`` only while its thread goes on. Shared are Python's modules, torch, numpy, what this
+process had imported before any rank came, packages with C extensions, as those hold pointers to one
+copy of the rest, and packages of which a second copy refuses to be made.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from ....record.this_rank import here as local
+
+_bootstrap = sys.modules["_frozen_importlib"]
+SHARED = {*sys.stdlib_module_names, "torch", "numpy", "simlib"}
+"""Packages that all ranks share."""
+
+
+class ModulesInTurn:
+    """Finds modules for ranks, and keeps for each rank those that are its own.
+
+    Attributes
+    ----------
+    of_rank : list of dict
+        By rank, its own modules by name; of the rank that goes on they are in ``sys.modules``.
+    shared : dict of str to str
+        What ranks have imported and share all the same: a package, and why.
+    """
+
+    def __init__(self) -> None:
+        self._main = sys.modules["__main__"]
+        self._before = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
+        self._packages: dict[str, str | None] = {}
+        self.begin(0)
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        lock_of = _bootstrap._get_module_lock
+        _bootstrap._get_module_lock = lambda name: lock_of(self._name_of_lock(name))
+
+    def begin(self, size: int) -> None:
+        """Forget all modules of ranks; so many ranks come."""
+        for name in getattr(self, "_names", ()):
+            sys.modules.pop(name, None)
+        sys.modules["__main__"] = self._main
+        self.shared: dict[str, str] = {}
+        self._names = {"__main__"}
+        self.of_rank: list[dict] = [{"__main__": self._main} for _ in range(size)]
+
+    def find_spec(self, name, path=None, target=None):
+        """What Python's own finders find; noted as the rank's where a rank asks."""
+        rank = local.__dict__.get("rank")
+        if rank is None or not self._is_own(name.partition(".")[0]):
+            return None
+        spec = self._found(name, path, target)
+        if spec is None:
+            return None
+        self._names.add(name)
+        self.of_rank[rank].setdefault(name, None)
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is not None:
+            spec.loader.exec_module = functools.partial(self._execute, execute)
+        return spec
+
+    def _found(self, name, path, target):
+        for finder in sys.meta_path:
+            if finder is not self:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        return None
+
+    def _execute(self, execute, module):
+        """Make a module; where a second copy cannot be made, all ranks share the first."""
+        try:
+            execute(module)
+        except Exception as error:
+            if not self._share(module.__name__, f"a second copy of it raises {error!r}"):
+                raise
+
+    def _share(self, name, why):
+        """Let all ranks share the first whole copy of a package; returns whether there is one."""
+        package = name.partition(".")[0]
+        first = next((own for own in self.of_rank if _is_complete(own.get(name))), None)
+        if first is None:
+            return False
+        self.shared[package] = self._packages[package] = why
+        for one in _within(package, first):
+            sys.modules[one] = first[one]
+            self._names.discard(one)
+        for own in self.of_rank:
+            for one in list(_within(package, own)):
+                del own[one]
+        return True
+
+    def _is_own(self, package):
+        if package in SHARED or package in self._before:
+            return False
+        if package not in self._packages:
+            self._packages[package] = "it has C extensions" if _has_extensions(package) else None
+        why = self._packages[package]
+        if why is not None:
+            self.shared[package] = why
+        return why is None
+
+    def _name_of_lock(self, name):
+        """Of the lock on the import of a module: a rank may wait for others while it imports."""
+        rank = local.__dict__.get("rank")
+        if rank is None or not self._is_own(name.partition(".")[0]):
+            return name
+        return f"{name} of rank {rank}"
+
+
+def _is_complete(module):
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+def _within(package: str, names: Iterable[str]) -> Iterable[str]:
+    return [one for one in names if one.partition(".")[0] == package]
+
+
+def _has_extensions(package):
+    """Whether a package is C, or has any below its folders."""
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    if spec is None:
+        return False
+    endings = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    if spec.origin and spec.origin.endswith(endings):
+        return True
+    folders = spec.submodule_search_locations or ()
+    return any(
+        file.name.endswith(endings)
+        for folder in folders
+        if folder.rpartition(os.sep)[0].endswith("-packages")
+        for file in Path(folder).rglob("*")
+    )
