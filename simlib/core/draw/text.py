@@ -35,7 +35,10 @@ def run_table(run: Any) -> str:
     """
     trace = run.trace
     messages, collectives = trace.messages, trace.collectives
-    parts = [_header(run, messages, collectives), _rank_rows(run, messages)]
+    parts = [_header(run, messages, collectives)]
+    if run.failure is not None:
+        parts.append([f"failed: {run.failure.partition(chr(10))[0]}"])
+    parts.append(_rank_rows(run, messages))
     moves = _message_rows(trace, messages)
     joint = _collective_rows(trace, collectives)
     # Each list may use the rows that the other leaves free.

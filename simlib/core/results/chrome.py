@@ -13,13 +13,16 @@ Source: "Trace Event Format", the Chromium project's description of the JSON.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 from ..draw.lanes import blocked, blocked_parts, span_of
 from ..model.trace import Op, Trace, WireMessage
+from ..record.safe_pickle import dumps_tree
 
 KEY = "simlib"
 VERSION = 1
@@ -238,16 +241,30 @@ def record_of(run: Any) -> dict[str, Any]:
     """What `load` needs of a run, as plain data; sites and groups are written once."""
     sites: dict[Any, int] = {}
     groups: dict[Any, int] = {}
-    ops = [
-        {
+
+    def entry_of(op: Op) -> dict[str, Any]:
+        return {
             **{name: getattr(op, name) for name in PLAIN},
             "shapes": op.shapes,
             "splits": op.splits,
             "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
             "site": sites.setdefault(op.site, len(sites)),
         }
-        for op in run.trace
+
+    ops = list(map(entry_of, run.trace))
+    findings = [
+        {
+            "kind": finding.kind,
+            "message": finding.message,
+            "sites": [[r, sites.setdefault(s, len(sites))] for r, s in finding.sites.items()],
+        }
+        for finding in run.findings
     ]
+    graph = run.graph and {
+        "waits": [[w.rank, entry_of(w.op), w.needs, w.any_of] for w in run.graph.waits.values()],
+        "cycle": run.graph.cycle,
+        "gone": list(run.graph.gone.items()),
+    }
     wires = [
         {
             **{name: getattr(wire, name) for name in WIRE},
@@ -260,6 +277,15 @@ def record_of(run: Any) -> dict[str, Any]:
         "name": run.name,
         "engine": run.engine,
         "repeats": run.repeats,
+        "seed": run.seed,
+        "began_s": run.began_s,
+        "failure": run.failure,
+        "graph": graph,
+        "findings": findings,
+        "results": list(map(_kept, run.results)),
+        "memory": run.memory and [ledger and asdict(ledger) for ledger in run.memory],
+        "flops": run.flops,
+        "processes": run.processes,
         "world_size": run.world_size,
         "output": run.output,
         "spans": run.trace.spans,
@@ -274,3 +300,11 @@ def record_of(run: Any) -> dict[str, Any]:
         "pieces": [asdict(piece) for piece in run.trace.pieces],
         "transfers": [[*key, parts] for key, parts in run.transfers.items()],
     }
+
+
+def _kept(result: Any) -> dict[str, str]:
+    """A result as text: plain data, tensors and arrays too; or why it is left out."""
+    try:
+        return {"tree": base64.b64encode(dumps_tree(result)).decode()}
+    except (PicklingError, RecursionError) as error:
+        return {"left_out": str(error)}

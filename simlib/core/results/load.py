@@ -7,11 +7,17 @@ viewers pass over.
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
+from ..diagnose.findings import Finding
+from ..diagnose.matching import Wait
+from ..diagnose.verdicts import WaitGraph
+from ..model.ledger import Ledger
 from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage
+from ..record.safe_pickle import loads_tree
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
@@ -19,7 +25,8 @@ from .run import Run
 def load(path: str | Path) -> Run:
     """Read a run that `Run.save` wrote.
 
-    What ranks returned and the findings are not in the file: ``results`` are None.
+    A result that is no plain data, no tensor and no array is not in the file: a `NotKept` says so
+    in its place. Nor are earlier ``attempts``, and the other run of a race.
 
     Parameters
     ----------
@@ -61,9 +68,28 @@ def run_of(record: dict[str, Any]) -> Run:
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
     if record.get("forgotten"):
         trace.forgotten = Evicted.of_record(record["forgotten"])
-    nothing = [None] * trace.world_size
-    run = Run(record["name"], trace, nothing, record["output"], engine=record["engine"])
-    run.repeats = record.get("repeats", False)
+    # An older file has fewer keys.
+    unknown = {"left_out": "the file is of an older simlib"}
+    results = list(map(_result_of, record.get("results", [unknown] * trace.world_size)))
+    run = Run(record["name"], trace, results, record["output"], engine=record["engine"])
+    for name in ("repeats", "seed", "began_s", "failure", "flops", "processes"):
+        setattr(run, name, record.get(name, getattr(run, name)))
+    run.findings = [
+        Finding(one["kind"], one["message"], {rank: sites[s] for rank, s in one["sites"]})
+        for one in record.get("findings", ())
+    ]
+    if record.get("graph"):
+        waits = [
+            Wait(rank, op_of(op, groups, sites), tuple(needs), any_of)
+            for rank, op, needs, any_of in record["graph"]["waits"]
+        ]
+        run.graph = WaitGraph(
+            waits={wait.rank: wait for wait in waits},
+            cycle=tuple(record["graph"]["cycle"]),
+            gone=dict(map(tuple, record["graph"]["gone"])),
+        )
+    if record.get("memory"):
+        run.memory = [ledger and _ledger_of(ledger) for ledger in record["memory"]]
     if "transfers" in record:
         run.transfers = {
             (rank, seq): [tuple(part) for part in parts] for rank, seq, parts in record["transfers"]
@@ -84,6 +110,28 @@ def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
         group=groups[entry["group"]],
         site=sites[entry["site"]],
     )
+
+
+class NotKept:
+    """What stands in a loaded run for a result that could not be saved; its words say why."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"<not kept: {self.why}>"
+
+
+def _result_of(entry: dict[str, str]) -> Any:
+    if "left_out" in entry:
+        return NotKept(entry["left_out"])
+    return loads_tree(base64.b64decode(entry["tree"]))
+
+
+def _ledger_of(entry: dict[str, Any]) -> Ledger:
+    history = [tuple(moment) for moment in entry["history"]]
+    by_dtype = {dtype: _ledger_of(one) for dtype, one in entry["by_dtype"].items()}
+    return Ledger(**entry | {"history": history, "by_dtype": by_dtype})
 
 
 def deep_tuple(value: Any) -> Any:
