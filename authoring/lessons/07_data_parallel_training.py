@@ -55,11 +55,13 @@ def lenet():
 # `sync_gradients` replaces every gradient by the mean over all ranks. The cell has them as published: the
 # first with `send` and `recv`, the second with one `all_reduce` per parameter tensor.
 #
-# Four ranks take two steps. Each begins with weights of its own (`manual_seed(rank)`). LeNet has 431,080
-# weights in 8 tensors. Predict: how many messages, how many collectives?
+# Four ranks take two steps. torch seeds each process anew, so each draws its own weights. Without the
+# first function, are the ranks equal in the end? LeNet has 431,080 weights in 8 tensors. With both functions,
+# how many messages, how many collectives?
 
 # %%
-messages, collectives = None, None  # of all four ranks
+equal = None  # without the first function: yes or no?
+messages, collectives = None, None  # with both, of all four ranks
 
 
 def weights_by_send(model, rank, world_size):
@@ -79,9 +81,9 @@ def gradients_one_by_one(model, rank, world_size):
 
 # %%
 def two_steps(rank, world_size, sync_initial_weights, sync_gradients):
-    torch.manual_seed(rank)
     model = lenet()
-    sync_initial_weights(model, rank, world_size)
+    if sync_initial_weights:
+        sync_initial_weights(model, rank, world_size)
     for step in range(2):
         images, labels = train_set[32 * step + rank : 32 * (step + 1) : world_size]
         model.zero_grad()
@@ -93,16 +95,19 @@ def two_steps(rank, world_size, sync_initial_weights, sync_gradients):
     return parameters_to_vector(model.parameters()).detach()
 
 
-run = simlib.simulate(two_steps, 4, args=(weights_by_send, gradients_one_by_one))
+for first in (None, weights_by_send):
+    run = simlib.simulate(two_steps, 4, args=(first, gradients_one_by_one))
+    print("all ranks equal:", all(torch.equal(run.results[0], other) for other in run.results))
 print("messages by rank", run.messages, "bytes", run.bytes_sent)
 print(len(run.trace.collectives), "collectives")
+simlib.guess(equal, "no", of=("yes", "no"))
 simlib.guess(messages, sum(run.messages))
 simlib.guess(collectives, len(run.trace.collectives))
-print("all ranks equal:", all(torch.equal(run.results[0], other) for other in run.results))
 run
 
 # %% [markdown]
-# (Simulated, one rank per node, computing free.) Rank 0 sends 24 messages,
+# Equal steps from four places end in four places, and no call complains. (Simulated, one rank per node,
+# computing free.) Rank 0 sends 24 messages,
 # one after the other; ranks 1 to 3 wait 3.24 ms. 3 ranks x 8 tensors, 3 x 1.7 MB. Then 8
 # collectives per step, most of them tiny: the smallest moves ten numbers and pays a full latency.
 #
@@ -168,14 +173,13 @@ for shards in (False, True):
     simlib.guess(sampled if shards else plain, len(sum(batches, [])))
 
 # %% [markdown]
-# The plain loader knows nothing of ranks: each rank gets **everything**, here even in the same order,
-# because simlib gives all ranks one seed (torch gives each process its own). The mean of three equal
-# gradients is that gradient: $B_\text{effective}$ is 2, not 6. No error. The sampler shuffles all twelve with a seed
-# of its own, equal on all ranks, and rank r takes every R-th from place r on.
+# The plain loader knows nothing of ranks: each rank gets **everything**, in an order of its own. An
+# epoch trains three times on each. No error. The sampler shuffles all
+# twelve with one seed for all ranks, and rank r takes every R-th from place r on.
 #
 # ## The same seed, the same data?
 #
-# `random_split` cuts a held-out set off. All ranks begin with the same seed. Rank 0
+# `random_split` cuts a held-out set off. All ranks begin with the same seed (`seed="same"`). Rank 0
 # also draws one random number first, say to choose a picture to show. What does each rank hold out?
 #
 # Then the reverse: a loader's **worker** adds random noise to each batch (augmentation). Its seed is drawn from
@@ -201,7 +205,7 @@ def augmented(rank, world_size, seeds):
     return list(DataLoader(range(4), 2, collate_fn=add_noise, **how))
 
 
-print("the ranks' common seed:", simlib.run(hold_out, 3, args=(False,)).results)
+print("the ranks' common seed:", simlib.run(hold_out, 3, (False,), seed="same").results)
 print("a generator for this:  ", simlib.run(hold_out, 3, args=(True,)).results)
 print("noise, common seed:    ", simlib.run(augmented, 2, args=((0, 0),)).results)
 print("noise, own seeds:      ", simlib.run(augmented, 2, args=((0, 1),)).results)
