@@ -164,7 +164,7 @@ class Mailbox:
             seen_s = max(receive.posted_s, self._simulation.deaths[dead])
             self._fail(receive.request, dead, seen_s)
             return
-        if send.dtype != receive.dtype or send.nbytes != receive.nbytes:
+        if send.nbytes != receive.nbytes or (send.nbytes and send.dtype != receive.dtype):
             self._is_held = True
             return
         self._sends[send.src].popleft()

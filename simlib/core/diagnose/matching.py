@@ -12,11 +12,11 @@ Pure Python. The rules are those every implementation of `torch.distributed` all
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from math import inf, prod
 from typing import Any
 
@@ -289,7 +289,7 @@ class Matcher:
         """Whom an op is compared with: the first who came, or all where each pair has a part."""
         if op.kind in ("scatter", "all_to_all"):
             return list(arrived.values())
-        return list(islice(arrived.values(), 1))
+        return list(itertools.islice(arrived.values(), 1))
 
     def _other_lists(self, channel, number, op):
         """Of those who make a group with other ranks than this one, one for each list of ranks.
@@ -332,7 +332,7 @@ class Matcher:
 
 
 def _message_disagreement(send, recv):
-    if send.dtype != recv.dtype:
+    if send.dtype != recv.dtype and (send.nbytes or recv.nbytes):
         return "dtype"
     return "shape" if send.nbytes != recv.nbytes else None
 
@@ -446,7 +446,7 @@ def disagreement(one: Op, other: Op) -> str | None:
     """The rule that two ops of one collective break between them, or None.
 
     Compared are kind, root, reduce op, dtype and numbers of elements. Shapes may differ as long as
-    the numbers of elements agree: that is all that travels.
+    the numbers of elements agree: that is all that travels. Of no elements nobody sees the dtype.
     """
     if one.kind != other.kind:
         return "collective"
@@ -456,7 +456,7 @@ def disagreement(one: Op, other: Op) -> str | None:
         return "root"
     if one.reduce_op != other.reduce_op:
         return "reduce op"
-    if one.dtype != other.dtype:
+    if one.dtype != other.dtype and _anything_moves(one, other):
         return "dtype"
     if one.kind == "all_to_all":
         return None if _parts_agree(one, other) and _parts_agree(other, one) else "splits"
@@ -476,6 +476,16 @@ def _groups_collide(one, other):
 
 def _elements(op):
     return sum(prod(shape) for shape in op.shapes)
+
+
+def _anything_moves(one, other):
+    """Whether an element of one rank meets the other: what has no elements may have any dtype."""
+    if one.kind == "all_to_all":
+        pairs = itertools.product(((one, other), (other, one)), (0, 1))
+        return any(_part(a, side, a.group.ranks.index(b.rank)) != 0 for (a, b), side in pairs)
+    if one.kind == "scatter" and one.peer in (one.rank, other.rank):
+        return bool(_elements(other if one.rank == one.peer else one))
+    return bool(_elements(one) or _elements(other))
 
 
 def _parts_agree(sender, receiver):

@@ -111,6 +111,14 @@ class RefusedValue(InvalidCallError, ValueError):
     """The same, where torch raises a ValueError."""
 
 
+class RefusedType(InvalidCallError, TypeError):
+    """The same, where torch raises a TypeError."""
+
+
+class RefusedLayout(InvalidCallError, NotImplementedError):
+    """The same, where torch has no such op for these tensors, or for none at all."""
+
+
 class RankError(SimlibError):
     """A rank raised an exception; ``.tracebacks`` maps each such rank to its text.
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..model.errors import RefusedCall
-from .transports.backends import BITS, OPS, Capabilities
+from ..model.errors import RefusedCall, RefusedLayout, RefusedType, RefusedValue
+from .transports.backends import BITS, OPS, TORCHS_TAGS, Capabilities
 
 # Messages
 
@@ -44,18 +44,20 @@ def check_message(
     try:
         number = operator.index(tag)
     except TypeError:
-        raise RefusedCall(f"tag={tag!r} must be a whole number, 0 or more") from None
+        raise RefusedType(f"tag={tag!r} must be a whole number, 0 or more") from None
+    if number > TORCHS_TAGS:
+        raise RefusedType(_about_tag(tag, able))
+    verb, advice = _OF_MESSAGE[method]
+    if tensor.layout is not torch.strided:
+        raise RefusedLayout(
+            f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
+        )
     if not 0 <= number <= able.largest_tag:
         raise RefusedCall(_about_tag(tag, able))
-    verb, advice = _OF_MESSAGE[method]
     if able.sends is not None and tensor.dtype not in able.sends:
         raise RefusedCall(
             f"{able.name} cannot {method} {_name(tensor)}: convert the tensor first, for example "
             "with x.float()"
-        )
-    if tensor.layout is not torch.strided:
-        raise RefusedCall(
-            f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
         )
     if able.moves_memory and not tensor.is_contiguous():
         raise RefusedCall(
@@ -134,16 +136,18 @@ def check_collective(
     capabilities : dict of str to Capabilities
         The backend's, by type of device.
     """
+    tensors = list(_tensors_of(args))
+    if tensors:
+        able = _capabilities_for(kind, tensors[0], capabilities)
+        _check_layouts(kind, tensors, adds_sparse=method == "allreduce" and able.adds_sparse)
     root, size = getattr(opts, "rootRank", None), place.size
     if root is not None and not 0 <= root < size:
         raise RefusedCall(f"root {root} is no rank of this group: its ranks are 0 to {size - 1}")
     check = _CHECKS.get(method)
     if check is not None:
         check(args, size, place.rank, root)
-    tensors = list(_tensors_of(args))
     if not tensors:
         return
-    able = _capabilities_for(kind, tensors[0], capabilities)
     refuse_what_is_lacking(method, able)
     for tensor in tensors:
         _check_tensor(kind, method, tensor, able)
@@ -153,7 +157,8 @@ def check_collective(
     if count is not None and not all(map(_is_in_order, tensors)):
         moved = list(_tensors_of(args[:count]))
         if able.moves_memory:
-            _check_memory(kind, moved, tensors, able)
+            _check_memory(kind, moved, able)
+            _check_order(kind, args, place.rank, able)
         else:
             _refuse_expanded(f"what {kind} takes", moved)
     if kind in _REDUCING:
@@ -169,6 +174,16 @@ def _tensors_of(args):
             yield arg
         elif isinstance(arg, list):
             yield from _tensors_of(arg)
+
+
+def _check_layouts(kind, tensors, adds_sparse):
+    allowed = (torch.strided, torch.sparse_coo) if adds_sparse else (torch.strided,)
+    for tensor in tensors:
+        if tensor.layout not in allowed:
+            raise RefusedLayout(
+                f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
+                "pass x.to_dense()"
+            )
 
 
 def _check_devices(kind, tensors):
@@ -191,12 +206,6 @@ def _check_tensor(kind, method, tensor, able):
             f"{kind} cannot carry {_name(tensor)} with {able.name}: convert the tensor first, "
             "for example with x.float()"
         )
-    is_sparse_sum = tensor.layout is torch.sparse_coo and kind == "all_reduce" and able.adds_sparse
-    if tensor.layout is not torch.strided and not is_sparse_sum:
-        raise RefusedCall(
-            f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
-            "pass x.to_dense()"
-        )
 
 
 _MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
@@ -211,8 +220,8 @@ def _is_in_order(tensor):
     return tensor.layout is not torch.strided or tensor.is_contiguous()
 
 
-def _check_memory(kind, moved, tensors, able):
-    """Refuse tensors whose memory the backend would leave, or take in another order."""
+def _check_memory(kind, moved, able):
+    """Refuse tensors that leave gaps in the memory which the backend moves."""
     for tensor in moved:
         if not _fills_its_memory(tensor):
             raise RefusedCall(
@@ -221,13 +230,26 @@ def _check_memory(kind, moved, tensors, able):
                 "expand() gives: memory beside them would be overwritten. Pass y = x.contiguous(), "
                 "and copy y back afterwards"
             )
-    # The inputs of a reduce_scatter are copied before, in the order of the first.
-    alike = {"scatter": tensors, "reduce_scatter": tensors[:2]}.get(kind, ())
-    if len({*map(_order, alike)}) > 1:
-        raise RefusedCall(
-            f"all tensors of a {kind} must lie in memory in the same order with {able.name}, and "
-            "one is transposed where another is not: pass x.contiguous() for each"
-        )
+
+
+def _check_order(kind, args, rank, able):
+    """Refuse a scatter or reduce_scatter of tensors that lie in another order than its output.
+
+    Each part must have the order of its receiver's output. Of other ranks' outputs this one knows
+    nothing: they are taken to lie as its own does. What a reduce_scatter leaves on its rank is
+    copied, by elements.
+    """
+    if kind not in ("scatter", "reduce_scatter") or not args[1]:
+        return
+    for output, parts in zip(args[0], args[1], strict=True):
+        for number, part in enumerate(parts):
+            is_copied = kind == "reduce_scatter" and number == rank
+            if part.shape == output.shape and not is_copied and _order(part) != _order(output):
+                raise RefusedCall(
+                    f"all tensors of a {kind} must lie in memory in the same order with "
+                    f"{able.name}, and one is transposed where another is not: pass "
+                    "x.contiguous() for each"
+                )
 
 
 def _fills_its_memory(tensor):
@@ -236,8 +258,9 @@ def _fills_its_memory(tensor):
 
 def _order(tensor):
     """How Gloo takes the elements of a tensor to lie: what has gaps is copied in order before."""
-    in_order = tensor.is_contiguous() or not _fills_its_memory(tensor)
-    return () if in_order else tensor.stride()
+    if tensor.is_contiguous() or not _fills_its_memory(tensor):
+        return ()
+    return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
 
 
 def _check_reduce_op(reduce_op, tensor, able):
@@ -291,10 +314,17 @@ def _check_all_gather(args, size, *_):
 
 def _check_all_gather_coalesced(args, size, *_):
     lists, inputs = args[:2]
+    if not inputs:
+        raise RefusedLayout("all_gather_coalesced brings no tensor: pass one or more")
     _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
     for tensors in lists:
+        if len(tensors) != len(inputs):
+            raise RefusedCall(
+                "each list of all_gather_coalesced's list must have one tensor for each that the "
+                f"rank brings, {len(inputs)}: one has {len(tensors)}"
+            )
         _refuse_expanded("all_gather_coalesced's list", tensors)
-        for output, tensor in zip(tensors, inputs, strict=False):
+        for output, tensor in zip(tensors, inputs, strict=True):
             _check_shapes("all_gather_coalesced's list", [output], tensor.shape, "brings")
 
 
@@ -315,6 +345,8 @@ def _check_all_gather_single(args, size, *_):
 
 
 def _check_all_reduce_coalesced(args, size, *_):
+    if not args[0]:
+        raise RefusedLayout("all_reduce_coalesced's list is empty: pass one tensor or more")
     _refuse_expanded("all_reduce_coalesced's list", args[0])
 
 
@@ -360,12 +392,13 @@ def _check_all_to_all(args, size, *_):
 
 def _check_all_to_all_single(args, size, *_):
     output, tensor, output_splits, input_splits = args[:4]
-    for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
+    for name, whole, refused in (("input", tensor, RefusedValue), ("output", output, RefusedCall)):
         if not whole.is_contiguous():
-            raise RefusedCall(
+            raise refused(
                 f"the {name} of all_to_all_single must be contiguous, its elements one after the "
                 "other in memory, which a transposed tensor is not: pass x.contiguous()"
             )
+    for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
         if whole.ndim == 0:
             raise RefusedCall(
                 f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "

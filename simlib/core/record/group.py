@@ -211,11 +211,9 @@ class RecordingGroup(GroupOfItsOwn):
         return (flags | _request_flag(frame) if flags else 0), frame
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
-        check_peer(self._rank, len(self._ranks), dst, "dst")
         return self._message("send", tensors, tag, dst)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Any:
-        check_peer(self._rank, len(self._ranks), src, "src")
         return self._message("recv", tensors, tag, src)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
@@ -225,6 +223,8 @@ class RecordingGroup(GroupOfItsOwn):
         """Record a message and pass it on; ``peer`` is None for one of any source."""
         check_message(method, tensors[0], tag, self._capabilities)
         kind = "send" if method == "send" else "recv"
+        if peer is not None:
+            check_peer(self._rank, len(self._ranks), peer, "dst" if kind == "send" else "src")
         flags, frame = self._caller()
         if peer is None:
             flags |= ANY_SOURCE
@@ -243,7 +243,8 @@ class RecordingGroup(GroupOfItsOwn):
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):
         meeting = self._definition, src, dst, tag
-        self._recorder.check_fingerprint(start, meeting, str(tensor.dtype), count_bytes(tensor))
+        dtype = str(tensor.dtype) if tensor.numel() else None
+        self._recorder.check_fingerprint(start, meeting, dtype, count_bytes(tensor))
 
     def _keep(self, work, flags, buffers):
         """Keep the learner's own request, and watch its buffers, until it is waited for.
@@ -353,8 +354,8 @@ def _collective(kind, method, payload, **traits):
             flags=flags,
             how=(reduce_op, its.splits(args, len(self._ranks)) if its.splits else None),
         )
-        dtype = tensors[0].dtype if len(tensors) else None
         size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
+        dtype = tensors[0].dtype if len(tensors) and size != 0 else None
         self._recorder.check_fingerprint(
             start, self._definition, kind, root, reduce_op, dtype, size
         )
