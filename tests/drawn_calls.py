@@ -277,13 +277,16 @@ def _combined(name, lists):
     return [x / len(lists) for x in total] if name == "AVG" else total
 
 
-def _same_for_all(n, elements):
-    return [elements] * n
+def _cut_as(specs, elements):
+    """Elements one after the other, cut as the tensors of a list."""
+    ends = list(itertools.accumulate(spec.numel for spec in specs))
+    _need(ends and ends[-1] == len(elements))
+    return [elements[end - spec.numel : end] for spec, end in zip(specs, ends, strict=True)]
 
 
 def _all_reduce(n, root, takes, own, brings, combine, calls):
-    _need(len({len(one) for one in own}) == 1)
-    return [[combine(list(same)) for same in zip(*own, strict=True)]] * n
+    total = combine([sum(one, []) for one in own])
+    return [_cut_as(specs, total) for specs in takes]
 
 
 def _reduce(n, root, takes, own, brings, combine, calls):
@@ -313,7 +316,7 @@ def _into_tensor(n, root, takes, own, brings, combine, calls):
 
 def _all_gather_coalesced(n, root, takes, own, brings, combine, calls):
     _need(all(len(call.takes) == n for call in calls))
-    return [[part for one in brings for part in one]] * n
+    return [_cut_as(specs, [x for one in brings for part in one for x in part]) for specs in takes]
 
 
 def _reduce_scatter_tensor(n, root, takes, own, brings, combine, calls):
@@ -565,8 +568,8 @@ class Drawer:
         return [Call((self.spec(),), None, options) for _ in range(n)]
 
     def draw_all_reduce_coalesced(self, n):
-        options, shapes = self.reduce(), self.shapes_by_rank(self.rng.randint(1, 3))
-        return [Call(tuple(map(self.spec, shapes)), None, options) for _ in range(n)]
+        options = self.reduce()
+        return [Call(tuple(map(self.spec, cut)), None, options) for cut in self.cuts(n)]
 
     def draw_broadcast(self, n):
         root = self.rng.randrange(n)
@@ -591,13 +594,18 @@ class Drawer:
         return [Call(tuple(map(self.spec, shapes)), (self.spec(shapes[r]),)) for r in range(n)]
 
     def draw_all_gather_coalesced(self, n):
-        shapes = self.shapes_by_rank(self.rng.randint(1, 3))
         return [
-            Call(
-                tuple(tuple(map(self.spec, shapes)) for _ in range(n)),
-                tuple(map(self.spec, shapes)),
-            )
-            for _ in range(n)
+            Call(tuple(tuple(map(self.spec, cut)) for _ in range(n)), tuple(map(self.spec, cut)))
+            for cut in self.cuts(n)
+        ]
+
+    def cuts(self, n):
+        """Shapes of a list on each rank; now and then the same elements cut in other places."""
+        shapes = self.shapes_by_rank(self.rng.randint(1, 3))
+        if self.often(0.8):
+            return [shapes] * n
+        return [
+            self.rng.choice((shapes, shapes[::-1], [(sum(map(prod, shapes)),)])) for _ in range(n)
         ]
 
     def whole(self, n):

@@ -269,7 +269,14 @@ def test_both_engines_refuse_in_the_same_words():
 def received(tensor, call):
     """The elements of a tensor after a call."""
     call(tensor)
-    return tensor.tolist()
+    return [one.tolist() for one in tensor] if isinstance(tensor, list) else tensor.tolist()
+
+
+def nothing(elsewhere=None):
+    """No elements, of a dtype of each rank's own; rank 0 may have something."""
+    if dist.get_rank() == 0:
+        return torch.empty(0) if elsewhere is None else elsewhere
+    return torch.empty(0, dtype=torch.int64)
 
 
 ALLOWED = {
@@ -324,6 +331,40 @@ ALLOWED = {
             torch.empty(4, 3), lambda t: dist.all_to_all_single(t, torch.arange(12.0).view(2, 6))
         ),
         [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]] * 2, [[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]] * 2],
+    ),
+    "an own part in another order": (
+        lambda: received(
+            ones(2, 3),
+            lambda t: dist.reduce_scatter(
+                t, [(ones(2, 3), crossed(2, 3))[r == dist.get_rank()] for r in (0, 1)]
+            ),
+        ),
+        [[[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]]] * 2,
+    ),
+    "a sum of columns and one of a vector": (
+        lambda: received(
+            torch.zeros(4) if dist.get_rank() else torch.zeros(2, 3).t(),
+            lambda t: dist.reduce_scatter(t, [crossed(3, 2), ones(4)]),
+        ),
+        [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], [2.0] * 4],
+    ),
+    "a sum cut in other places": (
+        lambda: received(
+            [torch.arange(3.0)] if dist.get_rank() else [ones(2), ones(1)],
+            lambda t: dist.all_reduce_coalesced(t),
+        ),
+        [[[1.0, 2.0], [3.0]], [[1.0, 2.0, 3.0]]],
+    ),
+    "no elements of another dtype": (lambda: received(nothing(), dist.all_reduce), [[], []]),
+    "a message of nothing": (lambda: received(nothing(), pass_on), [[], []]),
+    "who has nothing to send": (
+        lambda: received(
+            nothing(ones(2)),
+            lambda t: dist.all_to_all_single(
+                t, t.clone(), *[[[2, 0], [0, 0]][dist.get_rank()]] * 2
+            ),
+        ),
+        [[1.0, 1.0], []],
     ),
     "bits of bools": (
         lambda: received(

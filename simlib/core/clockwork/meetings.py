@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
-from ..record.transports.plain_group import SharedOutputs, put
+from ..record.transports.plain_group import SharedOutputs, joined, put
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -172,8 +172,14 @@ def reduced(tensors: Sequence[torch.Tensor], reduce_op: Any) -> torch.Tensor:
 
 
 def _totals(parts, opts):
-    """The reduction of each of the tensors that every member brings one of."""
-    brought = zip(*(part.brings for part in parts), strict=True)
+    """The reduction of each of the tensors that every member brings one of.
+
+    As with Gloo, members of a coalesced one may cut the same elements in other places.
+    """
+    lists = [part.brings for part in parts]
+    if len({tuple(tensor.numel() for tensor in tensors) for tensors in lists}) > 1:
+        lists = [[joined(tensors)] for tensors in lists]
+    brought = zip(*lists, strict=True)
     return [reduced(list(same), opts.reduceOp) for same in brought]
 
 

@@ -462,6 +462,8 @@ def disagreement(one: Op, other: Op) -> str | None:
         return None if _parts_agree(one, other) and _parts_agree(other, one) else "splits"
     if one.kind == "scatter":
         return None if _scatter_agrees(one, other) else "shape"
+    if one.kind == "reduce_scatter" and len(one.shapes) == len(other.shapes):
+        return None if [*map(prod, one.shapes)] == [*map(prod, other.shapes)] else "shape"
     return None if _elements(one) == _elements(other) else "shape"
 
 

@@ -299,6 +299,8 @@ def _elements(op):
     sizes = [prod(shape) for shape in op.shapes]
     if len(sizes) > 1 and len(set(sizes)) == 1:
         return f"{len(sizes)} x {_count(sizes[0])}"
+    if len(sizes) > 1 and op.kind == "reduce_scatter":  # each is for another rank
+        return f"tensors of {sizes} elements"
     return _count(sum(sizes))
 
 

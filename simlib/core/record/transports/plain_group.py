@@ -130,10 +130,13 @@ def rows(tensor: Tensor, splits: Sequence[int] | None, n: int) -> list[Tensor]:
 
 
 def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy what has come into the learner's tensors: by elements, shapes may differ.
+    """Copy what has come into the learner's tensors: by elements, shapes and cuts may differ.
 
     As with Gloo, autograd learns nothing of it.
     """
+    sizes = [target.numel() for target in targets]
+    if [source.numel() for source in sources] != sizes:
+        sources = joined(sources).split(sizes)
     for source, target in zip(sources, targets, strict=True):
         if target.layout is not torch.strided:
             with torch.no_grad():
@@ -145,6 +148,11 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         if 0 in target.stride():
             source, target = _without_repetition(source, target)
         target.copy_(source)
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements one after the other."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _without_repetition(source, target):
