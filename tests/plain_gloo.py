@@ -19,11 +19,14 @@ import torch.distributed as dist
 from drawn_calls import perform
 
 LIMIT = timedelta(seconds=3)
+LONGEST_S = 30
+"""After which a child ends itself, should nobody be there to end it."""
 AT_ONCE = 8
 
 
 def be_rank(case, rank, folder):
     """Make one call in a child process, write down what came of it, and wait for the end."""
+    signal.alarm(LONGEST_S)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
     n = len(case.calls)

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from drawn_calls import OPS, Call, Case, Drawer, Spec, is_right, meaning, perform
+from drawn_calls import OPS, Call, Case, Drawer, Spec, perform
+from meant import is_right, meaning
 
 import simlib
 
