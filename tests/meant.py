@@ -122,7 +122,7 @@ def _into_tensor(asked):
 
 
 def _all_gather_coalesced(asked):
-    _need(all(len(call.takes) == asked.n for call in asked.calls))
+    _need(all(len(call.takes or ()) == asked.n for call in asked.calls))
     return [
         _cut_as(specs, [x for one in asked.brings for part in one for x in part])
         for specs in asked.takes

@@ -17,7 +17,7 @@ from meant import is_right, meaning
 
 import simlib
 
-CALLS = int(os.environ.get("CALLS") or (200 if os.environ.get("TEST_ALL") == "1" else 8))
+CALLS = int(os.environ.get("CALLS") or (100 if os.environ.get("TEST_ALL") == "1" else 8))
 SEED = int(os.environ["SEED"])
 PLAIN = Path(__file__).parents[1] / "plain_gloo.py"
 
