@@ -386,18 +386,20 @@ def test_what_gloo_does_is_done(engine):
 # -- a barrier with a limit ------------------------------------------------------------------------
 
 
-def test_a_monitored_barrier_gives_up_at_its_limit():
+@pytest.mark.parametrize("who, wait_all", [("Rank 1", False), ("Ranks 1, 3", True)])
+def test_a_monitored_barrier_gives_up_at_its_limit_and_names_who_is_missing(who, wait_all):
     def impatient(rank, n):
-        """Rank 1 never comes."""
-        if rank == 1:
+        """Ranks 1 and 3 never come."""
+        if rank in (1, 3):
             return "elsewhere"
         try:
-            dist.monitored_barrier(timeout=timedelta(milliseconds=200))
-        except RuntimeError:
-            return "gave up"
+            dist.monitored_barrier(timeout=timedelta(milliseconds=200), wait_all_ranks=wait_all)
+        except RuntimeError as error:
+            return str(error).partition("\n")[0].strip()
 
-    real, simulated = simlib.run(impatient, 2), simlib.simulate(impatient, 2)
-    assert real.results == simulated.results == ["gave up", "elsewhere"]
+    real, simulated = simlib.run(impatient, 4), simlib.simulate(impatient, 4)
+    assert real.results == simulated.results
+    assert real.results[0] == f"[Rank 0]: {who} failed to pass monitoredBarrier in 200 ms"
     assert simulated.trace.spans[0] == (0.0, 0.2)
 
 

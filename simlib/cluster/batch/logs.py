@@ -280,7 +280,9 @@ class JobMonitor(RunMonitor):
         ranks = range(self.world_size)
         self.logs = [LogFile(folder.file("log", rank), rank) for rank in ranks]
         self._asleep = {}
-        self.detector = DeadlockDetector(self.logs, self.cells, self._asleep.get)
+        self.detector = DeadlockDetector(
+            self.logs, self.cells, self._asleep.get, callers=self.with_callers
+        )
         self.places = {}
         self.native = [b"" for _ in ranks]
         self._read = [0 for _ in ranks]
@@ -335,6 +337,8 @@ class JobMonitor(RunMonitor):
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that compute: their supervisors ask them for it."""
+        if self._folder.is_recorded or self._folder.has("end"):
+            return {rank: [] for rank in ranks}  # they are gone
         sizes = {rank: len(self._folder.read("err", rank) or b"") for rank in ranks}
         for rank in ranks:
             self._folder.file("stack-wanted", rank).touch()

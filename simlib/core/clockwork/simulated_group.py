@@ -13,6 +13,7 @@ import torch
 from ..model.errors import InvalidCallError
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
+from ..record.transports import FOREVER
 from ..record.transports.plain_group import REDUCING, PlainGroup
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
@@ -106,6 +107,31 @@ class SimulatedGroup(PlainGroup):
         meeting = self._channel.post(self._position, call)
         request.meeting = meeting, self._position
         return request
+
+    def monitored_barrier(self, timeout: timedelta = FOREVER, wait_all_ranks: bool = False) -> None:
+        request = self.barrier()
+        meeting, position = request.meeting
+        limit = timeout if timeout < FOREVER else None
+        try:
+            request.wait(limit)
+        except RuntimeError:
+            limit_s = limit.total_seconds() if limit else self.limit_s or PATIENCE_S
+            missing = [str(at) for at, call in enumerate(meeting.calls) if call is None]
+            if not missing:
+                raise
+            words = _not_passed(position, missing, wait_all_ranks, limit_s)
+            raise RuntimeError(words) from None
+
+
+def _not_passed(position, missing, wait_all_ranks, limit_s):
+    """What Gloo says on a rank of a monitored barrier to which others did not come."""
+    if position:
+        return (
+            f"Rank {position} successfully reached monitoredBarrier, but received errors while "
+            "waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+        )
+    who = f"Ranks {', '.join(missing)}" if wait_all_ranks else f"Rank {missing[0]}"
+    return f"[Rank 0]: {who} failed to pass monitoredBarrier in {1000 * limit_s:.0f} ms"
 
 
 PATIENCE_S = 1800.0

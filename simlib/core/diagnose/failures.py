@@ -9,7 +9,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model import errors
@@ -26,6 +26,8 @@ from ..model.trace import Site, make_site
 from ..model.words import ranks_in_words, shortened
 from ..record.recorder import is_learners
 
+MAX_CALLERS = 2
+"""How many of a line's callers are named."""
 MAX_PLACES = 8
 """How many places the live display names when it says where the ranks are."""
 
@@ -269,6 +271,15 @@ def frames_in(native: bytes) -> list[tuple[str, int, str]]:
     return []
 
 
+def with_callers(site: Site, frames: list, cells: dict[str, int]) -> Site:
+    """A site with the places that led there, where it is the innermost of the learner's frames."""
+    *above, innermost = frames or [("", 0, "")]
+    if innermost[:2] != (site.file, site.lineno):
+        return site
+    places = [make_site("", frame, cells).place for frame in above[: -MAX_CALLERS - 1 : -1]]
+    return replace(site, callers=tuple(places))
+
+
 def sites_now(monitor: Any) -> dict[int, Site]:
     """Where each running rank is now: in the op it waits for, or at the line it computes."""
     sites = {}
@@ -281,7 +292,8 @@ def sites_now(monitor: Any) -> dict[int, Site]:
             sites[rank] = site
     for rank, frames in monitor.ask_for_stacks(asked).items():
         place = frames[-1] if frames else ("", 0, "")
-        sites[rank] = make_site("computing", place, monitor.cells)
+        site = make_site("computing", place, monitor.cells)
+        sites[rank] = with_callers(site, frames, monitor.cells)
     return dict(sorted(sites.items()))
 
 
@@ -303,8 +315,8 @@ def where_ranks_are(monitor: Any) -> str:
 
 def _in_words(site):
     if site.op == "computing":
-        return f"computing ({site.place})"
-    return f"waiting in {site.op} ({site.place})"
+        return f"computing ({site.where})"
+    return f"waiting in {site.op} ({site.where})"
 
 
 def _list_of(monitor, sites):
@@ -313,12 +325,19 @@ def _list_of(monitor, sites):
     for rank in range(monitor.world_size):
         if rank in sites:
             text = sites[rank].line_text
-            lines.append(
-                f"  rank {rank}: {_in_words(sites[rank])}" + (f"   {text}" if text else "")
-            )
+            words = f"{_in_words(sites[rank])}{_beside(monitor, rank)}"
+            lines.append(f"  rank {rank}: {words}" + (f"   {text}" if text else ""))
         else:
             lines.append(f"  rank {rank}: {_why_nowhere(monitor, rank)}")
     return "\n".join(shortened(lines))
+
+
+def _beside(monitor, rank):
+    """The op that another thread of a rank waits in, in words that go on; else nothing."""
+    for op in monitor.logs[rank].ops(0, monitor.cells)[::-1]:
+        if op.site.in_thread and op.wait_s is not None and op.end_s is op.failed_s is None:
+            return f" and {_in_words(op.site)}"
+    return ""
 
 
 def _why_nowhere(monitor, rank):

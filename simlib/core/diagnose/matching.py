@@ -24,6 +24,8 @@ from ..model.trace import Op
 
 BySource = defaultdict[Any, list[Op]]
 ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
+MOST_APART = 3
+"""So many calls are kept of those at which ranks were at different lines."""
 MAX_QUIET = 1000
 """Mailboxes after which those in which nothing is under way are forgotten."""
 
@@ -33,11 +35,25 @@ class Mismatch:
     """Ops that meet and disagree.
 
     ``rule`` is one word for what they disagree on: ``collective``, ``root``, ``reduce op``,
-    ``dtype``, ``shape``, ``splits`` or ``ranks``; ``ops`` is ``{rank: Op}`` of all that had come.
+    ``dtype``, ``shape``, ``splits`` or ``ranks``; ``ops`` is ``{rank: Op}`` of all that had come;
+    ``apart`` the `Apart` of a collective's group before that, or None.
     """
 
     rule: str
     ops: dict
+    apart: Apart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Collectives of a group in succession that its ranks called at different lines, and that met.
+
+    ``number`` counts the first from 1; ``calls`` is ``{lines: {rank: Op}}`` of the first
+    `MOST_APART` that differ in their lines.
+    """
+
+    number: int
+    calls: dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,7 @@ class Matcher:
         # by group and sort: collectives under way; by that and rank: how many so far
         self._meetings: defaultdict[tuple, dict[int, dict[int, Op]]] = defaultdict(dict)
         self._counts: defaultdict[tuple, int] = defaultdict(int)
+        self._apart: dict[tuple, Apart | None] = {}  # by the same; of those that are complete
         # (channel, number) -> {list of ranks: first op}
         self._new_groups: defaultdict[tuple, dict] = defaultdict(dict)
         # (rank, seq) -> number of the op on its channel; until it has met
@@ -215,6 +232,16 @@ class Matcher:
         needed = {rank for wait in waits.values() for rank in wait.needs}
         return Blocked(waits, _shortest_cycle(waits), tuple(sorted(needed & set(gone))))
 
+    def apart(self, op: Op) -> Apart | None:
+        """Since when the ranks of a collective's group have been at different lines, before it."""
+        channel = _channel(op)
+        before = self._number.get((op.rank, op.seq), 0)
+        found = self._apart.get(channel)
+        for number, ops in sorted(self._meetings[channel].items()):
+            if number < before:
+                found = _apart_after(found, number, ops)
+        return found
+
     def unfinished(self) -> list[Op]:
         """Sends never received and recvs whose message never came, in order of posting."""
         left = []
@@ -272,10 +299,11 @@ class Matcher:
         rules = (disagreement(other, op) for other in others)
         rule = next(filter(None, rules), None)
         if rule and not any(mismatch.ops is arrived for mismatch in self.mismatches):
-            self.mismatches.append(Mismatch(rule, arrived))
+            self.mismatches.append(Mismatch(rule, arrived, self.apart(op)))
         arrived[op.rank] = op
         if len(arrived) == len(op.group):
             del meetings[number]
+            self._apart[channel] = _apart_after(self._apart.get(channel), number, arrived)
             self._new_groups.pop((channel, number), None)
             self._forget(arrived.values())
 
@@ -396,6 +424,17 @@ class _Mailbox:
 def _channel(op):
     """Collectives are counted by group; the making of groups apart from the rest."""
     return op.group, op.kind == "new_group"
+
+
+def _apart_after(before, number, ops):
+    """The `Apart` of a group after one more collective; None where its ranks are at one line."""
+    sites = [op.site for op in ops.values()]
+    if all(one is sites[0] or one.is_at_line_of(sites[0]) for one in sites):
+        return None
+    found = Apart(number + 1, {}) if before is None else before
+    if len(found.calls) < MOST_APART:
+        found.calls.setdefault(frozenset((op.rank, op.site.lineno) for op in ops.values()), ops)
+    return found
 
 
 def _company(op):

@@ -12,10 +12,10 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from ..model.errors import DeadlockError, FailureReport, SimlibError
-from ..model.trace import Evicted, Op
+from ..model.trace import Evicted, Op, Site
 from . import failures, verdicts
 from .findings import Evidence, Finding, found_in
-from .matching import Matcher
+from .matching import Matcher, Mismatch
 
 KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""
@@ -91,6 +91,8 @@ class DeadlockDetector:
         awake or where that is not known.
     eager_limit_bytes : int
         As for `Matcher`.
+    callers : callable
+        ``callers({rank: Site})``: the same sites of ranks that wait there, with what led to them.
     """
 
     def __init__(
@@ -99,10 +101,12 @@ class DeadlockDetector:
         cells: Mapping[str, int],
         sleep_count: Callable[[int], int | None] = lambda rank: None,
         eager_limit_bytes: float = -1,
+        callers: Callable[[dict[int, Site]], dict[int, Site]] = lambda sites: sites,
     ) -> None:
         self._logs = logs
         self._cells = cells
         self._sleep_count = sleep_count
+        self._callers = callers
         self._matcher = Matcher(len(logs), eager_limit_bytes)
         self._taken = [0] * len(logs)
         self._at_once = max(MAX_TAKEN // len(logs), LEAST_TAKEN)
@@ -141,7 +145,7 @@ class DeadlockDetector:
         before = [log.state for log in self._logs]
         self._take_in()
         if self._matcher.mismatches:
-            return verdicts.mismatch(self._matcher.mismatches[0])
+            return self._in_words(self._matcher.mismatches[0])
         waiting = {}
         for rank in running:
             offset = before[rank][1] or self._future_offset(rank)
@@ -153,7 +157,23 @@ class DeadlockDetector:
             return None
         # Who waits for what has come already is about to go on: a busy machine has not let it yet.
         self.all_wait = self.all_wait and blocked.waits.keys() >= set(running)
+        self._find_callers([wait.op for wait in blocked.waits.values()])
         return verdicts.deadlock(blocked, gone, self._matcher)
+
+    def _in_words(self, found: Mismatch) -> SimlibError:
+        self._find_callers(list(found.ops.values()))
+        return verdicts.mismatch(found)
+
+    def _find_callers(self, ops: list[Op]) -> None:
+        """Complete the sites of those ops in which their ranks wait at this moment."""
+        waiting = {}
+        for op in ops:
+            log = self._logs[op.rank]
+            if log.waiting_offset and log.seq_at(log.waiting_offset) == op.seq:
+                waiting[op.rank] = op
+        sites = self._callers({rank: op.site for rank, op in waiting.items()})
+        for rank, op in waiting.items():
+            op.site = sites[rank]
 
     def _future_offset(self, rank: int) -> int:
         """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
@@ -182,7 +202,7 @@ class DeadlockDetector:
         found = next(iter(self._matcher.mismatches), None)
         if found is None and after_death:
             found = self._matcher.suspected()
-        return verdicts.mismatch(found) if found else None
+        return self._in_words(found) if found else None
 
     def findings(self, dead: Container[int] = ()) -> list[Finding]:
         """What was left over or raced in a run that ended well; see `findings`.
@@ -364,6 +384,17 @@ class RunMonitor(ABC):
     @abstractmethod
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
         """The learner's frames of ranks that compute, outermost first; empty where none came."""
+
+    def with_callers(self, sites: dict[int, Site]) -> dict[int, Site]:
+        """The sites at which ranks wait, with their callers: read from the ranks' stacks.
+
+        The rank function itself has none.
+        """
+        running = self.running()
+        asked = [r for r, site in sites.items() if r in running and site.function != self.name]
+        stacks = self.ask_for_stacks(asked) if asked else {}
+        found = {r: failures.with_callers(sites[r], stacks[r], self.cells) for r in asked}
+        return sites | found
 
     def running(self) -> list[int]:
         """Ranks that have neither answered nor died."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..draw.display import Displayed
 from ..model import errors
 from ..model.words import MAX_NAMES, ranks_in_words, shortened
-from .matching import Blocked, Matcher, Mismatch
+from .matching import Apart, Blocked, Matcher, Mismatch
 
 RULES = {
     "collective": "every rank of a group must call the same collectives in the same order",
@@ -76,7 +76,7 @@ def _wait_line(wait):
     needs = ranks_in_words(wait.needs)
     if wait.any_of and len(wait.needs) > 1:
         needs = f"a message of any of {needs}"
-    return f"  rank {wait.rank} waits for {needs}: {site.op}{group} ({site.place}){text}"
+    return f"  rank {wait.rank} waits for {needs}: {site.op}{group} ({site.where}){text}"
 
 
 def _group_in_words(op):
@@ -96,7 +96,8 @@ def deadlock(blocked: Blocked, gone: Mapping[int, str], matcher: Matcher) -> err
     """
     awaited = {rank: gone[rank] for rank in blocked.gone}
     graph = WaitGraph(blocked.waits, blocked.cycle, awaited)
-    message = f"{_headline(blocked, awaited)}\n{graph}"
+    lines = [_headline(blocked, awaited), str(graph), *_apart_in_words(_apart_of(blocked, matcher))]
+    message = "\n".join(lines)
     hint = _hint(blocked, matcher)
     if hint:
         message += f"\nHint: {hint}"
@@ -135,7 +136,7 @@ def _hint(blocked, matcher):
     """One thing to try, where the pattern is a known one."""
     ops = [blocked.waits[rank].op for rank in (blocked.cycle or blocked.waits)]
     kinds = {op.kind for op in ops}
-    return _near_miss(ops, matcher, blocked.cycle) or (
+    return (_near_miss(ops, matcher, blocked.cycle) or _wrong_source(ops, matcher)) or (
         _hint_for_messages(blocked, ops, kinds)
         if kinds <= {"send", "recv"}
         else _hint_for_collectives(blocked, ops, kinds)
@@ -167,6 +168,21 @@ def _near_miss(ops, matcher, cycle):
                 return (
                     f"rank {other.rank} has sent to rank {op.rank} ({other.site.place}), which "
                     f"waits for rank {op.peer}: check src and dst"
+                )
+    return ""
+
+
+def _wrong_source(ops, matcher):
+    """A send to a rank that has posted a recv, but of another rank, from which nothing comes."""
+    recvs = [op for op in matcher.unfinished() if op.kind == "recv" and not op.any_source]
+    for op in (op for op in ops if op.kind == "send"):
+        for recv in recvs:
+            if (recv.rank, recv.tag, recv.group) == (op.peer, op.tag, op.group):
+                name = op.call.partition("(")[0]
+                return (
+                    f"rank {op.rank}'s {name} to rank {op.peer} finds no recv of rank {op.peer} "
+                    f"from rank {op.rank}: it receives from rank {recv.peer} "
+                    f"({recv.site.place}). Is the source right?"
                 )
     return ""
 
@@ -215,20 +231,47 @@ def _hint_for_collectives(blocked, ops, kinds):
 
 def mismatch(found: Mismatch) -> errors.MismatchError:
     """The error for ops that meet and disagree."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, op in sorted(found.ops.items()):
-        alike.setdefault((_in_full(op), op.site.place), []).append(rank)
-    lines = []
-    for (words, place), ranks in alike.items():
-        op = found.ops[ranks[0]]
-        text = f"   {op.site.line_text}" if op.site.line_text else ""
-        lines.append(f"  {ranks_in_words(ranks)}: {words}{_group_in_words(op)} ({place}){text}")
-    message = "\n".join([f"{_contrast(found)}: {RULES[found.rule]}", *lines])
+    headline = f"{_contrast(found)}: {RULES[found.rule]}"
+    apart = _apart_in_words(found.apart) if _are_apart(found.ops.values()) else []
+    message = "\n".join([headline, *_who_called_what(found.ops), *apart])
     ops = found.ops.values()
     if _are_in_backward(ops) and len({op.site.place for op in ops}) > 1:
         message += f"\nHint: {AHEAD_OF_BACKWARD}"
     sites = {rank: op.site for rank, op in sorted(found.ops.items())}
     return errors.MismatchError(message, sites, rule=found.rule)
+
+
+def _who_called_what(ops):
+    """A line for the ops that are alike: whose they are, what they bring, and where."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, op in sorted(ops.items()):
+        alike.setdefault((_in_full(op), op.site.where), []).append(rank)
+    lines = []
+    for (words, where), ranks in alike.items():
+        op = ops[ranks[0]]
+        text = f"   {op.site.line_text}" if op.site.line_text else ""
+        lines.append(f"  {ranks_in_words(ranks)}: {words}{_group_in_words(op)} ({where}){text}")
+    return lines
+
+
+def _are_apart(ops):
+    first, *others = (op.site for op in ops)
+    return not all(site.is_at_line_of(first) for site in others)
+
+
+def _apart_of(blocked, matcher):
+    """The `Apart` of ranks that wait in the collectives of one group, and of no other; or None."""
+    ops = [wait.op for wait in blocked.waits.values() if not wait.op.is_p2p]
+    return matcher.apart(ops[0]) if len({op.group for op in ops}) == 1 else None
+
+
+def _apart_in_words(apart: Apart | None):
+    """Since when ranks were at different lines, though their calls met: lines to add."""
+    if apart is None:
+        return []
+    headline = f"Since call {apart.number} of this group its ranks were at different lines:"
+    calls = dict.fromkeys(line for ops in apart.calls.values() for line in _who_called_what(ops))
+    return [headline, *shortened(list(calls))]
 
 
 def _contrast(found):

@@ -32,6 +32,10 @@ class Site:
         Execution count of the cell, where the line is in a notebook cell.
     line_text : str
         The line itself, stripped.
+    callers : tuple of str
+        The places that led to the line, the nearest first, two at most; known in verdicts only.
+    in_thread : bool
+        Whether the rank was there in a thread that it has started itself.
     """
 
     op: str
@@ -40,6 +44,8 @@ class Site:
     function: str = ""
     cell: int | None = None
     line_text: str = ""
+    callers: tuple = ()
+    in_thread: bool = False
 
     @property
     def place(self) -> str:
@@ -53,6 +59,16 @@ class Site:
             name = "cell" if self.function.startswith("<") else self.function
             return f"{name}, line {self.lineno}"
         return f"{self.file.rpartition('/')[2]}, line {self.lineno}"
+
+    @property
+    def where(self) -> str:
+        """The place with what led to it: ``"mean, line 2, called from main, line 9"``."""
+        callers = f", called from {', from '.join(self.callers)}" if self.callers else ""
+        return f"{self.place}{callers}{', in another thread' if self.in_thread else ''}"
+
+    def is_at_line_of(self, other: Site) -> bool:
+        """Whether both are one line, whatever is called there."""
+        return (self.lineno, self.file) == (other.lineno, other.file)
 
     def __str__(self) -> str:
         return f"{self.op} ({self.place})"

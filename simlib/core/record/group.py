@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,7 @@ from .transports.backends import Transport
 ONCE, PARTS = "once", "parts"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
+_thread_id = threading.get_ident
 _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
@@ -153,6 +155,8 @@ class RecordingGroup(GroupOfItsOwn):
             recorder.before_op()
         if recorder.stream_ends.open:
             recorder.stream_ends.look()
+        if _thread_id() != recorder.thread:
+            flags |= recorder.flag_of_thread()
         signature, nbytes = recorder.signature(tensors, *how)
         start = self._log.post(
             KIND_ID[kind],

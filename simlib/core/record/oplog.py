@@ -45,10 +45,11 @@ KINDS = tuple(
 )
 KIND_ID = {name: number for number, name in enumerate(KINDS)}
 
-ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN, FAILED = 1, 2, 4, 8, 16
+ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN, FAILED, IN_THREAD = 1, 2, 4, 8, 16, 32
 """Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
 parts post async ops whose requests nobody waits for in Python); C++ code took its future, to wait
-for it before `backward` returns; it raised, at the moment that stands for its end."""
+for it before `backward` returns; it raised, at the moment that stands for its end; a thread that
+the learner has started posted it."""
 NOBODY = -1
 
 HEADER = 64

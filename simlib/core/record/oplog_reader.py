@@ -30,15 +30,18 @@ class Shared:
             self._groups[key] = Group(name, tuple(ranks))
         return self._groups[key]
 
-    def site(self, call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
+    def site(
+        self, call: str, place: tuple[str, int, str], cells: dict[str, int], in_thread: bool = False
+    ) -> Site:
         """The same as `make_site`."""
-        key = call, place
+        key = call, place, in_thread
         if key not in self._sites:
             file, lineno, function = place
             if place not in self._lines:
                 self._lines[place] = source_line(file, lineno)
             cell = cells.get(file)
-            self._sites[key] = Site(call, file, lineno, function, cell, self._lines[place])
+            text = self._lines[place]
+            self._sites[key] = Site(call, file, lineno, function, cell, text, in_thread=in_thread)
         return self._sites[key]
 
     def forget_sites(self) -> None:
@@ -280,7 +283,8 @@ class OpLogReader:
         is_async, any_source = bool(flags & oplog.ASYNC), bool(flags & oplog.ANY_SOURCE)
         call = describe_call(kind, peer, tag, reduce_op, is_async, any_source)
         group = self._shared.group(*self._definitions["group"][group])
-        site = self._shared.site(call, self._definitions["site"][site], cells)
+        place, in_thread = self._definitions["site"][site], bool(flags & oplog.IN_THREAD)
+        site = self._shared.site(call, place, cells, in_thread)
         return (
             kind, group, peer, tag, nbytes, shapes, dtype, reduce_op, splits,
             is_async, any_source, site,

@@ -10,6 +10,7 @@ import functools
 import os
 import site
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from ..environment import FOLDER
 from ..model.errors import InvalidCallError
-from .oplog import FingerprintTable, word_for
+from .oplog import IN_THREAD, FingerprintTable, word_for
 from .pending import Pending, StreamEnds
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Recorder:
     limited : set of int
         Ops, by their place in the log, that their group gives up by itself when they take longer
         than its ``timeout=``: no wait for them is for ever.
+    thread : int
+        The thread that runs the rank's function.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Recorder:
         self.fingerprints: FingerprintTable | None = None
         self.survives = False
         self.limited: set[int] = set()
+        self.thread = threading.get_ident()
         self._words: dict[tuple, int] = {}
         self._met: dict[Any, list[int]] = {}
         self._sites: dict[
@@ -123,6 +127,13 @@ class Recorder:
                 return file, frame.f_lineno, function_of(frame.f_code)
             frame = frame.f_back
         return "", 0, ""
+
+    @staticmethod
+    def flag_of_thread() -> int:
+        """The flag of an op that another thread posts: none where native code (autograd) began it."""
+        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+        is_pythons = thread is not None and not isinstance(thread, threading._DummyThread)
+        return IN_THREAD if is_pythons else 0
 
     def signature(self, tensors: Sequence, reduce_op: Any, splits: Any) -> tuple[int, int]:
         """The number of what must agree between ranks, and the payload in bytes."""

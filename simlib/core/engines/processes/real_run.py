@@ -357,7 +357,9 @@ class ProcessMonitor(RunMonitor):
             self._watcher = Watcher(self, display, every_s)
         self.logs = [rank.log for rank in world.ranks]
         self.native = [bytearray() for _ in world.ranks]
-        self.detector = DeadlockDetector(self.logs, cells, self._sleep_count)
+        self.detector = DeadlockDetector(
+            self.logs, cells, self._sleep_count, callers=self.with_callers
+        )
         self._display = display
         self._watchdog = Watchdog(self, display)
         self.kill, self._to_kill = engine.kill, dict(engine.kill)

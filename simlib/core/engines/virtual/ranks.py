@@ -186,7 +186,7 @@ class Ranks:
     def _thread(self, rank):
         """A rank from its beginning to its end."""
         local, scheduler = per_rank.local, self._simulation.scheduler
-        self._idents[rank] = threading.get_ident()
+        self._idents[rank] = self._recorders[rank].thread = threading.get_ident()
         self._turns.native_ids[rank] = threading.get_native_id()
         local.rank, local.seed = rank, self._seeds[rank]
         local.log = self._simulation.time.logs[rank]

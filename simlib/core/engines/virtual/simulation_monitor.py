@@ -70,7 +70,10 @@ class SimulationMonitor(RunMonitor):
         self._cpu = OneCpu(pid, lambda: thread_as_seen_here(pid, self.process.running[1]))
         self.logs = self.process.start(request)
         self.detector = DeadlockDetector(
-            self.logs, self.cells, eager_limit_bytes=self._eager_limit_bytes
+            self.logs,
+            self.cells,
+            eager_limit_bytes=self._eager_limit_bytes,
+            callers=self.with_callers,
         )
         while self.report is None:
             self._take_in(POLL_S)
