@@ -135,6 +135,24 @@ def test_the_theme_is_that_of_the_system_the_address_or_the_button_and_a_phone_s
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_what_a_rank_does_is_written_beside_its_bar(page):
+    """The name of a piece may have 20 letters, and "never finished" has 14."""
+    page.evaluate("""() => {
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        window.ends = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y, most = Infinity) {
+            const room = Math.min(this.measureText(text).width, most);
+            if (this.textAlign === "left" && x < 92) window.ends.push(x + room);
+            write.call(this, text, x, y, most);
+        };
+    }""")
+    page.locator(".rbr-stage").first.focus()
+    for key in ("Home", *["n"] * 8, "End"):
+        page.keyboard.press(key)
+    page.wait_for_function("window.ends.length > 0")
+    assert page.evaluate("Math.max(...window.ends)") < 92
+
+
 # What a screen reader is told, and how the keys work for it
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from synthetic import RunMaker, all_reduces, ring
 
@@ -81,7 +82,26 @@ def test_long_runs_are_cut_and_say_so():
     assert "... and 10 more ranks" in lines
     assert lines[-1] == "... and 40 more messages"
     assert sum("->" in line for line in lines) == 20
-    assert run_table(all_reduces(2, 50)).endswith("... and 30 more collectives")
+    run = all_reduces(2, 50)
+    for op in run.trace:
+        op.site = replace(op.site, lineno=op.seq + 1)  # equal rows would be one
+    assert run_table(run).endswith("... and 30 more collectives")
+
+
+def test_three_or_more_equal_rows_in_succession_are_one():
+    maker = RunMaker(2)
+    for at, line in enumerate([5, 5, 5, 6, 6, 5, 5, 5, 5]):
+        maker.send(0, 1, at, at, at + 1, line=line)
+        if at < 5:
+            maker.recv(1, 0, at, at, at + 1)
+    rows = run_table(maker.run()).split("\n\n")[-1].splitlines()
+    assert [row.partition("main, ")[2] for row in rows] == [
+        "line 5  3 times",
+        "line 6",
+        "line 6",
+        "line 5  not received, 4 times",
+    ]
+    assert run_table(all_reduces(2, 50)).endswith("line 3  50 times")
 
 
 def test_results_are_one_short_line_without_addresses():

@@ -10,6 +10,7 @@ import re
 import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ..model.trace import Collective, Op, Trace
@@ -19,6 +20,8 @@ from .lanes import Between, Ranks, blocked_parts, chosen, in_sight, span_of
 OpCounts = Sequence[tuple[str, tuple[int, ...], bool]]
 """Of each sort of op its label, how often it came in each run, whether equally often in all."""
 MAX_ROWS = 20
+FEWEST, MOST_COMPARED = 3, 10_000
+"""Of so many equal rows in succession one is shown, with their number; and how many are made."""
 RESULT_WIDTH = 36
 
 
@@ -191,10 +194,28 @@ def carried(op: Op) -> str:
 
 
 def _shown(makers, noun, most):
-    lines = aligned([make(thing) for make, thing in makers[:most]], left=range(9))
-    if len(makers) > most:
-        lines.append(f"... and {len(makers) - most:,} more {noun}")
+    rows, shown = _folded(makers, most)
+    lines = aligned(rows, left=range(9))
+    if len(makers) > shown:
+        lines.append(f"... and {len(makers) - shown:,} more {noun}")
     return lines
+
+
+def _folded(makers, most):
+    """At most so many rows, and of how many things; `FEWEST` or more equal ones are one row."""
+    rows: list[tuple] = []
+    shown = 0
+    for row, equal in groupby(make(thing) for make, thing in makers[:MOST_COMPARED]):
+        if len(rows) >= most:
+            break
+        times = sum(1 for _ in equal)
+        if times >= FEWEST:
+            rows.append((*row[:-1], ", ".join(filter(None, (row[-1], f"{times:,} times")))))
+        else:
+            times = min(times, most - len(rows))
+            rows += [row] * times
+        shown += times
+    return rows, shown
 
 
 def short_repr(value: object) -> str:
@@ -251,6 +272,8 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
     if run.failure is not None:
         told.append(f"It failed: {_first_line(run.failure)}.")
     told += _waits_reported(run, ops, begin_s, end_s)
+    if not (run.trace.ops or run.trace.forgotten):
+        told.append("No rank ever communicated.")
     told += _messages_told(run.trace, shown, begin_s, end_s)
     told += _collectives_told(run.trace, ops)
     names = Counter(

@@ -104,7 +104,9 @@ function paintFrame(player, context) {
     context.fillStyle = theme.grey;
     context.font = `11px ${theme.font}`;
     const piece = state === "computing" && pieceAt(lane, player.t);
-    context.fillText(state === "before" ? "" : piece || state, 23, y + 8);
+    const room = layout.left - 23 - 6;  // beside the bars
+    const doing = fitted(context, state === "before" ? "" : piece || state, 1.25 * room);
+    context.fillText(doing, 23, y + 8, room);  // which sets it closer where there is too much
   });
   context.font = `11px ${theme.font}`;
   context.fillStyle = theme.grey;
@@ -118,6 +120,15 @@ function paintFrame(player, context) {
     context.fillText(text, Math.min(x, layout.width - room - 3), layout.bottom + 13);
   }
   context.fillRect(layout.left, layout.bottom, layout.right - layout.left, 1);
+}
+
+/** A text, or its beginning and three dots. */
+function fitted(context, text, room) {
+  let shown = text;
+  for (let n = text.length; n && context.measureText(shown).width > room; n--) {
+    shown = `${text.slice(0, n - 1)}\u2026`;
+  }
+  return shown;
 }
 
 /** The rectangle of an event, in pixels, inside the visible part. */
