@@ -12,6 +12,11 @@
     run = simlib.run(main, world_size=4)
 """
 
+# ruff: noqa: E402 (the command answers to Ctrl-C while the rest is imported)
+from . import _ctrl_c
+
+_ctrl_c.ends_at_once()
+
 import gc
 from importlib import import_module
 from importlib.util import find_spec

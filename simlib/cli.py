@@ -10,7 +10,7 @@ import os
 import sys
 from pkgutil import resolve_name
 
-from . import classroom, cluster, course
+from . import _ctrl_c, classroom, cluster, course
 from .core.engines import run_outputs
 from .core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from .core.environment import VERSION, MissingExtra
@@ -23,16 +23,21 @@ def main(argv=None):
     0; 1 for a program that failed, 2 for a wrong call, 130 after Ctrl-C.
     """
     options = _parser().parse_args(argv)
+    if options.command not in (_run, _simulate):  # which import torch first
+        _ctrl_c.is_raised()
     try:
         return options.command(options)
     except (MissingExtra, InvalidCallError) as error:
         print(f"simlib: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print(_ctrl_c.WORDS, file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        _ctrl_c.ends_at_once()
 
 
 class _Command(argparse.ArgumentParser):
@@ -182,6 +187,7 @@ def _perform(options, run):
     if wrong:
         print(f"simlib: {wrong}", file=sys.stderr)
         return 2
+    _ctrl_c.is_raised()
     try:
         run = run()
     except (SimlibError, RunInterrupted) as error:

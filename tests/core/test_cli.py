@@ -1,6 +1,7 @@
 """``python -m simlib run`` and ``simulate``: scripts on real and on simulated ranks."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,6 +52,44 @@ def test_commands_do_without_what_takes_long_to_import(command, printed, error, 
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
     )
     assert re.fullmatch(printed, done.stdout) and error in done.stderr, done.stderr
+
+
+INTERRUPTED = """
+import signal, sys
+
+class CtrlC:
+    def find_spec(name, path=None, target=None):
+        if name == "{module}":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, CtrlC)
+"""
+
+
+@pytest.mark.parametrize("module", ["simlib._names", "simlib.cluster", "torch"])
+def test_ctrl_c_while_the_command_imports_is_one_line(module, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
+    done = in_a_process(tmp_path)
+    assert (done.returncode, done.stderr) == (130, "simlib: stopped by hand\n")
+
+
+def test_the_server_does_not_hear_ctrl_c_while_it_imports(tmp_path):
+    module = "simlib.core.engines.workers.preload"  # which only the server imports
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
+    done = in_a_process(tmp_path)
+    assert done.returncode == 0 and "KeyboardInterrupt" not in done.stderr, done.stderr
+
+
+def in_a_process(folder):
+    """What the command makes of a small script, where Python finds the modules of a folder."""
+    script = folder / "nothing.py"
+    script.write_text("print('done')")
+    return subprocess.run(
+        [sys.executable, "-m", "simlib", "run", "-n", "2", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+    )
 
 
 def test_names_of_simlib_are_there_though_they_are_imported_late():

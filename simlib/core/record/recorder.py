@@ -130,7 +130,7 @@ class Recorder:
 
     @staticmethod
     def flag_of_thread() -> int:
-        """The flag of an op that another thread posts: none where native code (autograd) began it."""
+        """The flag of an op of another thread: none where native code, as autograd, began it."""
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         is_pythons = thread is not None and not isinstance(thread, threading._DummyThread)
         return IN_THREAD if is_pythons else 0

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, popen_forkserver, spawn
+from multiprocessing import forkserver, popen_forkserver, resource_tracker, spawn
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -48,6 +48,7 @@ def start_server(also: Sequence[str] = ()) -> None:
 
 def _start(server: Any, also: Sequence[str] = ()) -> None:
     server.set_forkserver_preload([*PRELOADED, *also])
+    resource_tracker.ensure_running()  # which would unblock the signal where it is started below
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         server.ensure_running()
