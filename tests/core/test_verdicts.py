@@ -86,10 +86,39 @@ def groups_in_other_orders(rank, n):
         dist.barrier(group)
 
 
+def receives_from_the_wrong_side(rank, n):
+    right = (rank + 1) % n
+    sent, got = dist.isend(torch.ones(1), right), dist.irecv(torch.ones(1), right)
+    sent.wait(), got.wait()
+
+
+def sends_with_a_wrong_receive_open(rank, n):
+    got = dist.irecv(torch.ones(1), (rank + 1) % n)
+    dist.send(torch.ones(1), (rank + 1) % n)
+    got.wait()
+
+
+def waits_for_its_isend_first(rank, n):
+    dist.isend(torch.ones(1), (rank + 1) % n).wait()
+    dist.recv(torch.ones(1), (rank - 1) % n)
+
+
+RING, WRONG_SOURCE = "3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0", "Is the source right?"
+
+
 @pytest.mark.parametrize(
     ("function", "world_size", "headline", "hint"),
     [
-        (sends_around, 3, "3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0", "or use isend"),
+        (sends_around, 3, RING, "or use isend"),
+        (
+            receives_from_the_wrong_side,
+            3,
+            RING,
+            "rank 0's isend to rank 1 finds no recv of rank 1 from rank 0: it receives from rank 2",
+        ),
+        (receives_from_the_wrong_side, 3, RING, WRONG_SOURCE),
+        (sends_with_a_wrong_receive_open, 3, RING, WRONG_SOURCE),
+        (waits_for_its_isend_first, 3, RING, "call recv before you wait for the isend"),
         (misses, 4, "ranks 0, 1 and 3 wait for rank 2, which has finished", "inside an `if`"),
         (other_tag, 2, "ranks 0 and 1 wait for each other", "use the same tag"),
         (waits_for_anybody, 3, "rank 0 waits for ranks 1 and 2, which have finished", "more recvs"),
@@ -100,6 +129,110 @@ def test_headlines_and_hints(function, world_size, headline, hint):
     lines = str(verdict(function, world_size, simlib.DeadlockError)).splitlines()
     assert lines[0] == headline
     assert lines[-1].startswith("Hint: ") and hint in lines[-1]
+
+
+def everybody(x):
+    dist.all_reduce(x)
+
+
+def twice(x):
+    everybody(x)
+    everybody(x)
+
+
+def of_other_sizes_in_a_helper(rank, n):
+    (twice if rank else everybody)(torch.ones(2 + rank))
+
+
+def once_more_in_a_helper(rank, n):
+    for _ in range(1 + rank):
+        everybody(torch.ones(2))
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_the_callers_of_a_helper_are_named(engine):
+    def place(function, line):
+        return f"test_verdicts.py, line {function.__code__.co_firstlineno + line}"
+
+    helper, outer = place(everybody, 1), place(of_other_sizes_in_a_helper, 1)
+    with pytest.raises(simlib.MismatchError) as caught:
+        engine(of_other_sizes_in_a_helper, 2)
+    assert f"({helper}, called from {outer})" in str(caught.value)
+    assert f"({helper}, called from {place(twice, 1)}, from {outer})" in str(caught.value)
+    with pytest.raises(simlib.DeadlockError) as caught:
+        engine(once_more_in_a_helper, 2)
+    assert f"({helper}, called from {place(once_more_in_a_helper, 2)})" in str(caught.value)
+
+
+def parts_and_disagrees(rank, n):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    if rank:
+        dist.all_reduce(x)
+    dist.all_reduce(x)
+    dist.all_reduce(torch.ones(2))
+
+
+def parts_and_ends(rank, n):
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    if rank:
+        dist.all_reduce(x)
+    dist.all_reduce(x)
+
+
+def comes_together_again(rank, n):
+    x = torch.ones(1)
+    if rank:
+        dist.broadcast(x, 0)
+    else:
+        dist.broadcast(x, 0)
+    dist.barrier()
+    if rank:
+        dist.all_reduce(x)
+    else:
+        dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "function, lines",
+    [
+        (parts_and_disagrees, {0: 5, 1: 4}),
+        (parts_and_ends, {0: 5, 1: 4}),
+        (comes_together_again, {}),
+    ],
+)
+def test_where_ranks_parted_is_told(function, lines):
+    words = str(verdict(function, 2, simlib.SimlibError))
+    parted = words.partition("Since call 2 of this group its ranks were at different lines:\n")[2]
+    assert bool(parted) == bool(lines)
+    for row, (rank, line) in zip(parted.splitlines(), lines.items(), strict=False):
+        assert row.startswith(f"  rank {rank}: all_reduce(SUM) of 1 element of float32")
+        assert f"line {function.__code__.co_firstlineno + line})" in row
+
+
+def test_an_op_of_another_thread_says_so():
+    def in_threads(rank, n):
+        if rank == 0:
+            dist.all_reduce(torch.ones(2))
+        else:
+            other = threading.Thread(target=dist.all_reduce, args=(torch.ones(3),))
+            other.start()
+            other.join()
+
+    def left_alone(rank, n):
+        if rank:
+            other = threading.Thread(target=everybody, args=(torch.ones(1),))
+            other.start()
+            other.join()
+
+    first, *_, last = str(verdict(in_threads, 2, simlib.MismatchError)).splitlines()
+    assert "rank 1 brings 3 elements" in first and "in another thread)" in last
+    with pytest.raises(simlib.StuckError) as caught:
+        simlib.run(left_alone, 2, timeout_s=1)
+    line = everybody.__code__.co_firstlineno + 1
+    words = f"and waiting in all_reduce(SUM) (test_verdicts.py, line {line}, in another thread)"
+    assert words in str(caught.value)
 
 
 def test_a_mismatch_names_both_sides():
