@@ -211,6 +211,23 @@ def test_where_ranks_parted_is_told(function, lines):
         assert f"line {function.__code__.co_firstlineno + line})" in row
 
 
+def waits_for_a_key(rank, n):
+    store = dist.distributed_c10d._get_default_store()
+    store.set("hello", "you")
+    assert store.get("hello") == b"you"
+    if rank:
+        store.get("go")
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_the_key_of_a_store_that_nobody_sets_is_named(engine):
+    with pytest.raises(simlib.StuckError) as caught:
+        engine(waits_for_a_key, 2, timeout_s=1)
+    words = str(caught.value)
+    assert "rank 1 waits for the key 'go' of the store, which no rank has set\n" in words
+    assert "rank 1: waiting in store.get('go') (test_verdicts.py, line " in words
+
+
 def test_an_op_of_another_thread_says_so():
     def in_threads(rank, n):
         if rank == 0:

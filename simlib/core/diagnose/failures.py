@@ -292,7 +292,9 @@ def sites_now(monitor: Any) -> dict[int, Site]:
             sites[rank] = site
     for rank, frames in monitor.ask_for_stacks(asked).items():
         place = frames[-1] if frames else ("", 0, "")
-        site = make_site("computing", place, monitor.cells)
+        method, keys = monitor.logs[rank].awaited_keys()
+        call = f"store.{method}({', '.join(map(repr, keys))})" if keys else "computing"
+        site = make_site(call, place, monitor.cells)
         sites[rank] = with_callers(site, frames, monitor.cells)
     return dict(sorted(sites.items()))
 
@@ -353,6 +355,7 @@ def out_of_time(monitor: Any) -> SimlibError:
     sites = sites_now(monitor)
     error: type[SimlibError]
     computing = [rank for rank, site in sites.items() if site.op == "computing"]
+    keys = _unset_keys(monitor, sites)
     what = f"no rank made an op or printed a line for {monitor.timeout_s:g} s"
     if computing:
         message = (
@@ -361,10 +364,28 @@ def out_of_time(monitor: Any) -> SimlibError:
             "endless loop? (A longer step needs a larger timeout_s.)"
         )
         error = errors.StuckError
+    elif keys:
+        message = f"{what}: {keys}"
+        error = errors.StuckError
     else:
         message = f"{what}: every rank that has not finished waits for another"
         error = errors.DeadlockError
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
+
+
+def _unset_keys(monitor, sites):
+    """Which ranks wait for which keys of a store, in words; empty where none does."""
+    awaited = defaultdict(list)
+    for rank in sites:
+        _, keys = monitor.logs[rank].awaited_keys()
+        if keys:
+            awaited[keys].append(rank)
+    return "; ".join(
+        f"{ranks_in_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the "
+        f"{'key' if len(keys) == 1 else 'keys'} {' and '.join(map(repr, keys))} of the store, "
+        "which no rank has set"
+        for keys, ranks in awaited.items()
+    )
 
 
 def at_rest(monitor: Any) -> SimlibError:
@@ -372,7 +393,10 @@ def at_rest(monitor: Any) -> SimlibError:
     sites = sites_now(monitor)
     error: type[SimlibError]
     others = [rank for rank, site in sites.items() if site.op == "computing"]
-    if others:
+    keys = _unset_keys(monitor, sites)
+    if keys:
+        message, error = keys, errors.StuckError
+    elif others:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
         message = f"{who} for what no rank will ever do (a key of the store that nobody sets?)"
         error = errors.StuckError

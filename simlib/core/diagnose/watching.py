@@ -71,7 +71,7 @@ class Watcher:
         alike: dict[tuple[str, str], list[int]] = {}
         for rank, site in failures.sites_now(self._monitor).items():
             is_waiting = rank in long and site.op != "computing"
-            if is_waiting or site.op == "computing":
+            if is_waiting or site.op == "computing" or site.op.startswith("store."):
                 alike.setdefault((site.op, _place(site)), []).append(rank)
         words = []
         for (op, place), ranks in alike.items():
@@ -79,6 +79,8 @@ class Watcher:
             who = ranks_in_words(ranks)
             if op == "computing":
                 words.append(f"{who} {'is' if len(ranks) == 1 else 'are'} computing ({place})")
+            elif op.startswith("store."):
+                words.append(f"{who} {'waits' if len(ranks) == 1 else 'wait'} in {op} ({place})")
             else:
                 seconds = max(long[rank] for rank in ranks)
                 words.append(f"{who} {verb} waited {seconds:.0f} s in {op} ({place})")

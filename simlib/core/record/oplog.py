@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 FORMAT = 3
@@ -277,6 +277,11 @@ class OpLogWriter:
         with self._lock:
             self._races += 1
             self._define(self._races, "race", (how, start, other, place))
+
+    def tell_keys(self, call: str, keys: Sequence[str]) -> None:
+        """The rank waits in this method of a store for these keys; for none: it waits no more."""
+        with self._lock:
+            self._define(0, "keys", (call, tuple(keys)))
 
     def _commit(self, end):
         self._end = end

@@ -71,6 +71,7 @@ class OpLogReader:
             "signature": {},
             "race": {},
             "piece": {},
+            "keys": {},
         }
         self._calls: dict[
             bytes, tuple
@@ -211,6 +212,11 @@ class OpLogReader:
         name, numbers = self._definitions["piece"][number]
         end_s = None if end == NEVER else end - origin_s
         return Piece(self.rank, name, dict(numbers), start - origin_s, end_s)
+
+    def awaited_keys(self) -> tuple[str, tuple[str, ...]]:
+        """In which method of a store the rank waits, and for which keys; none: it waits in none."""
+        self.read_on()
+        return self._definitions["keys"].get(0, ("", ()))
 
     def races(self, cells: dict[str, int]) -> list[tuple]:
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
