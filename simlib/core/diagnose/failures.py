@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,7 +271,7 @@ def frames_in(native: bytes) -> list[tuple[str, int, str]]:
     return []
 
 
-def with_callers(site: Site, frames: list, cells: dict[str, int]) -> Site:
+def with_callers(site: Site, frames: list, cells: Mapping[str, int]) -> Site:
     """A site with the places that led there, where it is the innermost of the learner's frames."""
     *above, innermost = frames or [("", 0, "")]
     if innermost[:2] != (site.file, site.lineno):

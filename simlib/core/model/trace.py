@@ -7,7 +7,7 @@ from __future__ import annotations
 import linecache
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,7 @@ def source_line(file: str, lineno: int) -> str:
     return linecache.getline(file, lineno).strip() if lineno else ""
 
 
-def make_site(call: str, place: tuple[str, int, str], cells: dict[str, int]) -> Site:
+def make_site(call: str, place: tuple[str, int, str], cells: Mapping[str, int]) -> Site:
     """A `Site` from ``(file, lineno, function)`` as a rank recorded it."""
     file, lineno, function = place
     return Site(call, file, lineno, function, cells.get(file), source_line(file, lineno))
