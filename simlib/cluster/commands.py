@@ -289,7 +289,7 @@ def _jobs(options):
         found = jobs(options.folder)
     for warning in left_out:
         print(f"simlib: {warning.message}", file=sys.stderr)
-    rows = [(job.name, job.status, f"{job.world_size} ranks", job.place) for job in found]
+    rows = list(filter(None, map(_row, found)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -299,14 +299,27 @@ def _jobs(options):
     return 0
 
 
+def _row(job):
+    """How a job stands, in cells; None where its folder has been deleted meanwhile."""
+    try:
+        where = "; ".join(filter(None, (job.place, job.trouble)))
+        return job.name, job.status, f"{job.world_size} ranks", where
+    except JobError:
+        return None
+
+
 def _follow(options):
     return _with_job(options, _looked_at)
 
 
 def _looked_at(job):
-    job.follow()
-    if job.status in ("queued", "active"):
-        return 130
+    try:
+        job.follow()
+        if job.status in ("queued", "active"):
+            return 130
+    except JobError as error:  # its folder is deleted
+        print(f"simlib: {error}", file=sys.stderr)
+        return 1
     return _ended(job)[0]
 
 

@@ -15,6 +15,7 @@ import pytest
 from jobs import wait_until
 
 from simlib.cluster.batch import launcher_process
+from simlib.cluster.batch.bootstrap import UNWRITTEN
 from simlib.cluster.batch.launcher_process import CUT, OPEN, REFUSED, SILENT
 from simlib.core.record.oplog import CAPACITY, COMMITTED, HEADER
 
@@ -53,7 +54,7 @@ def plan_of(folder, program="", **more):
         "command": [sys.executable, "-c", program], "environ": {}, "time_limit": 60,
         "hopeless": "(?!)", "obey_s": 0.2, "cancelled_by": [str(folder / "cancel")],
         "reach": [sys.executable, "-c", LOOK], "world_size": 2, "timeout_s": 60,
-        "log": [HEADER, COMMITTED], **more,
+        "log": [HEADER, COMMITTED], "hosts": [], "unwritten": UNWRITTEN, **more,
     }  # fmt: skip
 
 

@@ -13,17 +13,37 @@ import time
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 LOOK_S = 0.05
+UNWRITTEN = "there can be no rank here: "
+"""Begins the line that tells the launcher what the job's folder does not take."""
 
 
 def refuse(words):
-    """Say in the job's folder why there can be no rank here, and have the others end.
+    """Say why there can be no rank here, and have the others end; does not return."""
+    words = os.uname()[1] + " " + words
+    try:
+        keep(words)
+        open(os.path.join(FOLDER, "end"), "a").close()
+    except OSError as error:
+        tell_unwritten(FOLDER, error, words)
+    os._exit(1)
 
-    The first reason stays: `link` makes no name that there is already.
-    """
+
+def tell_unwritten(folder, error, words):
+    """Tell the launcher what the job's folder does not take: who waits for it reads that, too."""
+    sys.__stderr__.write(
+        "%s%s cannot write into the job's folder %s (%s): give this account leave and room to "
+        "write there, or name another folder by folder=...\n    %s\n"
+        % (UNWRITTEN, os.uname()[1], folder, error.strerror, words)
+    )
+    sys.__stderr__.flush()
+
+
+def keep(words):
+    """Write the reason down. The first one stays: `link` makes no name that there is already."""
     target = os.path.join(FOLDER, "refused")
     draft = os.path.join(FOLDER, ".refused.%s.%d" % (os.uname()[1], os.getpid()))
     with open(draft, "w") as file:
-        file.write(os.uname()[1] + " " + words)
+        file.write(words)
     try:
         os.link(draft, target)
     except FileExistsError:
@@ -32,8 +52,6 @@ def refuse(words):
         os.replace(draft, target)
     if os.path.exists(draft):
         os.unlink(draft)
-    open(os.path.join(FOLDER, "end"), "a").close()
-    os._exit(1)
 
 
 def tell_lost(words):
@@ -46,8 +64,10 @@ def tell_lost(words):
     try:
         with open(os.path.join(FOLDER, "gone.json"), "x") as file:
             json.dump({"host": os.uname()[1], "starter": os.getpid(), "words": words}, file)
-    except OSError:  # somebody was first, or the folder takes no files
+    except FileExistsError:  # somebody was first
         pass
+    except OSError as error:
+        return tell_unwritten(FOLDER, error, words)
     open(os.path.join(FOLDER, "end"), "a").close()
 
 

@@ -7,12 +7,15 @@ host or by itself, others tell of it: the look at the hosts, ``start.py``, or th
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...core.model.words import ranks_in_words
 from ..launchers import LAUNCHERS, NO_PYTHON
+from .bootstrap import UNWRITTEN
 from .folder import JobFolder
 from .launcher_process import CUT, REFUSED, SILENT
 
@@ -94,13 +97,13 @@ def ended_by_queue(text: str) -> bool:
     return bool(re.search("|".join(BY_QUEUE), text))
 
 
-def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None, str]:
+def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
     """``(sentence, line)``: what the launcher said, in words, and its own first line.
 
-    The sentence is None where nothing of it is known. ``hosts`` are those of the job: where the
-    launcher does not say which of them it means, they are named.
+    The sentence is None where nothing of it is known. ``doctor`` is `doctor_for` the job: it is
+    named where the launcher does not say which host it means.
     """
-    which = f" (`simlib doctor --hosts {','.join(hosts)}` says which)" if hosts else ""
+    which = f" (`{doctor}` says which)" if doctor else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
     lines = [line for line in lines if not NOISE.match(line)]
     for line in lines:
@@ -113,12 +116,35 @@ def cause_in(text: str, hosts: Sequence[str] | None = None) -> tuple[str | None,
     return None, lines[0] if lines else ""
 
 
+def doctor_for(hosts: Sequence[str] | None, folder: Path) -> str:
+    """The command that looks at the hosts of a job; empty where they are too many, or not known."""
+    if not hosts or len(hosts) > MAX_HOSTS:
+        return ""
+    return shlex.join(["simlib", "doctor", "--hosts", ",".join(hosts), "--folder", str(folder)])
+
+
+def refusal_in(said: str) -> str | None:
+    """What a rank has told the launcher as the job's folder takes no files, and what lay behind."""
+    _, found, words = said.partition(UNWRITTEN)
+    return "\n".join(words.splitlines()[:2]) if found else None
+
+
+def mute_hosts(folder: JobFolder) -> str | None:
+    """Words for hosts that take a connection, of a job that could not begin; or None."""
+    hosts = folder.read_json("mute.json")
+    if not hosts:
+        return None
+    names = ", ".join(hosts)
+    return f"no ssh server answers on {names}: is the host overloaded, or its login hanging?"
+
+
 def refused(begin: str, said: str) -> str:
     """A sentence on what a scheduler refuses; below it, its own words."""
     sentence, line = cause_in(said)
     return f"{begin}: {sentence or 'it says why'}\n    {line}"
 
 
+MAX_HOSTS = 16
 HOW = {
     SILENT: "no longer answers: its network was lost, or it was switched off",
     REFUSED: "answers, but its ssh server does not any more: it was restarted, or is "
@@ -128,6 +154,21 @@ HOW = {
 PATTERNS = [pattern for launcher in LAUNCHERS for pattern in launcher.gone]
 DIED = -signal.SIGKILL
 """How a rank ends whose supervisor is gone."""
+
+
+def waits_in_words(
+    waits: Mapping[int, Any], places: Mapping[int, Mapping[str, Any]], seconds: float
+) -> str:
+    """``rank 0 has waited for 40 s in all_reduce for rank 1 on node2``; empty where none waits."""
+    if not waits:
+        return ""
+    kinds = " or ".join(dict.fromkeys(wait.op.kind for wait in waits.values()))
+    have = "has" if len(waits) == 1 else "have"
+    words = f"{ranks_in_words(waits)} {have} waited for {seconds:.0f} s in {kinds}"
+    needed = sorted({rank for wait in waits.values() for rank in wait.needs})
+    hosts = dict.fromkeys(places[rank]["host"] for rank in needed if rank in places)
+    words += f" for {ranks_in_words(needed)}" if needed else ""
+    return f"{words} on {', '.join(hosts)}" if hosts else words
 
 
 def lost_hosts(folder: JobFolder, places: Mapping[int, Mapping[str, Any]]) -> str | None:

@@ -23,6 +23,8 @@
 ``beat``                touched by rank 0's supervisor once a second
 ``gone.json``           where the supervisor of a rank was ended from outside, as ``start.py`` saw
 ``reach.json``          which hosts answered at the start; ``lost.json``: which do no more
+``waiting.json``        who waits for whom, where nothing has moved for a third of ``timeout_s``
+``mute.json``           hosts whose ssh server says nothing, where the job could not begin
 ``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
 ``attempt-1``...        of a job with ``restarts=``: each attempt, a folder like this one
 ``restarts.pkl``        of such a job: how often it may begin anew, where, and who is to die
@@ -47,6 +49,10 @@ from .staging import name_once
 
 JOBS = "simlib-jobs"
 """Where the folders of jobs are made, unless another place is named."""
+
+
+class GoneError(JobError):
+    """Somebody has deleted the job's folder, or what each job has in it."""
 
 
 class JobFolder:
@@ -156,6 +162,26 @@ class JobFolder:
         """Plain data; None where there is no such file."""
         content = self.read(name, rank)
         return None if content is None else json.loads(content)
+
+    def need(self, name: str) -> bytes:
+        """The bytes of a file that each job has.
+
+        Raises
+        ------
+        GoneError
+            Somebody has deleted it.
+        """
+        content = self.read(name)
+        if content is None:
+            raise GoneError(
+                f"{self.path.name} is gone: somebody has deleted its folder {self.path}, or the "
+                f"file {name} in it. Its ranks end by themselves; submit it again"
+            )
+        return content
+
+    def about(self) -> Any:
+        """What ``job.json`` says; a `GoneError` where it is deleted."""
+        return json.loads(self.need("job.json"))
 
     def text(self, name: str, rank: int | None = None) -> str:
         """A file as text; empty where there is none."""

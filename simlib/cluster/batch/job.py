@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import linecache
 import shutil
 import time
@@ -12,14 +13,29 @@ from typing import Any
 
 from ...core.engines.restarts import tell
 from ...core.engines.session import open_display, show_and_raise
-from ...core.model.errors import InvalidCallError, JobError, SimlibError
+from ...core.model.errors import (
+    DeadlockError,
+    InvalidCallError,
+    JobError,
+    SimlibError,
+    StuckError,
+)
 from ...core.model.words import ranks_in_words
 from ...core.record.oplog import FORMAT
 from ...core.record.safe_pickle import loads_tree
 from ...core.results.run import Run, make_run
 from . import logs
-from .failures import DIED, cause_in, ended_by_queue, lost_hosts, lost_ranks
-from .folder import JOBS, JobFolder
+from .failures import (
+    DIED,
+    cause_in,
+    doctor_for,
+    ended_by_queue,
+    lost_hosts,
+    lost_ranks,
+    mute_hosts,
+    refusal_in,
+)
+from .folder import JOBS, GoneError, JobFolder
 from .logs import JobMonitor
 from .remote_state import RemoteState
 from .state import JobInQueue, JobState
@@ -28,6 +44,7 @@ LOOK_S = 0.1
 CANCEL_S = 15.0
 FULL_BYTES = 1 << 20
 """With less room than that, a filesystem is full: a rank's files no longer fit."""
+SAID = ("launcher.err", "launcher.out", "batch.err")
 PATIENT_S = 5.0
 """How long `result` waits without saying what for."""
 
@@ -92,8 +109,22 @@ class Job:
         return [place and {key: place[key] for key in keys} for place in places]
 
     @property
+    def trouble(self) -> str:
+        """What keeps it from going on, in words, while it runs; empty where nothing is known."""
+        return self._outcome.trouble or (self._waits() if self.status == "active" else "")
+
+    def _waits(self) -> str:
+        """Who waits for whom, where nothing has moved for long, and which hosts do not answer."""
+        folder = self._at_work
+        waiting = folder.read_json("waiting.json") or {"words": ""}
+        if not folder.read_json("lost.json"):
+            return waiting["words"]
+        places = {rank: folder.read_json("json", rank) for rank in self._ranks_at_work}
+        return "; ".join(filter(None, (waiting["words"], lost_hosts(folder, places))))
+
+    @property
     def _ranks_at_work(self) -> range:
-        return range(self._at_work.read_json("job.json")["world_size"])
+        return range(self._at_work.about()["world_size"])
 
     @property
     def _at_work(self) -> JobFolder:
@@ -143,7 +174,8 @@ class Job:
         joined = sum(folder.has("json", rank) for rank in ranks)
         if status == "active" and joined < len(ranks):
             return f"{self.name} starts: {joined} of {len(ranks)} ranks are there"
-        return ""
+        waits = self._waits() if status == "active" else ""
+        return waits and f"{self.name} goes on: {waits}"
 
     def result(self, timeout: float | None = None) -> Run:
         """Wait for the job's end and give its `Run` back; raises what `run` would raise.
@@ -174,12 +206,13 @@ class Job:
         said = ""
         while (status := self.status) in ("queued", "active"):
             waited_s = time.monotonic() - began
+            trouble = self._outcome.trouble or (self._waits() if status == "active" else "")
             if timeout is not None and waited_s > timeout:
                 why = self._outcome.queue.reason() if status == "queued" else ""
-                why = self._outcome.trouble or why
+                why = trouble or why
                 words = f"{self.name} is {status} after {timeout:g} s, and goes on"
                 raise TimeoutError(": ".join(filter(None, (words, why))))
-            is_told = status == "queued" or self._outcome.trouble
+            is_told = status == "queued" or trouble
             words = self._in_words(status) if is_told and waited_s > PATIENT_S else ""
             if words != said:
                 display.status(words)
@@ -194,9 +227,13 @@ class Job:
         Raises
         ------
         JobError
-            It has not ended in 15 s.
+            It has not ended in 15 s, or its folder is deleted: then its ranks end by themselves.
         """
-        state = self._outcome.state
+        try:
+            state = self._outcome.state
+        except GoneError:
+            self._outcome.queue.cancel()
+            raise
         for folder in self._folder.attempts():  # nobody may be left to hand the word on
             folder.mark("end")
         if state["state"] == "ended" and state["why"] != "lost":
@@ -214,8 +251,12 @@ class Job:
             time.sleep(LOOK_S)
 
     def __repr__(self) -> str:
-        words = f"{self.name}: {self.status}, {self.world_size} ranks on {self.place}"
-        return "; ".join(filter(None, (words, self._outcome.trouble)))
+        try:
+            status, trouble = self.status, self.trouble
+        except GoneError:
+            status, trouble = "deleted", ""
+        words = f"{self.name}: {status}, {self.world_size} ranks on {self.place}"
+        return "; ".join(filter(None, (words, trouble)))
 
 
 class JobOutcome:
@@ -249,7 +290,8 @@ class JobOutcome:
 
     @property
     def state(self) -> dict[str, Any]:
-        """See `JobState.now`."""
+        """See `JobState.now`; a `GoneError` where the job's folder is deleted."""
+        self._folder.need("job.json")
         return self._state.now()
 
     @property
@@ -272,7 +314,7 @@ class JobOutcome:
             return self._of_ranks()
         runs: list[Run] = []
         for folder in attempts:
-            about = folder.read_json("job.json")
+            about = folder.about()
             run, failure = JobOutcome(folder, about, self._name).run_and_error()
             tell(run, runs, about["began_s"])
         return run, self._ended_from_outside() or self._refused() or failure
@@ -321,7 +363,7 @@ class JobOutcome:
 
     def _know_cells(self) -> None:
         """Lines of the notebook's cells, for a kernel that has not run them."""
-        cells = loads_tree(self._folder.read("request.pkl") or b"")["cells"]
+        cells = loads_tree(self._folder.need("request.pkl"))["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
@@ -334,9 +376,10 @@ class JobOutcome:
         hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
         if hosts is not None and not monitor.raised_by_itself():
             return self._lost(hosts, monitor)
-        verdict = self._folder.read("verdict.pkl")
-        if verdict is not None:
-            return self._verdict_in(verdict)
+        pickled = self._folder.read("verdict.pkl")
+        if pickled is not None:
+            verdict = self._verdict_in(pickled)
+            return (_is_guess(verdict) and self._told_of_late(monitor)) or verdict
         outside = self._ended_from_outside(monitor.running())
         if outside is not None:
             return outside
@@ -351,6 +394,18 @@ class JobOutcome:
         if failure is not None or is_whole:
             return failure
         return self._launcher_failed(monitor.running(), state)
+
+    def _told_of_late(self, monitor: JobMonitor) -> JobError | None:
+        """The error of ranks that are late, where they or their launcher have said why; where some
+        have never joined, in any case."""
+        refused = self._refused()
+        if refused is not None or len(monitor.places) == monitor.world_size:
+            return refused
+        ranks = range(monitor.world_size)
+        absent = [rank for rank in ranks if not self._folder.has("log", rank)] or ranks
+        words = f"{ranks_in_words(absent)} did not join the others in {monitor.timeout_s:g} s"
+        words += ": a host that is slow to load simlib needs a larger timeout_s"
+        return self._launcher_failed(absent, {"words": words})
 
     def _lost(self, hosts: str, monitor: JobMonitor) -> JobError:
         """The error of a job that has lost hosts; what came of it else is told below."""
@@ -377,7 +432,7 @@ class JobOutcome:
         return self._out_of_limit() if self.state["why"] == "limit" else None
 
     def _out_of_limit(self) -> JobError:
-        limit = self._folder.read_json("launch.json")["time_limit"]
+        limit = json.loads(self._folder.need("launch.json"))["time_limit"]
         return JobError(
             f"the time limit of {self._name}, {limit:g} s, was over before its ranks were done: "
             "give it more by time_limit=..."
@@ -385,12 +440,12 @@ class JobOutcome:
 
     def _refused(self) -> JobError | None:
         """The error of ranks that could not begin or end, or of a further attempt."""
-        refused = self._folder.read("refused")
-        if refused is None:
-            refused = self._folder.read("died_early")
-            if refused is None or cause_in(self._launcher_said())[0] is not None:
+        told = self._folder.text("refused") or refusal_in(self._launcher_said())
+        if not told:
+            told = self._folder.text("died_early")
+            if not told or cause_in(self._launcher_said())[0] is not None:
                 return None  # the launcher knows more of an early death
-        return JobError(f"{self._name} could not be carried out: {refused.decode()}")
+        return JobError(f"{self._name} could not be carried out: {told}")
 
     def _was_ended_by_queue(self) -> bool:
         said = self._launcher_said()
@@ -400,20 +455,22 @@ class JobOutcome:
         return "\n".join(self._folder.text(name) for name in ("launcher.err", "launcher.out"))
 
     def _launcher_failed(self, missing: Iterable[int], state: dict[str, Any]) -> JobError:
-        sentence, line = cause_in(
-            self._launcher_said() + self.queue.words(), self._about.get("hosts", ())
-        )
+        doctor = doctor_for(self._about.get("hosts"), self._folder.path.parent)
+        sentence, line = cause_in(self._launcher_said() + self.queue.words(), doctor)
         if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
             sentence = "the filesystem of its folder is full: make room, or name another by folder="
-        sentence = sentence or state.get("words")
+        sentence = sentence or mute_hosts(self._folder) or state.get("words")
         if sentence is None:
             who = ranks_in_words(missing) if missing else "the ranks"
             code = f" (exit code {state['code']})" if state.get("code") is not None else ""
             sentence = f"no answer came from {who}; the launcher has ended{code}"
+            sentence += f" (`{doctor}` looks for what is wrong)" if doctor else ""
         words = f"{self._name} could not be carried out: {sentence}"
         if line:
             words += f"\n    {line}"
-        return JobError(f"{words}\nAll it said is in {self._folder.file('launcher.err')}")
+        said = [name for name in SAID if self._folder.text(name).strip()]
+        files = " and ".join(str(self._folder.file(name)) for name in said)
+        return JobError(f"{words}\nAll it said is in {files}" if files else words)
 
 
 def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
@@ -433,6 +490,12 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
     if about is None:
         raise InvalidCallError(f"{path} is not the folder of a job")
     return (recorded if _is_recorded(about) else folder), about
+
+
+def _is_guess(verdict: SimlibError) -> bool:
+    """Whether it was made as time was over: no ranks are known that wait for ever."""
+    is_late = isinstance(verdict, DeadlockError) and verdict.graph is None
+    return is_late or isinstance(verdict, StuckError)
 
 
 def _is_recorded(about: Any) -> bool:

@@ -42,6 +42,7 @@ from .. import rendezvous
 from ..backends import check_for_host
 from ..rendezvous import own_address_towards
 from . import logs
+from .bootstrap import tell_unwritten
 from .folder import JobFolder
 from .mpiexec import check_versions
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, Supervisor, die_with_the_supervisor
@@ -53,13 +54,13 @@ LEAVE_S = 5
 def main(path):
     """Be a rank of the job in this folder."""
     folder = JobFolder(path)
-    job = folder.read_json("job.json")
+    job = folder.about()
     reader, writer = os.pipe()
     starter = os.getppid()
     pid = os.fork()
     if pid:
         os.close(writer)
-        os._exit(Supervisor(folder, pid, reader).until_the_end())
+        os._exit(_look_after(folder, pid, reader))
     os.close(reader)
     die_with_the_supervisor()
     try:
@@ -74,6 +75,17 @@ def main(path):
     if code == 0 and job["uses_mpi"]:
         _leave_mpiexec(writer)
     os._exit(code)
+
+
+def _look_after(folder, pid, reader):
+    """Be a rank's supervisor, in a folder that may take no files; returns the exit code."""
+    supervisor = Supervisor(folder, pid, reader)
+    try:
+        return supervisor.until_the_end()
+    except OSError as error:  # this process ends, and the rank with it
+        supervisor.kill_commands()
+        tell_unwritten(folder.path, error, "so nobody can look after a rank there")
+        return 1
 
 
 def _leave_mpiexec(writer):
@@ -93,8 +105,7 @@ def _refuse(folder, words):
     try:
         folder.write_once(words.encode(), "refused")  # what others say later follows from it
     except OSError as error:
-        print(f"{words}\n{folder.path} takes no files: {error}", file=sys.__stderr__)
-    sys.__stderr__.flush()
+        tell_unwritten(folder.path, error, words)
     return REFUSED
 
 

@@ -5,9 +5,10 @@ FOLDER``. It imports nothing of simlib, so it starts at once; what it has to kno
 ``launch.json``.
 
 It starts itself again, as ``launcher_process.py --look FOLDER`` where the launcher runs, to see
-which hosts still answer: when all ranks have joined, and when the job ends otherwise than it
-should. The first look is kept in ``reach.json``; the second is compared with it, and hosts that
-answered then and answer no more are named in ``lost.json``. A host that was never seen from here,
+which hosts still answer: when all ranks have joined, when nothing has moved for a third of
+``timeout_s``, and when the job ends otherwise than it should. The first look is kept in
+``reach.json``; later ones are compared with it, and hosts that answered then and answer no more are
+named in ``lost.json``. A host that was never seen from here,
 behind a firewall say, is not named. A host answers if a connection to its port of ssh is accepted
 or refused: its kernel does so, also on a busy machine.
 """
@@ -34,10 +35,14 @@ LEAVE_S = 2.0
 """How long such a launcher may take to end when it is told to. A plan may give more of both."""
 SILENCE_S = 10.0
 """Rank 0's supervisor shows once a second that it is there; so late may a busy machine be."""
-REACH_S = 8.0
+TIMEOUT_S = 120
+"""A third of it is long, where a job has no ``timeout_s``."""
+REACH_S = 20.0
 """How long the look at the hosts may take."""
 PORT = 22
 TRY_S = 3.0
+GREETING_S = 12.0
+"""How long an ssh server may take to say who it is; on a busy machine it is started slowly."""
 OPEN, REFUSED, SILENT, CUT = "open", "refused", "silent", "cut"
 """What comes of a connection: ``cut`` is where this host has no network of its own any more."""
 OF_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
@@ -45,8 +50,7 @@ OF_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 def main(folder):
     """Run the command of ``launch.json`` and write ``state.json`` before and after."""
-    with open(os.path.join(folder, "launch.json")) as file:
-        plan = json.load(file)
+    plan = read_json(os.path.join(folder, "launch.json"))
     here = {"host": os.uname().nodename, "pid": os.getpid(), "began": time.time()}
     write_state(folder, {"state": "active", **here})
     environ = {**os.environ, **plan["environ"]}
@@ -67,10 +71,13 @@ def main(folder):
         hosts = Hosts(folder, plan)
         watch = Watch(launcher, folder, plan, hosts)
         why = watch.until_the_end()
-    end_attempt(folder)
     end_left(watch.started)
+    if why == "deleted":  # and with it all that would be written down
+        return
+    end_attempt(folder)
     if launcher.returncode:
         hosts.look_again()
+        hosts.look_by_name()
     hosts.await_look()
     trim_logs(folder, plan["log"])
     write_state(folder, {"state": "ended", "code": launcher.returncode, "why": why})
@@ -97,7 +104,8 @@ class Watch:
 
     def until_the_end(self):
         """Wait; returns what ended it: ``code`` (it has ended by itself), ``cancel``, ``limit``,
-        ``hopeless``, ``silent`` (no word from rank 0's host) or ``late`` (the ranks have ended)."""
+        ``hopeless``, ``silent`` (no word from rank 0's host), ``late`` (the ranks have ended) or
+        ``deleted`` (the folder is; the ranks see it, too)."""
         why, deadline, obey_s = "code", None, self._plan["obey_s"]
         while True:
             try:
@@ -109,8 +117,9 @@ class Watch:
             if deadline is None:
                 why = self._why_now(now)
                 if why != "code":
-                    touch(self._folder, "end")  # the ranks see it, on whatever host they are
-                    self._hosts.look_again()
+                    if why != "deleted":
+                        touch(self._folder, "end")  # the ranks see it, on whatever host they are
+                        self._hosts.look_again()
                     self.started = started_by(self._launcher.pid)
                     self._launcher.terminate()
                     obey_s = self._leave_s if why in ("silent", "late") else obey_s
@@ -121,12 +130,17 @@ class Watch:
 
     def _why_now(self, now):
         """Why the launcher is to be ended now; ``code`` where it is not."""
-        os.close(os.open(self._folder, os.O_RDONLY))  # NFS then looks anew for what was not there
+        try:
+            # NFS then looks anew for what was not there
+            os.close(os.open(self._folder, os.O_RDONLY))
+            os.stat(os.path.join(self._folder, "launch.json"))
+        except FileNotFoundError:
+            return "deleted"
         if any(map(os.path.exists, self._plan["cancelled_by"])):
             return "cancel"
         if now > self._limit:
             return "limit"
-        if is_hopeless(self._folder, self._hopeless):
+        if self._is_hopeless():
             return "hopeless"
         if self._ends_since is None and os.path.exists(os.path.join(self._folder, "end")):
             self._ends_since = now
@@ -134,23 +148,46 @@ class Watch:
         if self._ends_since is not None:
             return "late" if now > self._ends_since + self._linger_s else "code"
         self._hosts.look_first()
+        self._hosts.look_while_waiting(self._thirds(now))
         return "silent" if self._is_silent(now) else "code"
 
+    def _is_hopeless(self):
+        """Whether the launcher has said that a rank cannot be started, or a rank that it cannot
+        write into the folder; the others would wait for it, and some launchers let them."""
+        with open(os.path.join(self._folder, "launcher.err"), "rb") as file:
+            said = file.read(1 << 16)
+        if self._plan["unwritten"].encode() in said:
+            return True
+        has_begun = os.path.exists(os.path.join(self._folder, "rank-0.json"))
+        return not has_begun and bool(self._hopeless.search(said))
+
+    def _thirds(self, now):
+        """How many thirds of ``timeout_s`` nothing has moved; the judge counts, if there."""
+        try:
+            counted = read_json(os.path.join(self._folder, "waiting.json"))["thirds"]
+        except FileNotFoundError:
+            counted = 0
+        third_s = max((self._plan["timeout_s"] or TIMEOUT_S) / 3, SILENCE_S)
+        return max(counted, int(self._silence_s(now) // third_s))
+
     def _is_silent(self, now):
-        """Whether rank 0's supervisor, who would end the job, has not been heard of for too long.
+        """Whether rank 0's supervisor, who would end the job, is not heard of for too long."""
+        limit_s = self._plan["timeout_s"]
+        return limit_s is not None and self._silence_s(now) > max(limit_s, SILENCE_S)
+
+    def _silence_s(self, now):
+        """For how long nothing has been heard of it.
 
         It touches ``beat`` each second. What clocks say does not matter, only that it changes.
         """
-        if self._plan["timeout_s"] is None:
-            return False
         try:
             with open(os.path.join(self._folder, "beat"), "rb") as file:
                 beat = os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
-            return False
+            return 0
         if beat != self._beat[0]:
             self._beat = beat, now
-        return now > self._beat[1] + max(self._plan["timeout_s"], SILENCE_S)
+        return now - self._beat[1]
 
 
 class Hosts:
@@ -160,7 +197,10 @@ class Hosts:
         self._folder = folder
         self._words = plan["reach"]
         self._places = [f"rank-{rank}.json" for rank in range(plan["world_size"])]
+        self._names = plan["hosts"]
         self._looks = []
+        self._thirds = 0
+        self._is_last = False
 
     def look_first(self):
         """Once all ranks have joined, see whether their hosts can be seen at all."""
@@ -173,15 +213,30 @@ class Hosts:
 
     def _are_one(self):
         """Whether all ranks are on one host: then there is nobody to be lost by the others."""
-        with open(os.path.join(self._folder, "rank-0.json")) as file:
-            is_alone = json.load(file)["is_alone"]
+        is_alone = read_json(os.path.join(self._folder, "rank-0.json"))["is_alone"]
         self._words = None if is_alone else self._words
         return is_alone
 
+    def look_while_waiting(self, thirds):
+        """See it each time that this number changes; nothing where there was no first look."""
+        if thirds != self._thirds and self._looks and self._looks[-1].poll() is not None:
+            self._thirds = thirds
+            self._look()
+
     def look_again(self):
-        """See which of them can be seen no more; nothing where there was no first look."""
-        if len(self._looks) == 1:
+        """See which of them can be seen no more, once; nothing where there was no first look."""
+        if self._looks and not self._is_last:
+            self._is_last = True
             self.await_look()
+            self._look()
+
+    def look_by_name(self):
+        """See which of them are mute, where no rank has joined and the launcher names no host."""
+        if self._looks or not self._words or not self._names:
+            return
+        with open(os.path.join(self._folder, "launcher.err")) as file:
+            said = file.read(1 << 16)
+        if not any(name in said for name in self._names):
             self._look()
 
     def await_look(self):
@@ -199,17 +254,6 @@ class Hosts:
         self._looks.append(
             subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/")
         )
-
-
-def is_hopeless(folder, hopeless):
-    """Whether no rank has joined yet, and the launcher has said that one cannot be started.
-
-    The others would wait for it; some launchers let them.
-    """
-    if os.path.exists(os.path.join(folder, "rank-0.json")):
-        return False
-    with open(os.path.join(folder, "launcher.err"), "rb") as file:
-        return bool(hopeless.search(file.read(1 << 16)))
 
 
 def end_attempt(folder):
@@ -276,17 +320,17 @@ def write_state(folder, state):
 def look_at_hosts(path):
     """Look at the hosts; write down what was found, or how it differs from the first look."""
     places = read_places(path)
-    from concurrent.futures import ThreadPoolExecutor  # here alone, so that the rest starts at once
-
-    with ThreadPoolExecutor(max(1, len(places))) as pool:
-        found = dict(zip(places, pool.map(look_at, places.values()), strict=True))
+    if not places:
+        names = read_json(os.path.join(path, "launch.json"))["hosts"]
+        mute = [host for host, is_mute in at_once(is_mute_at, names, names).items() if is_mute]
+        write_json(mute, os.path.join(path, "mute.json"))
+        return
+    found = at_once(look_at, places, places.values())
     first = os.path.join(path, "reach.json")
     if not os.path.exists(first):
         write_json(found, first)
         return
-    with open(first) as file:
-        before = json.load(file)
-    write_json(lost(before, found), os.path.join(path, "lost.json"))
+    write_json(lost(read_json(first), found), os.path.join(path, "lost.json"))
 
 
 def read_places(path):
@@ -294,10 +338,17 @@ def read_places(path):
     places = {}
     for name in os.listdir(path):
         if name.startswith("rank-") and name.endswith(".json"):
-            with open(os.path.join(path, name)) as file:
-                place = json.load(file)
+            place = read_json(os.path.join(path, name))
             places[place["host"]] = place["address"]
     return places
+
+
+def at_once(look, hosts, addresses):
+    """``{host: what comes of a look at its address}``."""
+    from concurrent.futures import ThreadPoolExecutor  # here alone, so that the rest starts at once
+
+    with ThreadPoolExecutor(max(1, len(hosts))) as pool:
+        return dict(zip(hosts, pool.map(look, addresses), strict=True))
 
 
 def look_at(address):
@@ -309,6 +360,19 @@ def look_at(address):
     except OSError as error:
         return CUT if error.errno in OF_NO_NETWORK else SILENT
     return OPEN
+
+
+def is_mute_at(name):
+    """Whether a host takes the connection, and its ssh server does not say who it is, as all do."""
+    try:
+        with socket.create_connection((name, PORT), TRY_S) as there:
+            there.settimeout(GREETING_S)
+            try:
+                return not there.recv(1)
+            except TimeoutError:
+                return True
+    except OSError:  # of that ssh tells itself, and by whichever name
+        return False
 
 
 def lost(before, now):
@@ -326,6 +390,11 @@ def lost(before, now):
     if CUT in worse.values() and here in now:
         return {here: CUT}
     return worse
+
+
+def read_json(path):
+    with open(path) as file:
+        return json.load(file)
 
 
 def write_json(value, path):

@@ -269,7 +269,7 @@ class JobMonitor(RunMonitor):
     detector: DeadlockDetector
 
     def __init__(self, folder, while_waiting=lambda: None):
-        job = folder.read_json("job.json")
+        job = folder.about()
         super().__init__(
             job["function"], job["world_size"], job["cells"], job["timeout_s"], job["check"]
         )

@@ -24,6 +24,7 @@ from ...core.model.errors import InvalidCallError, JobError, check_count
 from ...core.record.oplog import COMMITTED, HEADER
 from ..launchers import MPIS, Launcher, Placement, check_name, hosts_in, mpi_of_version, refuse_text
 from . import launcher_process, staging
+from .bootstrap import UNWRITTEN
 from .folder import JobFolder
 
 START = "start.py"
@@ -135,11 +136,13 @@ refuse() {  # say why there can be no rank here, and have the others end, if the
     if printf '%s %s' "$host" "$1" > "$draft"; then
         ln "$draft" "$folder/refused" 2> /dev/null || [ -e "$folder/refused" ] ||
             mv "$draft" "$folder/refused"  # a filesystem without links
+    else
+        printf 'UNWRITTEN%s %s\n' "$host" "$1" >&2
     fi
     rm -f "$draft"
     : > "$folder/end"
     exit 1
-}"""
+}""".replace("UNWRITTEN", UNWRITTEN)
 """As `bootstrap` does it: the first reason stays, since `ln` replaces nothing."""
 
 SETUP = """\

@@ -46,6 +46,7 @@ from ...core.record.transports.backends import backend_named
 from ...core.results.run import Run
 from . import SYSTEMS, launcher_process
 from .batch_system import NoSchedulerError, Queued, QueueError
+from .bootstrap import UNWRITTEN
 from .failures import HOPELESS, refused
 from .folder import JOBS, JobFolder, new_folder
 from .job import Job, JobOutcome
@@ -121,7 +122,7 @@ def prepare(
         Of a job that may begin anew, for its ``restarts.pkl``.
     """
     command: list[str] = []
-    plan: dict[str, Any] = {"environ": {}, "hopeless": NO_WORDS, "reach": []}
+    plan: dict[str, Any] = {"environ": {}, "hopeless": NO_WORDS, "reach": [], "hosts": None}
     if attempts is not None:
         folder.write(attempts, "restarts.pkl")
         command = [sys.executable, "-I", "-c", START_ATTEMPTS, about["root"], str(folder.path)]
@@ -129,6 +130,7 @@ def prepare(
     elif not isinstance(to, Ssh):
         command = [*words, str(to.write_start(folder))]
         plan |= {"environ": to.environ(), "hopeless": HOPELESS}
+        plan["hosts"] = about["hosts"]
         plan["reach"] = [*to.before_launcher(), sys.executable, "-I", LAUNCH, "--look"]
         plan |= STAGED if getattr(to, "stage", False) else {"obey_s": OBEY_S}
     folder.write(request, "request.pkl")
@@ -140,6 +142,7 @@ def prepare(
         "world_size": about["world_size"],
         "timeout_s": about["timeout_s"],
         "log": [HEADER, COMMITTED],
+        "unwritten": UNWRITTEN,
     }
     folder.write_json(plan, "launch.json")
     folder.write_json({"state": "queued"}, "state.json")
@@ -293,7 +296,7 @@ def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[
     return {
         "world_size": world_size,
         "to": to.place,
-        "hosts": getattr(to, "hosts", None),
+        "hosts": [host for host, _ in getattr(to, "slots", None) or ()],
         "uses_mpi": to.uses_mpi,
         "versions": versions(),
         "log_format": FORMAT,
@@ -374,7 +377,7 @@ class NotAnewError(BaseException):
 def carry_attempts(path: str) -> int:
     """Carry the attempts of the job in this folder out; returns an exit code."""
     folder = JobFolder(path)
-    about = folder.read_json("job.json")
+    about = folder.about()
     try:
         request = folder.read("request.pkl") or b""
         sys.path[:] = loads_tree(request)["path"]

@@ -17,6 +17,8 @@ from ...core.engines.processes.worlds import kill_count, sleep_count, why_killed
 from ...core.engines.session import SilentDisplay
 from ..rendezvous import serve_store
 from . import logs
+from .failures import waits_in_words
+from .launcher_process import TIMEOUT_S
 from .logs import JobMonitor
 
 LOOK_S = 0.1
@@ -66,7 +68,7 @@ class Supervisor:
 
     def __init__(self, folder, pid, pipe):
         self._folder = folder
-        self._job = folder.read_json("job.json")
+        self._job = folder.about()
         self._pid = pid
         self._pipe = pipe
         os.set_blocking(pipe, False)  # a command of the rank may have the other end
@@ -170,6 +172,8 @@ class Supervisor:
     def _is_over(self):
         """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
         now = time.monotonic()
+        if not self._folder.has("job.json"):  # somebody has deleted the folder
+            return True
         if self._end_at is None and self._folder.has("end"):
             self._end_at = now + SETTLE_S
         if self._rank is None and now > self._begun + JOIN_S:
@@ -177,7 +181,7 @@ class Supervisor:
         return os.getppid() != self._parent or (self._end_at is not None and now > self._end_at)
 
     def _kill(self):
-        self._kill_its_commands()
+        self.kill_commands()
         os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
 
     def _say_it_was_ended(self):
@@ -186,7 +190,8 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 self._folder.mark("ended", self._rank)
 
-    def _kill_its_commands(self):
+    def kill_commands(self):
+        """Kill the rank, once it has a group of its own, and what it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
@@ -206,7 +211,7 @@ class Supervisor:
         if code:
             self._folder.mark("end")
             time.sleep(SETTLE_S)
-        self._kill_its_commands()
+        self.kill_commands()
         self._clean_up()
         return 1 if code else 0
 
@@ -251,7 +256,7 @@ class Supervisor:
 
     def _outlive(self):
         """Stay while others go on: launchers end a job one of whose processes is gone."""
-        self._kill_its_commands()
+        self.kill_commands()
         while not self._folder.have_all_ended(self._job["world_size"]):
             if self._is_over():
                 return 1
@@ -275,6 +280,7 @@ class JobJudge:
         self._watchdog = Watchdog(self._monitor, SilentDisplay())
         self._found = None
         self._settled_at = None
+        self._thirds = 0
         self._next = 0.0
 
     def look(self):
@@ -291,10 +297,21 @@ class JobJudge:
             if self._found is not None:
                 self._say_when_settled(now)
             else:
+                self._tell_waits(self._watchdog.silence_s(progress))
                 late = self._watchdog.ending(progress)
                 if late is not None:
                     self._say(late)
         self._next = time.monotonic() + 10 * (time.monotonic() - now)
+
+    def _tell_waits(self, silence_s):
+        """Write down who waits for whom, each time that a third of ``timeout_s`` went by so."""
+        third_s = (self._monitor.timeout_s or TIMEOUT_S) / 3
+        thirds = int(silence_s // third_s)
+        if thirds != self._thirds:
+            self._thirds = thirds
+            waits = self._monitor.waits() if thirds else {}
+            words = waits_in_words(waits, self._monitor.places, thirds * third_s)
+            self._folder.write_json({"thirds": thirds, "words": words}, "waiting.json")
 
     def last_look(self):
         """All ranks have returned: whether ops disagreed all the same; returns an exit code."""

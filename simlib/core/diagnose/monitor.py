@@ -15,7 +15,7 @@ from ..model.errors import DeadlockError, FailureReport, SimlibError
 from ..model.trace import Evicted, Op, Site
 from . import failures, verdicts
 from .findings import Evidence, Finding, found_in
-from .matching import Matcher, Mismatch
+from .matching import Matcher, Mismatch, Wait
 
 KEPT_BYTES = 1 << 20
 """What is kept of one rank's output: the first and the last half of this many bytes."""
@@ -174,6 +174,17 @@ class DeadlockDetector:
         sites = self._callers({rank: op.site for rank, op in waiting.items()})
         for rank, op in waiting.items():
             op.site = sites[rank]
+
+    def waits(self, running: list[int]) -> dict[int, Wait]:
+        """Who waits in an op now, and for whom; for nobody where all have come to it."""
+        self._take_in()
+        found = {}
+        for rank in running:
+            log, offset = self._logs[rank], self._logs[rank].state[1]
+            if offset:
+                op = log.op_at(offset, log.seq_at(offset), 0, self._cells)
+                found[rank] = self._matcher.wait_of(op)
+        return found
 
     def _future_offset(self, rank: int) -> int:
         """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
@@ -434,6 +445,10 @@ class RunMonitor(ABC):
             return self.verdict()
         return None
 
+    def waits(self) -> dict[int, Wait]:
+        """Who waits for whom now, where anything but errors is diagnosed."""
+        return self.detector.waits(self.running()) if self.check else {}
+
     def verdict(self) -> SimlibError | None:
         """What is found in the ops so far, or None; a wait after a death is told by the death."""
         found = self.detector.verdict(self.running(), self.exited())
@@ -492,7 +507,7 @@ class Watchdog:
         is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
         if flooding and not is_watched:
             return failures.endless_output(self._monitor, flooding[0])
-        silence_s = self._silence_s(posted)
+        silence_s = self.silence_s(posted)
         limit_s = self._monitor.timeout_s
         if limit_s is not None and silence_s > limit_s:
             return failures.out_of_time(self._monitor)
@@ -502,7 +517,7 @@ class Watchdog:
         self._display.refresh()
         return None
 
-    def _silence_s(self, posted: int) -> float:
+    def silence_s(self, posted: int) -> float:
         """Seconds since the last op or output of any rank."""
         progress = posted, sum(output.total for output in self._monitor.outputs)
         if progress != self._progress:
