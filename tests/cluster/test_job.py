@@ -2,19 +2,27 @@
 
 import os
 import pickle
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from test_job_logs import post
 
 import simlib
+from simlib.cli import main
 from simlib.cluster.batch import folder as folders
 from simlib.cluster.batch import job as jobs
 from simlib.cluster.batch import logs, state
+from simlib.cluster.batch.bootstrap import UNWRITTEN
 from simlib.cluster.batch.folder import JobFolder
+from simlib.cluster.batch.supervisor import JobJudge
+from simlib.cluster.commands import _looked_at
 from simlib.core.model.errors import FailureReport
+from simlib.core.record.oplog import FORMAT
 
 RANKS = 2
 ENDED = {"state": "ended", "code": 1, "why": "code"}
@@ -194,6 +202,127 @@ def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(brok
     broken_off.file("verdict.pkl").unlink()
     reported(broken_off, 1, "ZeroDivisionError", "division by zero")
     assert "rank 1 raised ZeroDivisionError" in str(failure(broken_off, simlib.RankError))
+
+
+LATE = "no rank made an op or printed a line for 9 s"
+ALL, NONE = range(RANKS), ()
+NO_ROOM = f"{UNWRITTEN}node2 cannot write into the job's folder (Read-only): x\n    for y\nmore"
+
+
+@pytest.mark.parametrize(
+    ("guess", "joined", "said", "words"),
+    [
+        (simlib.StuckError(LATE), ALL, {}, f"^{LATE}$"),
+        (simlib.StuckError(LATE), ALL, {"launcher.err": f"a\n{NO_ROOM}"}, r"only\): x\n    for y$"),
+        (simlib.DeadlockError(LATE), ALL, {"launcher.err": NO_ROOM}, "node2 cannot write"),
+        (simlib.DeadlockError("a ring", graph=()), ALL, {"launcher.err": NO_ROOM}, "^a ring$"),
+        (simlib.StuckError(LATE), ALL, {"refused": "node2 has no disk"}, "node2 has no disk"),
+        (simlib.StuckError(LATE), ALL, {"launcher.err": "sh: x: not found"}, f"^{LATE}$"),
+        (simlib.StuckError(LATE), NONE, {"launcher.err": "sh: x: not found"}, "cannot run .* x"),
+        (simlib.StuckError(LATE), NONE, {"rank-0.log": ""}, "rank 1 did not join .* in 9 s: a "),
+    ],
+)
+def test_what_was_said_is_read_before_anything_is_guessed(folder, guess, joined, said, words):
+    folder.write_json(folder.about() | {"log_format": FORMAT}, "job.json")
+    folder.write_json(ENDED, "state.json")
+    folder.write(logs.dump_verdict(guess), "verdict.pkl")
+    for rank in joined:
+        folder.write_json({"host": "node1", "offset_s": 0.0, "error_s": 0.0}, "json", rank)
+    for name, text in said.items():
+        folder.write(text.encode(), name)
+    assert re.search(words, str(failure(folder, simlib.SimlibError)))
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        ({}, r"launcher has ended \(exit code 1\) \(`simlib doctor --hosts a --folder .*` looks"),
+        ({"launcher.err": "new words"}, r"All it said is in \S*/launcher.err$"),
+        ({"launcher.out": "new words", "launcher.err": " "}, r"is in \S*/launcher.out$"),
+        ({"mute.json": '["node2"]'}, r"no ssh server answers on node2: is the host overloaded"),
+        ({"mute.json": "[]"}, "the launcher has ended"),
+    ],
+)
+def test_a_launcher_of_which_little_is_known(folder, said, last):
+    folder.write_json(folder.about() | {"hosts": ["a"]}, "job.json")
+    folder.write_json(ENDED, "state.json")
+    for name, text in said.items():
+        folder.write(text.encode(), name)
+    words = str(failure(folder))
+    assert re.search(last, words.splitlines()[-1])
+    assert ("All it said" in words) == any(name.startswith("launcher") for name in said)
+
+
+# Its folder, deleted
+
+
+@pytest.mark.parametrize("left", [None, "beat"])
+def test_a_folder_that_somebody_deletes(folder, waiting, left, monkeypatch, capsys):
+    """Also where a rank has put a file into it meanwhile."""
+    active(folder, waiting)
+    job = simlib.Job(folder.path)
+    listed = simlib.jobs(folder.path.parent)
+    shutil.rmtree(folder.path)
+    if left:
+        folder.path.mkdir()
+        folder.mark(left)
+    words = "main-1 is gone: somebody has deleted its folder .*main-1, .*; submit it again"
+    calls = [job.follow, job.result, job.cancel, lambda: job.status, lambda: job.clocks]
+    for call in (*calls, lambda: logs.JobMonitor(folder)):
+        with pytest.raises(simlib.JobError, match=words):
+            call()
+    assert repr(job) == "main-1: deleted, 2 ranks on hosts"
+    assert simlib.jobs(folder.path.parent) == []
+    monkeypatch.setattr(jobs, "jobs", lambda _: listed)
+    assert main(["jobs", "--folder", str(folder.path.parent)]) == 0
+    assert _looked_at(job) == 1
+    said = capsys.readouterr()
+    assert "there are no jobs" in said.out and said.err.count("main-1 is gone") == 1
+
+
+def test_a_job_in_the_queue_is_taken_out_of_it_though_its_folder_is_deleted(folder, monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(state, "JobInQueue", Queue)
+    monkeypatch.setattr(Queue, "cancel", lambda self: cancelled.append(self), raising=False)
+    job = simlib.Job(folder.path)
+    shutil.rmtree(folder.path)
+    with pytest.raises(simlib.JobError, match="main-1 is gone"):
+        job.cancel()
+    assert cancelled
+
+
+# Who waits
+
+
+def test_ranks_that_wait_are_told_while_they_wait(folder, waiting, capsys):
+    """By all who look: follow, result, jobs; and hosts that do not answer meanwhile."""
+    active(folder, waiting)
+    for rank in range(RANKS):
+        place = {"host": f"node{rank + 1}", "offset_s": 0.0, "error_s": 0.0}
+        folder.write_json(place, "json", rank)
+    memory = logs.create(folder.file("log", 0))
+    writer = logs.writer(memory)
+    writer.wait_begin(post(writer))
+    logs.create(folder.file("log", 1))
+    judge, job = JobJudge(folder, lambda: None), simlib.Job(folder.path)
+    judge.look()
+    judge._tell_waits(2.9)
+    assert job.trouble == ""
+    for silence_s, words in ((4, "3 s"), (7, "6 s")):
+        judge._tell_waits(silence_s)
+        words = f"rank 0 has waited for {words} in all_reduce for rank 1 on node2"
+        assert job.trouble == words
+    folder.write_json({"node2": "silent"}, "lost.json")
+    words += "; node2, where rank 1 runs, no longer answers: its network was lost, or it was switch"
+    assert words in repr(job)
+    with pytest.raises(TimeoutError, match=f"goes on: {words}"):
+        job.result(0)
+    assert main(["jobs", "--folder", str(folder.path.parent)]) == 0
+    assert f"hosts; {words}" in capsys.readouterr().out
+    assert job._in_words("active").startswith(f"main-1 goes on: {words}")
+    folder.file("lost.json").unlink()
+    judge._tell_waits(0.1)
+    assert job.trouble == ""
 
 
 # Its files

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -102,6 +103,83 @@ def test_nobody_has_heard_of_rank_0_for_long(folder):
         watch = launcher_process.Watch(None, folder, plan, None)
         assert not watch._is_silent(time.monotonic())
         assert watch._is_silent(time.monotonic() + 1000) == is_silent
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import shutil; shutil.rmtree({folder!r}); time.sleep(1000)", None),
+        ("os.unlink({folder!r} + '/launch.json'); time.sleep(1000)", None),
+        ("print('a\\n{unwritten}', file=sys.stderr, flush=True); time.sleep(1000)", "hopeless"),
+        ("print('a\\nnode2', file=sys.stderr); sys.exit(3)", "code"),
+    ],
+)
+def test_a_folder_that_is_deleted_or_takes_no_files_ends_the_launcher(folder, program, why):
+    """Nobody else may be left who could."""
+    join(folder)
+    program = program.format(folder=str(folder), unwritten=UNWRITTEN)
+    plan = plan_of(folder, f"import os, sys, time; {program}")
+    (folder / "launch.json").write_text(json.dumps(plan))
+    launcher_process.main(str(folder))
+    state = folder / "state.json"
+    written = json.loads(state.read_text()) if state.exists() else {}
+    assert written.get("why") == why if why else written.get("state") != "ended"
+
+
+@pytest.mark.parametrize(
+    ("beat_s", "judge", "looks"),
+    [
+        (0, [], 0),
+        (0, [0, 0], 0),
+        (0, [0, 1, 1], 1),
+        (0, [1, 2, 0], 3),
+        (39, [], 0),
+        (41, [], 1),
+    ],
+)
+def test_hosts_are_looked_at_each_third_in_which_nothing_moves(folder, beat_s, judge, looks):
+    """What the judge counts, or how long he is silent himself, however long that really takes."""
+    join(folder)
+    (folder / "launcher.err").touch()
+    (folder / "beat").touch()
+    plan = plan_of(folder, timeout_s=120, reach=[sys.executable, "-c", ""])
+    (folder / "launch.json").write_text(json.dumps(plan))
+    hosts = launcher_process.Hosts(folder, plan)
+    watch = launcher_process.Watch(None, folder, plan, hosts)
+    now = time.monotonic()
+    watch._limit = now + 1000
+    for thirds in [0, *judge]:
+        (folder / "waiting.json").write_text(json.dumps({"thirds": thirds, "words": ""}))
+        assert watch._why_now(now) == "code"
+        hosts.await_look()
+    watch._why_now(now + beat_s)
+    hosts.await_look()
+    assert len(hosts._looks) == 1 + looks
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "is_looked"),
+    [("a\n", ["node1"], True), ("ssh: node1: no", ["node1"], False), ("a\n", [], False)],
+)
+def test_hosts_are_asked_by_name_where_no_rank_has_joined(folder, said, names, is_looked):
+    carry(folder, f"import sys; sys.exit({said!r})", hosts=names)
+    assert (folder / "reach.json").exists() == is_looked  # as LOOK writes it
+
+
+@pytest.mark.parametrize(("greeting", "mute"), [(b"SSH-2.0", []), (b"", ["localhost"]), (None, [])])
+def test_a_server_that_says_nothing_is_mute(tmp_path, monkeypatch, greeting, mute):
+    """One that nobody can connect to is not: ssh says so itself."""
+    monkeypatch.setattr(launcher_process, "GREETING_S", 0.1 if greeting == b"" else 60)
+    (tmp_path / "launch.json").write_text('{"hosts": ["localhost"]}')
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr(launcher_process, "PORT", listening.getsockname()[1])
+        thread = threading.Thread(target=lambda: listening.accept()[0].sendall(greeting))
+        if greeting is None:
+            listening.close()
+        if greeting:
+            thread.start()
+        launcher_process.look_at_hosts(tmp_path)
+    assert json.loads((tmp_path / "mute.json").read_text()) == mute
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from jobs import WAIT_S, failure, processes_of, wait_until
 
 import simlib
+from simlib.cluster.batch.failures import refusal_in
 from simlib.cluster.batch.folder import JobFolder
 from simlib.cluster.batch.mpiexec import Resources
 
@@ -179,6 +181,21 @@ def test_start_py_keeps_the_first_reason(tmp_path, first):
     assert subprocess.run([sys.executable, start]).returncode == 1
     reason = refused_in(tmp_path)
     assert reason == first["refused"] if first else "the notebook 2.7.0" in reason
+
+
+@pytest.mark.parametrize(
+    ("setup", "words"), [((), "the notebook 2.7.0"), (["exit 3"], "out the line 'exit 3' of setup")]
+)
+def test_what_the_folder_does_not_take_is_told_to_the_launcher(tmp_path, setup, words):
+    needs, about = Resources(setup=setup), {"versions": {"Python": "2.7.0"}}
+    start = written(tmp_path, needs, {"job.json": json.dumps(about)})
+    done = subprocess.run(
+        [*needs.program(), start], capture_output=True, text=True, restore_signals=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )  # fmt: skip
+    assert done.returncode == 1
+    told = refusal_in(done.stderr)
+    assert told.startswith(HOST) and words in told
 
 
 @pytest.mark.parametrize(
