@@ -40,6 +40,17 @@ def hide_program(cluster, host, *programs):
         on(cluster, host, f"mount -n --bind /dev/null '{program}'")
 
 
+def make_read_only(cluster, host, folder):
+    """Have a host see a folder in which it cannot write."""
+    on(cluster, host, f"mount -n --bind '{folder}' '{folder}'")
+    on(cluster, host, f"mount -n -o remount,bind,ro '{folder}'")
+
+
+def stop_sshd(cluster, host):
+    """A host's sshd takes connections, and says nothing."""
+    os.kill(int((cluster.folder / "init" / host).read_text().split()[0]), signal.SIGSTOP)
+
+
 def change_sshd(cluster, host, draft, change, port=22):
     """Have a host's sshd read changed settings, and wait until it has."""
     replace(cluster, host, cluster.folder / "ssh" / "sshd_config", draft, change)

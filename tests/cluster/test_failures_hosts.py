@@ -9,6 +9,7 @@ folder can be read by another kernel. Last come hosts and processes that go whil
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from breaking import (
     hide,
     hide_program,
     install_other_python,
+    make_read_only,
     marked,
     on,
     place_of,
     processes_on,
     refuse_key,
     replace,
+    stop_sshd,
     switch_off,
 )
 from jobs import WAIT_S, keepers_of_rank_1, wait_until
@@ -44,7 +47,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 FAULTS = [
     "no sshd", "link down", "off", "no key", "unknown key", "no MPI", "other Python",
     "broken torch", "no mpi4py", "no MPI library", "dies in MPI", "no folder", "uid", "no Python",
-    "no torch", "no simlib", "name", "clock", "Intel MPI",
+    "no torch", "no simlib", "name", "clock", "Intel MPI", "read-only", "mute sshd",
 ]  # fmt: skip
 LOSSES = [
     ("network", "mpiexec"), ("network", "srun"), ("power", "mpiexec"), ("proxy", "srun"),
@@ -234,6 +237,8 @@ def break_all(cluster, drafts, folder):
     on(cluster, HOST["Intel MPI"], f"mount -n --bind '{drafts / 'impi'}' '{MPIEXEC}'")
     other_uid = lambda text: re.sub(r"^root:x:0:0:", "root:x:4321:4321:", text, flags=re.M)  # noqa: E731
     replace(cluster, HOST["uid"], "/etc/passwd", drafts / "passwd", other_uid)
+    make_read_only(cluster, HOST["read-only"], folder)
+    stop_sshd(cluster, HOST["mute sshd"])
     own = f"{cluster.addresses[HOST['name']]} {HOST['name']}\n"
     names = (cluster.folder / "hosts").read_text().replace(own, f"127.0.1.1 {HOST['name']}\n")
     replace(cluster, HOST["name"], "/etc/hosts", drafts / "hosts", lambda _: names)
@@ -357,7 +362,10 @@ STARTS = {
     "no mpi4py": "{0} has no mpi4py, the notebook 4.*: install the same",
     "no MPI library": "no MPI library on {0} .*install the same MPI there",
     "dies in MPI": "a rank on {0} exited with code 3 before it could join the others: mend",
-    "no folder": "a host does not see the job's folder.*doctor --hosts .*share, name one by fold",
+    "no folder": "a host does not see the job's folder.*doctor --hosts .* --folder .*share, name one b"
+    "y fold",
+    "read-only": r"{0} cannot write into the job's folder .*\(Read-only file system\): give",
+    "mute sshd": "no ssh server answers on {0}: is the host overloaded, or its login hanging",
 }
 
 
@@ -519,3 +527,14 @@ def test_what_goes_while_ranks_run_is_named(hosts, what, launcher):
     assert found.run.trace.of_rank(0)
     assert "Connection" not in str(found) and "socket.cpp" not in str(found)
     assert max(path.stat().st_size for path in job.path.glob("rank-*.log")) < 1 << 20
+    if what == "network":  # it was told before: at the latest when the time was over
+        assert "have waited for" in job.path.joinpath("waiting.json").read_text()
+
+
+def test_a_folder_that_somebody_deletes_ends_its_job(hosts):
+    job = hosts.submit(summing, hosts.mpiexec(), timeout_s=None)
+    wait_until(lambda: all(job.path.joinpath(f"rank-{rank}.out").exists() for rank in (0, 1)))
+    shutil.rmtree(job.path, ignore_errors=True)
+    with pytest.raises(simlib.JobError, match=f"{job.name} is gone: somebody has deleted its fol"):
+        job.result(WAIT_S)
+    wait_until(hosts.has_no_ranks)

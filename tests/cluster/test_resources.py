@@ -184,7 +184,7 @@ def test_start_py_keeps_the_first_reason(tmp_path, first):
 
 
 @pytest.mark.parametrize(
-    ("setup", "words"), [((), "the notebook 2.7.0"), (["exit 3"], "out the line 'exit 3' of setup")]
+    ("setup", "words"), [((), "the notebook 2.7.0"), (["false"], "out the line 'false' of setup")]
 )
 def test_what_the_folder_does_not_take_is_told_to_the_launcher(tmp_path, setup, words):
     needs, about = Resources(setup=setup), {"versions": {"Python": "2.7.0"}}

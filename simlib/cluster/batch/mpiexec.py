@@ -113,7 +113,7 @@ class Resources:
             parts += [SETUP, *(f"setup {shlex.quote(line)}" for line in self.setup), SET_UP]
         if container:
             parts.append(CONTAINER.format(program=shlex.quote(container[0])))
-        parts.append("exec " + shlex.join([*container, sys.executable, str(start)]) + " 9>&-")
+        parts.append("exec " + shlex.join([*container, sys.executable, str(start)]))
         return "\n".join(parts) + "\n"
 
     def cwd(self, here: str) -> str:
@@ -130,7 +130,6 @@ class Resources:
 
 REFUSE = """\
 host=$(uname -n)
-exec 9>&2  # where the launcher reads, also while a line of setup ends this
 refuse() {  # say why there can be no rank here, and have the others end, if they do not already
     [ -e "$folder/end" ] && exit 1
     draft=$folder/.refused.$host.$$
@@ -138,7 +137,7 @@ refuse() {  # say why there can be no rank here, and have the others end, if the
         ln "$draft" "$folder/refused" 2> /dev/null || [ -e "$folder/refused" ] ||
             mv "$draft" "$folder/refused"  # a filesystem without links
     else
-        printf 'UNWRITTEN%s %s\\n' "$host" "$1" >&9
+        printf 'UNWRITTEN%s %s\\n' "$host" "$1" >&2
     fi
     rm -f "$draft"
     : > "$folder/end"
