@@ -19,7 +19,7 @@ from simlib.cluster.batch import job as jobs
 from simlib.cluster.batch import logs, state
 from simlib.cluster.batch.bootstrap import UNWRITTEN
 from simlib.cluster.batch.folder import JobFolder
-from simlib.cluster.batch.supervisor import JobJudge
+from simlib.cluster.batch.supervisor import JobJudge, Supervisor
 from simlib.cluster.commands import _looked_at
 from simlib.core.model.errors import FailureReport
 from simlib.core.record.oplog import FORMAT
@@ -254,6 +254,16 @@ def test_a_launcher_of_which_little_is_known(folder, said, last):
 
 
 # Its folder, deleted
+
+
+def test_a_supervisor_ends_its_rank_where_the_folder_is_deleted(folder):
+    reader, writer = os.pipe()
+    supervisor = Supervisor(folder, os.getpid(), reader)
+    assert not supervisor._is_over()
+    folder.file("job.json").unlink()
+    assert supervisor._is_over()
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("left", [None, "beat"])

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import struct
 import threading
 from dataclasses import dataclass
@@ -259,6 +260,15 @@ def test_a_job_that_may_have_arrived_is_not_refused(cable, tmp_path):
     (path,) = Nothing.started
     (path / "state.json").write_text('{"state": "ended", "code": 0, "why": "code"}')
     assert job.status == "done"
+
+
+def test_a_job_whose_far_folder_is_deleted(cable, tmp_path):
+    job = handed_over(tmp_path)
+    assert job.status == "queued"
+    shutil.rmtree(*Nothing.started)
+    assert job.status == "failed"
+    with pytest.raises(JobError, match="login has no folder .*print-1"):
+        job.result()
 
 
 def test_a_job_that_is_cancelled_before_it_arrives_does_not_begin(cable, tmp_path, monkeypatch):

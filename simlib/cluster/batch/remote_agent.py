@@ -76,12 +76,12 @@ class Far:
     def look(self, message: dict, body: bytes) -> Answer:
         """How a job stands, and what is new in its files."""
         path, here = _path(message["folder"]), message["here"]
+        about = JobFolder(path).read_json("job.json")
+        if about is None:  # not there yet, refused before it had one, or deleted
+            state = JobFolder(path).read_json("state.json")
+            files, content = news(path, here, True) if state else ([], b"")
+            return {"state": state, "files": files}, content
         if path not in self._states:
-            about = JobFolder(path).read_json("job.json")
-            if about is None:  # not there yet, or refused before it had one
-                state = JobFolder(path).read_json("state.json")
-                files, content = news(path, here, True) if state else ([], b"")
-                return {"state": state, "files": files}, content
             self._states[path] = JobState(JobFolder(path), about["submitted"])
         known = self._states[path]
         state, queue = known.now(), known.queue
