@@ -362,8 +362,9 @@ STARTS = {
     "no mpi4py": "{0} has no mpi4py, the notebook 4.*: install the same",
     "no MPI library": "no MPI library on {0} .*install the same MPI there",
     "dies in MPI": "a rank on {0} exited with code 3 before it could join the others: mend",
-    "no folder": "a host does not see the job's folder.*doctor --hosts .* --folder .*share, name one b"
-    "y fold",
+    "no folder": (
+        "a host does not see the job's folder.*doctor --hosts .* --folder .*share, name one by fold"
+    ),
     "read-only": r"{0} cannot write into the job's folder .*\(Read-only file system\): give",
     "mute sshd": "no ssh server answers on {0}: is the host overloaded, or its login hanging",
 }
