@@ -159,6 +159,16 @@ def test_the_first_reason_counts_but_for_what_a_rank_raised_by_itself(folder):
     failure(folder, simlib.RankError)
 
 
+@pytest.mark.parametrize(("has_joined", "words"), [(0, "node2 has no disk"), (1, "SIGSEGV")])
+def test_who_dies_before_it_has_joined_is_not_to_blame(folder, has_joined, words):
+    folder.write_json(ENDED, "state.json")
+    folder.write_json({"code": -11}, "exit", 0)
+    folder.write_once(b"node2 has no disk", "refused")
+    if has_joined:
+        folder.write_json({"host": "node1", "offset_s": 0.0, "error_s": 0.0}, "json", 0)
+    assert words in str(failure(folder, simlib.SimlibError))
+
+
 def test_a_death_is_no_wait_that_was_broken(folder):
     folder.write_json({"code": -9}, "exit", 1)
     watch = logs.JobMonitor(folder)

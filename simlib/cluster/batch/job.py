@@ -384,7 +384,9 @@ class JobOutcome:
         if outside is not None:
             return outside
         failure = monitor.failure()
-        died_early = self._folder.has("died_early") and not monitor.raised_by_itself()
+        # MPI may have a rank crash that still waits for one which cannot join.
+        died_early = self._folder.has("died_early") or monitor.deaths.keys() - monitor.places.keys()
+        died_early = died_early and not monitor.raised_by_itself()
         if died_early or not monitor.failed_by_itself():
             refused = self._refused()
             if refused is not None:
