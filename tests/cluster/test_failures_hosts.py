@@ -357,7 +357,8 @@ STARTS = {
     "no key": "{0} does not let this account in .* ssh-copy-id node",
     "unknown key": "ssh does not know {0} yet, .* run `ssh {0}` once",
     "no MPI": (
-        "a host has no MPI .*doctor --hosts node1,{0} --folder .*` says which.*: install the same MPI"
+        "a host has no MPI .*doctor --hosts node1,{0} --folder .*` says which.*: "
+        "install the same MPI"
     ),
     "other Python": r"{0} has Python 3\.99\.1, the notebook 3\..*: install the same",
     "broken torch": "{0} cannot load simlib .* ended with signal 4.*install the same",
