@@ -5,6 +5,7 @@ Loading simlib, torch and MPI is left to a child, so that somebody is left to te
 dies of it: the other ranks, and some launchers, would wait for it for ever.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -96,7 +97,7 @@ def be_rank(root, writer):
     """In the child: load everything, say so, be the supervisor of a rank. Does not return."""
     sys.path[:0] = [root]
     try:
-        from simlib.cluster.batch.job_rank import main
+        main = importlib.import_module("simlib.cluster.batch.job_rank").main  # of the host's simlib
     except Exception as error:
         refuse("cannot load simlib (%s): install the same environment on every host" % error)
     os.write(writer, b"k")
