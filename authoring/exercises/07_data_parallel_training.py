@@ -516,10 +516,13 @@ def steps_of(world_size, length=9):
     return math.ceil(math.ceil(length / world_size) / 2)
 
 
+BEGINNING = 7
+
+
 def as_begun():
     """The layer that a rank begins with, and how a plain loader then shuffles nine examples."""
     with torch.random.fork_rng():
-        torch.manual_seed(torch.Generator().initial_seed())  # that of every rank of simlib
+        torch.manual_seed(BEGINNING)
         return nn.Linear(2, 1), torch.cat(list(DataLoader(torch.arange(9), 2, shuffle=True)))
 
 
@@ -665,6 +668,7 @@ def watched(answer):
 
     @functools.wraps(answer)
     def on_this_rank(rank, world_size, path, *given):
+        torch.manual_seed(BEGINNING)  # a mistake is known by what it gives
         above = FOLDER if os.path.isdir(FOLDER) else None
         with tempfile.TemporaryDirectory(dir=above) as folder:
             path = str(laid_out(Path(folder) / "own", path.content))
