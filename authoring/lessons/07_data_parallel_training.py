@@ -173,7 +173,7 @@ for shards in (False, True):
     simlib.guess(sampled if shards else plain, len(sum(batches, [])))
 
 # %% [markdown]
-# The plain loader knows nothing of ranks: each rank gets **everything**, in an order of its own. An
+# The plain loader knows nothing of ranks: each rank gets **everything**, in its own order. An
 # epoch trains three times on each. No error. The sampler shuffles all
 # twelve with one seed for all ranks, and rank r takes every R-th from place r on.
 #
