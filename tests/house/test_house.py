@@ -23,7 +23,7 @@ GOALS = {
     "code lines": Limit(36_141, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
-    "names at the top": Limit(11, 15),
+    "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(25, 25),
     "lines of tests": Limit(47_629, 34_000),
     "files of a run": Limit(9, 9),
