@@ -59,7 +59,9 @@ def run_of(record: dict[str, Any]) -> Run:
     if record["world_size"] < 1:
         raise ValueError("a run has at least one rank")
     groups = [Group(name, tuple(ranks)) for name, ranks in record["groups"]]
-    sites = [Site(**site) for site in record["sites"]]
+    sites = [
+        Site(**{**site, "callers": deep_tuple(site.get("callers", []))}) for site in record["sites"]
+    ]
     ops = [op_of(entry, groups, sites) for entry in record["ops"]]
     spans = [tuple(span) for span in record["spans"]]
     error_s = record.get("clock_error_s", 0.0)
