@@ -174,6 +174,12 @@ read_once = functools.cache(exercise_module.read_exercises)
 
 
 @pytest.fixture(autouse=True)
+def own_state(tmp_path_factory, monkeypatch):
+    """The key of whoever runs the tests stays as it is."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
+@pytest.fixture(autouse=True)
 def sources_are_read_once(monkeypatch):
     """The sources of all exercises are read once for all tests."""
     monkeypatch.setattr(commands, "read_exercises", read_once)

@@ -166,6 +166,83 @@ def test_two_graders_do_not_write_one_report(three):
     three.grade()
 
 
+# What others have put where the report is to lie
+
+
+def made_a_link(place, away):
+    place.symlink_to(away)
+
+
+def given_away(place, away):
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+
+
+def open_to_others(place, away):
+    place.mkdir()
+    place.chmod(0o775)
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+
+
+@pytest.mark.parametrize("name", ["report", "report/.cache", "report/feedback"])
+@pytest.mark.parametrize(
+    "become, words",
+    [
+        (made_a_link, "is a link"),
+        pytest.param(given_away, "belongs to another account", marks=as_root),
+        (open_to_others, "others can write to"),
+    ],
+)
+def test_a_folder_that_others_decide_on_is_refused(three, tmp_path, name, become, words):
+    away = tmp_path / "away"
+    (away / "feedback").mkdir(parents=True)
+    away.chmod(0o750)
+    (away / "feedback/old.html").write_text("of another")
+    place = tmp_path / name
+    place.parent.mkdir(exist_ok=True)
+    become(place, away)
+    said = three.grade(code=2).err
+    assert name in said and words in said and said.count("\n") == 1
+    assert not three.graded and away.stat().st_mode & 0o777 == 0o750
+    assert [one.name for one in away.rglob("*")] == ["feedback", "old.html"]
+
+
+def test_what_lies_in_a_report_and_bears_another_mark_is_not_believed(three, monkeypatch, tmp_path):
+    told = "does not bear the mark of your own key"
+    assert told not in three.grade("--jobs", "1", "--deadline", "2020-01-01").out
+    seed, key = three.report()["seed"], Path(os.environ["XDG_STATE_HOME"], "simlib/key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "victim.csv").write_text("")
+    Cache(Path("report/.cache")).tables(["../victim.csv"])
+    three.grade()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    said = three.grade("--jobs", "1").out
+    assert told in said and "2020" not in said
+    assert len(three.graded) == 1 and three.report()["seed"] != seed
+    assert told not in three.grade().out and not three.graded
+    for file in Path("report/.cache").iterdir():  # one's text in the place of all others
+        file.write_bytes(Path("report/.cache/seed").read_bytes())
+    assert told in three.grade("--jobs", "1").out and len(three.graded) == 1
+    assert (tmp_path / "victim.csv").exists()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_that_others_may_know_is_refused(three, monkeypatch, tmp_path, mode):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    three.grade()
+    (tmp_path / "state/simlib/key").chmod(mode)
+    said = three.grade(code=2).err
+    assert "others may know" in said and "simlib/key: remove it" in said and said.count("\n") == 1
+
+
+def test_without_out_no_report_lies_among_the_submissions(three, monkeypatch, capsys):
+    monkeypatch.chdir("class")
+    assert main(["grade", "."]) == 2
+    assert "among the submissions" in capsys.readouterr().err and not Path("report").exists()
+
+
 # Overrides
 
 

@@ -71,7 +71,7 @@ def add_grade(commands):
     parser.add_argument(
         "submissions", help="a folder with a folder per student, a folder of files, or a zip"
     )
-    parser.add_argument("--out", default="report", metavar="F", help="folder to write to (report)")
+    parser.add_argument("--out", metavar="F", help="folder to write to (report)")
     parser.add_argument("--roster", metavar="CSV", help="the class: who handed in nothing gets 0")
     parser.add_argument(
         "--overrides",

@@ -19,6 +19,7 @@ from pathlib import Path
 from ...core.environment import ROOT
 from . import collect, pages, reports, sandbox, session, whole_class
 from .exercise import is_exercise, read_exercises, write_checks
+from .own_folder import NotOwn, OwnFolder, state_folder
 from .progress import refuse
 from .reports import NOT_IN_ROSTER
 from .roster import BadRoster, names_of, read_roster, students_to_regrade
@@ -50,15 +51,18 @@ REFUSALS = (
     collect.CannotCollect,
     BadRoster,
     reports.BadOverrides,
+    NotOwn,
+    whole_class.SolutionFails,
     ValueError,
 )
 
 
 def grade(options):
     """Grade a class; returns the exit code."""
-    places = options.submissions, options.out, options.exercises, options.roster, options.overrides
     try:
-        with hiding(*places), sandbox.choosing(options.sandbox):
+        options.out = options.out or place_beside(options.submissions)
+        places = options.submissions, options.out, options.exercises, options.roster
+        with hiding(*places, options.overrides, state_folder()), sandbox.choosing(options.sandbox):
             return _grade(options)
     except REFUSALS as error:
         return refuse(str(error))
@@ -85,7 +89,7 @@ def _grade(options):
         names = names_of(files, roster)
         regrade = students_to_regrade(options.only or (), names, files)
         by_hand, not_applied = reports.check(by_hand, names, exercises, all_exercises)
-    cache = cache_in(folder)
+    own, cache = report_folder(folder)
     warn(options.no_sandbox)
     with cache.locked():
         seed, deadline = cache.seed(options.seed), cache.deadline(deadline)
@@ -94,16 +98,43 @@ def _grade(options):
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
         report["notes"] = notes
         reports.apply(report, by_hand)
-        not_written = reports.write_reports(folder, report, roster)
-        pages.write_pages(folder, report)
+        if cache.has_others:
+            report["notes"].append(OF_OTHERS.format(folder / reports.CACHE))
+        not_written = reports.write_reports(own, report, roster)
+        pages.write_pages(own, report)
     print(summary(report, folder, bool(options.exercise), deadline, not_written, not_applied))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
 
 
-def cache_in(folder):
-    """What was kept in a report's folder, which is made where there is none."""
+OF_OTHERS = (
+    "{}: something there does not bear the mark of your own key, so it was not believed; what "
+    "it would have told was graded anew, and a kept seed or deadline of it is gone"
+)
+
+
+def place_beside(submissions):
+    """Where the report lies if nobody says where: never where students may write.
+
+    Raises
+    ------
+    ValueError
+        It would lie there.
+    """
+    place, above = Path("report"), Path(submissions).resolve()
+    if above in place.resolve().parents:
+        raise ValueError(
+            f"the report would lie among the submissions, in {place.resolve()}: name a folder "
+            "elsewhere by --out"
+        )
+    return str(place)
+
+
+def report_folder(folder):
+    """``(OwnFolder, Cache)`` of a report's folder, which is made where there is none."""
     try:
-        return Cache(folder / ".cache")
+        own = OwnFolder(folder)
+        own.below(pages.FEEDBACK)  # refused before anything is graded
+        return own, Cache(own.below(reports.CACHE, 0o700))
     except OSError as error:
         raise ValueError(cannot_write(folder, error)) from None
 

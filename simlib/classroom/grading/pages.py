@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
@@ -11,9 +10,11 @@ import jinja2
 from markupsafe import Markup, escape
 
 from ...core.draw.text import count as counted
+from .own_folder import OwnFolder
 from .source import number_of
-from .texts import clean, sentence, write
+from .texts import clean, sentence
 
+FEEDBACK = "feedback"
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
 """Characters of a text, and of one without a line end, such as a name or a reason."""
 
@@ -24,18 +25,19 @@ def write_pages(folder, report):
     No page runs or fetches anything. Every text is cleaned of control characters, cut to a length
     and escaped, wherever it comes from.
     """
-    feedback = Path(folder) / "feedback"
-    feedback.mkdir(exist_ok=True)
+    folder = OwnFolder.of(folder)
+    feedback = folder.below(FEEDBACK)
     templates = environment()
     page = templates.get_template("feedback.html")
     for student in report["students"]:
-        write(feedback / student["page"], page.render(student=student))
-    kept = {feedback / student["page"] for student in report["students"]}
-    for old in set(feedback.glob("*.html")) - kept:
-        old.unlink()
+        feedback.write(student["page"], page.render(student=student))
+    kept = {student["page"] for student in report["students"]}
+    for old in set(feedback.names()) - kept:
+        if old.endswith(".html"):
+            feedback.remove(old)
     page = templates.get_template("class.html")
     text = page.render(report=report, view=overview(report), pages=links(report))
-    write(Path(folder) / "class.html", text)
+    folder.write("class.html", text)
 
 
 def links(report):

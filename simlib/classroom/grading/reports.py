@@ -18,10 +18,13 @@ from pathlib import Path
 from ...core.environment import VERSION as SIMLIB_VERSION
 from .exercise import is_exercise
 from .grade import without_points
+from .own_folder import OwnFolder
 from .roster import NAME_COLUMNS, BadTable, listed, names_of, read_table, student_of
-from .texts import is_disguised, one_line, write
+from .texts import Cache, is_disguised, one_line
 
 VERSION = 1
+CACHE = ".cache"
+"""Of a report's folder: what is kept for the next call."""
 SCHEMA = Path(__file__).parent / "report.schema.json"
 FORMULA = re.compile(r'(^|[,;\t\r\n])([\s"]*)(?=[=+\-@＝＋－＠])')
 """Where a spreadsheet may begin a cell, whatever it takes for a separator, and finds a formula."""
@@ -119,25 +122,20 @@ def write_reports(folder, report, people=()):
     dict of str to str
         Tables that no platform could use, which are not written: what each needs.
     """
-    folder = Path(folder)
-    write(folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    write_csv(folder / "report.csv", rows_of(report))
+    folder = OwnFolder.of(folder)
+    folder.write("report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    folder.write("report.csv", csv_text(rows_of(report)))
     tables = tables_for_platforms(report, people)
     for name, rows in tables.items():
-        write_csv(folder / name, rows)
+        folder.write(name, csv_text(rows))
     remove_earlier(folder, sorted(tables))
     return {name: needs for name, needs in WITHOUT.items() if name not in tables}
 
 
 def remove_earlier(folder, names):
     """Remove the tables of an earlier report that are not among these; no other files."""
-    listed = folder / ".cache" / "tables"
-    listed.parent.mkdir(exist_ok=True)
-    earlier = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
-    for name in set(earlier) - set(names):
-        (folder / name).unlink(missing_ok=True)
-    if earlier != names:
-        write(listed, "\n".join(names))
+    for name in set(Cache(folder.below(CACHE)).tables(names)) - set(names):
+        folder.remove(name)
 
 
 def rows_of(report):
@@ -165,11 +163,11 @@ def rows_of(report):
     return rows
 
 
-def write_csv(path, rows):
-    """Write a table; text that a spreadsheet would take for a formula gets a quote before it."""
+def csv_text(rows):
+    """A table as text; what that a spreadsheet would take for a formula gets a quote before it."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[tame(value) for value in row] for row in rows])
-    write(path, text.getvalue())
+    return text.getvalue()
 
 
 def tame(value):

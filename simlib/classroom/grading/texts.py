@@ -1,19 +1,19 @@
-"""Texts that students wrote, made harmless; files written whole; results kept in a folder."""
+"""Texts that students wrote, made harmless; results kept in a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import re
 import secrets
-import tempfile
 import unicodedata
-from pathlib import Path
 
 from ...core.environment import FOLDER
+from .own_folder import OwnFolder, own_key
 
 LONGEST_TEXT = 2000
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
@@ -75,15 +75,24 @@ SEEDS = range(2**64)
 class Cache:
     """A folder of results; each is written in one piece, so an interrupted run can go on.
 
+    Each bears a mark (HMAC) that only the caller's key makes. What another has put there is as if
+    it were not.
+
     Parameters
     ----------
-    folder : Path
+    folder : OwnFolder or Path
+
+    Attributes
+    ----------
+    has_others : bool
+        Whether something was found that bears no mark of the caller's.
     """
 
     def __init__(self, folder):
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._folder.chmod(0o700)
+        self._folder = OwnFolder.of(folder)
+        os.fchmod(self._folder.descriptor, 0o700)
+        self._key = own_key()
+        self.has_others = False
 
     def seed(self, wanted=None):
         """The seed of this report: the one asked for, the one of the last time, or a new one."""
@@ -101,24 +110,27 @@ class Cache:
         """
         return self._kept("deadline", "" if wanted == "none" else wanted)
 
+    def tables(self, wanted):
+        """The names of the tables that were written the last time; these are kept from now on."""
+        earlier = self._kept("tables", None).splitlines()
+        self._kept("tables", "\n".join(wanted))
+        return earlier
+
     def _kept(self, name, wanted):
         """A text that is kept from now on; what was kept where None is wanted, or nothing."""
-        stored = self._folder / name
         if wanted is None:
-            with contextlib.suppress(OSError, ValueError):
-                return stored.read_text(encoding="utf-8")
-            return ""
-        write(stored, str(wanted))
+            return self._read(name) or ""
+        self._write(name, str(wanted))
         return str(wanted)
 
     def get(self, *key):
         """What is stored under a key; None where nothing is, or what a crash left of it."""
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads(self._path(key).read_text(encoding="utf-8"))
+        stored = self._read(self._name(key))
+        return None if stored is None else json.loads(stored)
 
     def put(self, value, *key):
         """Store plain data under a key."""
-        write(self._path(key), json.dumps(value))
+        self._write(self._name(key), json.dumps(value))
 
     @contextlib.contextmanager
     def locked(self):
@@ -129,33 +141,37 @@ class Cache:
         ValueError
             Somebody does.
         """
-        with open(self._folder / "lock", "w") as file:
+        with open(self._folder.open("lock", os.O_WRONLY | os.O_CREAT), "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
-                    f"another simlib grade is at work in {self._folder.parent}: wait for its end, "
-                    "or name another folder by --out"
+                    f"another simlib grade is at work in {self._folder.path.parent}: wait for its "
+                    "end, or name another folder by --out"
                 ) from None
             yield
 
-    def _path(self, key):
-        return self._folder / hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    def _name(self, key):
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()
 
+    def _mark(self, name, text):
+        return hmac.digest(self._key, f"{name}\n{text}".encode(), "sha256").hex()
 
-def write(path, text):
-    """Write a file so that it is there whole or not at all; what is no text in it becomes '?'."""
-    file = tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=".new-", delete=False, encoding="utf-8", errors="replace"
-    )
-    try:
-        with file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
-    except BaseException:
-        os.unlink(file.name)
-        raise
+    def _read(self, name):
+        """A text that bears its mark; None where there is none."""
+        try:
+            mark, _, text = self._folder.read(name).partition("\n")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            mark, text = "", ""
+        if hmac.compare_digest(mark.encode(), self._mark(name, text).encode()):
+            return text
+        self.has_others = True
+        return None
+
+    def _write(self, name, text):
+        self._folder.write(name, f"{self._mark(name, text)}\n{text}", 0o600)
 
 
 def digest(data):
