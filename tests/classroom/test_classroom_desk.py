@@ -55,6 +55,9 @@ def test_a_class_is_graded_and_a_bad_file_stops_nobody(five):
     assert points == ["8", "8", "0"]
     assert rows["student_09"]["late"] == ""
     assert rows["student_09"]["status"] == "04_collectives: missing"
+    assert rows["student_09"]["points"] == "0" and rows["student_04"]["points"] == ""
+    assert "NOT GRADED, AND NO 0: the grader itself failed at 1 notebook (student_04 04" in said
+    assert "0 of 8" not in five.page("feedback/student_04")
     assert "not graded" in rows["student_04"]["status"] and "broken" in rows["student_04"]["notes"]
     assert "'=1+1" in rows
     jsonschema.validate(five.report(), json.loads(reports.SCHEMA.read_text()))

@@ -10,6 +10,7 @@ from class_made import ESCAPES, EXERCISES, FOUR, KNOWN, SCRIPT, SECRET, graded, 
 from notebooks_made import exercise, table
 
 from simlib.classroom.grading import reports
+from simlib.classroom.grading.grade import without_points
 from simlib.classroom.grading.pages import KINDS, overview, reason_and_box, write_pages
 from simlib.classroom.grading.reports import (
     BadOverrides,
@@ -286,6 +287,22 @@ def test_a_table_is_written_where_a_platform_can_use_it(columns, moodle):
     assert ("canvas.csv" in tables) == ("id" in columns)
     if "id" in columns:
         assert tables["canvas.csv"][2][1] == "77"
+
+
+@pytest.mark.parametrize("by_hand, cell", [(0, ""), (2, ""), (3, 0)])
+def test_a_failure_of_the_grader_is_an_empty_cell_in_every_table(by_hand, cell):
+    one = graded("4711", FOUR, ("right",))
+    one.platform, one.result = "moodle", without_points(FOUR, "not graded", "the grader failed")
+    person = Person("4711", "Ada", {"canvas id": "4711", "email": "ada@example.org"})
+    made = as_report([one], [person], {FOUR.name: FOUR}, 1, True)
+    names = list(FOUR.questions)[:by_hand]
+    reports.apply(made, [Override("", "4711", FOUR.name, name, 0, "") for name in names])
+    reports.apply(made, [Override("", "4711", FOUR.name, "", None, "see me")])
+    VALIDATOR.validate(made)
+    tables = tables_for_platforms(made, [person])
+    cells = tables["canvas.csv"][-1][-1], tables["moodle.csv"][-1][-1]
+    cells += tables["moodle_worksheet_04_collectives.csv"][-1][2], *reports.rows_of(made)[1][2:5:2]
+    assert cells == (cell,) * 5
 
 
 # Points by hand

@@ -1,18 +1,21 @@
 """The runs of a class: which are made again, beside whom, and what is left of them; groups."""
 
+import contextlib
 import contextvars
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from simlib.classroom.grading import grade as grading
-from simlib.classroom.grading import session, whole_class
+from simlib.classroom.grading import sandbox, session, whole_class
 from simlib.classroom.grading.container import (
     MOUNTED,
     NAME,
@@ -24,10 +27,14 @@ from simlib.classroom.grading.container import (
 from simlib.classroom.grading.exercise import Cell
 from simlib.classroom.grading.grade import GraderFails, NotebookResult
 from simlib.classroom.grading.merge_answers import MergedNotebook, Step
+from simlib.classroom.grading.own_folder import NotOwn
 from simlib.classroom.grading.sandbox import HIDDEN, Limits, hiding
 from simlib.classroom.grading.session import CellResult, Session
 from simlib.classroom.grading.texts import Cache
 from simlib.classroom.grading.whole_class import SharedExclusiveLock
+
+EXPECTED = whole_class.ClassGrader.expected
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs users of others")
 
 
 def in_threads(function, *arguments):
@@ -133,6 +140,59 @@ def test_other_limits_grade_again_what_a_limit_cut_short(tmp_path, monkeypatch, 
         grader = grader_of(monkeypatch, tmp_path, look, Limits(notebook_s=seconds))
         grader._result(b"bob", grader._exercises["e"], False)
     assert len(graded) == times
+
+
+def test_a_solution_that_cannot_be_graded_stops_the_class_and_writes_no_table(desk, monkeypatch):
+    desk.hand_in("ada/04_collectives.ipynb", "bob/04_collectives.ipynb")
+    monkeypatch.setattr(whole_class.ClassGrader, "expected", EXPECTED)
+
+    def fails(*given):
+        raise OSError("no room left")
+
+    monkeypatch.setattr(whole_class, "record", fails)
+    said = desk.grade("--jobs", "1", code=2).err
+    assert "the course's own solution cannot be graded here (04_collectives: OSError: no" in said
+    assert said.count("\n") == 1 and not list(Path("report").rglob("*.csv"))
+
+
+@as_root
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_grader_waits_where_all_user_ids_are_taken(monkeypatch, tmp_path, capsys, stopped):
+    monkeypatch.setattr(sandbox, "TAKEN", tmp_path / "taken")
+    monkeypatch.setattr(sandbox, "LAST_UID", sandbox.FIRST_UID + 1)
+    sandbox.say_once.cache_clear()
+    others = contextlib.ExitStack()
+    assert [others.enter_context(sandbox.own_user()) for _ in range(2)] == [64600, 64601]
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 2:
+            others.close()
+        return stopped
+
+    monkeypatch.setattr(sandbox, "time", SimpleNamespace(sleep=wait))
+    with pytest.raises(KeyboardInterrupt) if stopped else sandbox.own_user() as uid:
+        if stopped:
+            sandbox.own_user().__enter__()
+        assert uid == 64600
+    others.close()
+    assert capsys.readouterr().err.count("all 2 user ids for grading are in use") == 1
+
+
+@as_root
+def test_nobody_else_takes_the_user_ids_of_graders(tmp_path, monkeypatch):
+    names = contextlib.ExitStack()
+    for uid in range(sandbox.FIRST_UID, sandbox.LAST_UID + 1):
+        name = names.enter_context(socket.socket(socket.AF_UNIX))
+        with contextlib.suppress(OSError):
+            name.bind(f"\0simlib-grading-{uid}")
+    with names, sandbox.own_user() as uid:
+        assert uid >= sandbox.FIRST_UID
+    monkeypatch.setattr(sandbox, "TAKEN", tmp_path)
+    tmp_path.chmod(0o777)
+    with pytest.raises(NotOwn, match="others can write"):
+        sandbox.own_user().__enter__()
 
 
 def test_what_is_hidden_from_students_is_so_wherever_they_are_graded(tmp_path, monkeypatch):

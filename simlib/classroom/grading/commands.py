@@ -16,13 +16,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.draw.text import count as counted
 from ...core.environment import ROOT
 from . import collect, pages, reports, sandbox, session, whole_class
 from .exercise import is_exercise, read_exercises, write_checks
 from .own_folder import NotOwn, OwnFolder, state_folder
 from .progress import refuse
 from .reports import NOT_IN_ROSTER
-from .roster import BadRoster, names_of, read_roster, students_to_regrade
+from .roster import BadRoster, listed, names_of, read_roster, students_to_regrade
 from .sandbox import hiding
 from .self_check import PRISTINE
 from .source import WRONG_ANSWERS, SourceError, exercise_files, number_of
@@ -52,7 +53,6 @@ REFUSALS = (
     BadRoster,
     reports.BadOverrides,
     NotOwn,
-    whole_class.SolutionFails,
     ValueError,
 )
 
@@ -64,6 +64,11 @@ def grade(options):
         places = options.submissions, options.out, options.exercises, options.roster
         with hiding(*places, options.overrides, state_folder()), sandbox.choosing(options.sandbox):
             return _grade(options)
+    except whole_class.SolutionFails as error:
+        return refuse(
+            f"the course's own solution cannot be graded here ({one_line(str(error))}), so no "
+            "table was written: call again, or leave its exercise out by --exercise"
+        )
     except REFUSALS as error:
         return refuse(str(error))
     except OSError as error:
@@ -417,8 +422,22 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     if deadline:
         when = deadline.replace("T", " ")
         lines.append(f"deadline {when} (it is kept; --deadline none takes it away)")
+    lines += of_failed_grader(students)
     lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
     return "\n".join(map(one_line, lines))
+
+
+def of_failed_grader(students):
+    """One loud line on the notebooks at which the grader failed; none where it did not."""
+    books = [(one, book) for one in students for book in one["notebooks"]]
+    failed = [f"{one['student']} {b['exercise']}" for one, b in books if reports.is_unknown(b)]
+    if not failed:
+        return []
+    return [
+        f"NOT GRADED, AND NO 0: the grader itself failed at {counted(len(failed), 'notebook')} "
+        f"({listed(failed)}): the tables have an empty cell there; call again, or give points by "
+        "--overrides"
+    ]
 
 
 def label(student):
@@ -432,7 +451,8 @@ def line(student, width):
     odd = [b for b in student["notebooks"] if b["status"] not in ("graded", "missing")]
     oddities = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
     oddities += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
-    return f"{label(student):<{width}}  {student['points']:>3} of {student['of']}{oddities}"
+    points = "?" if any(map(reports.is_unknown, odd)) else student["points"]
+    return f"{label(student):<{width}}  {points:>3} of {student['of']}{oddities}"
 
 
 def rarely_submitted(report):

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from ...core.draw.text import count as counted
 from .own_folder import OwnFolder
+from .reports import is_unknown
 from .source import number_of
 from .texts import clean, sentence
 
@@ -56,7 +57,7 @@ def environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = points, moment, sentence, path, reason_and_box, only_right, by_hand
+    filters = points, points_of, moment, sentence, path, reason_and_box, only_right, by_hand
     found.filters |= {one.__name__: one for one in filters} | {"counted": counted}
     return found
 
@@ -73,6 +74,12 @@ def shown(value):
 def points(value):
     """Points without a needless decimal point."""
     return f"{value:g}"
+
+
+def points_of(one):
+    """The points of a student or a notebook; no number where the grader failed."""
+    is_open = any(map(is_unknown, one.get("notebooks", [one])))
+    return "not graded" if is_open else f"{points(one['points'])} of {one['of']}"
 
 
 def moment(text):

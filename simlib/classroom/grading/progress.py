@@ -14,6 +14,7 @@ from pathlib import Path
 from ...core.model.words import aligned
 from .merge_answers import GIVEN, WrongNotebook, merge_answers
 from .notebook_file import Unreadable, parse, read_bytes
+from .own_folder import NotOwn
 from .self_check import (
     NOT_WRITTEN,
     RIGHT,
@@ -24,7 +25,6 @@ from .self_check import (
     pristine_of,
     result_of,
 )
-from .own_folder import NotOwn
 from .texts import Cache, digest, digest_of_simlib, one_line
 
 KEPT = ".progress"

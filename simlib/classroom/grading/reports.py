@@ -138,6 +138,17 @@ def remove_earlier(folder, names):
         folder.remove(name)
 
 
+def is_unknown(book):
+    """Whether the grader failed at a notebook, and no teacher has given its points either."""
+    by_hand = [one["override"] and one["override"]["points"] for one in book["questions"]]
+    return book["status"] == "not graded" and None in by_hand
+
+
+def points_in_table(book):
+    """The points of a notebook; an empty cell where nobody knows them."""
+    return "" if is_unknown(book) else book["points"]
+
+
 def rows_of(report):
     """One row for each student: points in all and by exercise, what was late, what was odd."""
     names = [one["exercise"] for one in report["exercises"]]
@@ -155,9 +166,10 @@ def rows_of(report):
             for q in b["questions"]
             if q["override"] and q["override"]["graded"] != q["points"]
         ]
-        points = [book["points"] for book in books]
+        points = [points_in_table(book) for book in books]
+        in_all = "" if "" in points else one["points"]
         rows.append(
-            [one["student"], one["name"], one["points"], one["of"], *points, late]
+            [one["student"], one["name"], in_all, one["of"], *points, late]
             + ["; ".join(odd), "; ".join(by_hand + notes), f"feedback/{one['page']}"]
         )
     return rows
@@ -379,7 +391,8 @@ def put(book, one):
         book["comment"] = one.comment
         return
     (question,) = (q for q in book["questions"] if q["question"] == one.question)
-    question["override"] = {"graded": question["points"], "comment": one.comment}
+    given = {"points": one.points, "comment": one.comment}
+    question["override"] = {"graded": question["points"]} | given
     if one.points is not None:
         question["points"] = one.points
 
@@ -464,7 +477,7 @@ def canvas_rows(report, people):
         column = column_of(people, one)
         rows.append(
             [one["name"], *ids_for_canvas(one, column), column("section")]
-            + [book["points"] for book in one["notebooks"]]
+            + [points_in_table(book) for book in one["notebooks"]]
         )
     return rows
 
@@ -486,7 +499,8 @@ def moodle_rows(report, people):
     rows = [[*MOODLE, *(one["exercise"] for one in report["exercises"])]]
     for one in report["students"]:
         names = names_for_moodle(one, column_of(people, one))
-        rows.append([*names, one["name"], *(book["points"] for book in one["notebooks"])])
+        points = [points_in_table(book) for book in one["notebooks"]]
+        rows.append([*names, one["name"], *points])
     return rows
 
 
@@ -497,5 +511,6 @@ def worksheet_rows(report, exercise):
         for book in student["notebooks"]:
             if book["exercise"] == exercise and book["platform"] == "moodle":
                 participant = f"Participant {student['student']}"
-                rows.append([participant, student["name"], book["points"], book["of"], ""])
+                points = points_in_table(book)
+                rows.append([participant, student["name"], points, book["of"], ""])
     return rows

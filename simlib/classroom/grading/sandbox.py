@@ -9,13 +9,14 @@ must be seen in it, as the checkout's own Python, is shown again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..confinement import process_sandbox
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
 from . import container
+from .own_folder import OwnFolder
 
 HIDDEN = ContextVar("hidden", default=())
 """Of this grading: submissions, report, sources of exercises, tables."""
@@ -129,6 +131,11 @@ SYSTEM = (
 SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
 """Where files can be written, and how many sixteenths of all room for files are there."""
 FIRST_UID, LAST_UID = 64_600, 64_999
+TAKEN = Path("/run/simlib-grading")
+"""Root's folder, with a file for each of these ids: who has locked it has the id."""
+WAIT_S = 1.0
+STOP = ContextVar("stop")
+"""The event at which runs of this thread are to end; whoever has set it wants no result."""
 FOLDERS = "simlib-grading-"
 """How the folders of runs begin, and containers; the number of the grader's process follows."""
 MB = 1 << 20
@@ -266,23 +273,54 @@ def refusal_of_a_trial(kind):
 def own_user():
     """A user id that nobody else uses, for one run; our own where we are not root.
 
-    Limits on processes count by user. An id is taken by binding a name, which Linux gives back
-    whatever becomes of us.
+    Limits on processes count by user. Linux gives a lock back whatever becomes of us.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        The whole grading is to stop.
     """
     if os.geteuid() != 0:
         yield os.geteuid()
         return
+    folder = OwnFolder(TAKEN, 0o700)
+    while (found := free_id(folder)) is None:
+        say_once(
+            f"simlib: all {LAST_UID - FIRST_UID + 1} user ids for grading are in use by other "
+            "graders: this one waits for one of them"
+        )
+        wait_or_stop()
+    uid, lock = found
+    try:
+        yield uid
+    finally:
+        os.close(lock)
+
+
+def free_id(folder):
+    """``(user id, descriptor that locks it)``; None where all are taken."""
     for uid in range(FIRST_UID, LAST_UID + 1):
-        lock = socket.socket(socket.AF_UNIX)
+        lock = folder.open(str(uid), os.O_RDWR | os.O_CREAT)
         try:
-            lock.bind(f"\0simlib-grading-{uid}")
-        except OSError:
-            lock.close()
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
             continue
-        with lock:
-            yield uid
-        return
-    raise CannotIsolate("too many grading runs at once: no user id is free")
+        return uid, lock
+    return None
+
+
+@functools.cache
+def say_once(text):
+    """Say something on stderr, the first time that it is to be said."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def wait_or_stop():
+    """Wait a moment; KeyboardInterrupt where the whole grading is to stop."""
+    stop = STOP.get(None)
+    if stop.wait(WAIT_S) if stop else time.sleep(WAIT_S):
+        raise KeyboardInterrupt
 
 
 def sandboxed(command, run_folder, uid, limits):

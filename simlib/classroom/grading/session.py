@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import json
 import os
 import shutil
@@ -21,11 +20,9 @@ import psutil
 from ...core.environment import ROOT
 from . import sandbox
 from .container import Container, Group, clear_groups_of_the_dead, names_of_containers, remove
-from .sandbox import FOLDERS
+from .sandbox import FOLDERS, STOP
 
 POLL_S = 0.25
-STOP = contextvars.ContextVar("stop")
-"""The event at which runs of this thread are to end; whoever has set it wants no result."""
 IGNORED = {"tags": ["nbval-ignore-output"]}
 
 

@@ -158,7 +158,7 @@ class Cache:
         return hmac.digest(self._key, f"{name}\n{text}".encode(), "sha256").hex()
 
     def _read(self, name):
-        """A text that bears its mark; None where there is none."""
+        """A text that bears its mark; None where there is none, and what bears another goes."""
         try:
             mark, _, text = self._folder.read(name).partition("\n")
         except FileNotFoundError:
@@ -168,6 +168,7 @@ class Cache:
         if hmac.compare_digest(mark.encode(), self._mark(name, text).encode()):
             return text
         self.has_others = True
+        self._folder.remove(name)
         return None
 
     def _write(self, name, text):

@@ -89,7 +89,7 @@ PLACES = re.compile(
 
 
 class SolutionFails(Exception):
-    """The solution itself does not run: nothing can be graded with it."""
+    """The solution itself does not run: nothing can be graded with it, and no file is to blame."""
 
 
 @dataclass(frozen=True)
@@ -385,6 +385,8 @@ class ClassGrader:
             else:
                 result = self._graded(content, exercise)
                 self._cache.put({"result": result.as_dict(), "limits": limits}, *key)
+        except SolutionFails:
+            raise
         except Exception as error:  # ours: this file stays ungraded, the others go on
             return without_points(
                 exercise, "not graded", f"the grader failed: {type(error).__name__}: {error}"
@@ -444,11 +446,18 @@ class ClassGrader:
                 key = ("expected", *self._key(exercise))
                 stored = self._cache.get(*key)
                 if stored is None:
-                    found = record(exercise, self._seed, self._limits, self._isolate)
-                    stored = asdict(found)
+                    stored = asdict(self._recorded(exercise))
                     self._cache.put(stored, *key)
                 self._expected[exercise.name] = Expected(**stored)
             return self._expected[exercise.name]
+
+    def _recorded(self, exercise):
+        try:
+            return record(exercise, self._seed, self._limits, self._isolate)
+        except SolutionFails:
+            raise
+        except Exception as error:
+            raise SolutionFails(f"{exercise.name}: {type(error).__name__}: {error}") from error
 
     def _key(self, exercise):
         versions = sys.version, version("torch"), version("nbval")
