@@ -118,6 +118,11 @@ COMPOSED, APART = "Zo\u00eb", "Zoe\u0308"
             f"Eve_1234_assignsubmission_file/{NAME}",
             "1234",
         ),
+        (
+            f"Vera_1_assignsubmission_file/{NAME}",
+            f"Vera_2_assignsubmission_file/{NAME}",
+            "1234",
+        ),
     ],
 )
 def test_two_claims_to_one_student_are_both_graded_and_told(desk, first, second, student):
@@ -294,6 +299,9 @@ def test_overrides_take_a_name_that_is_one_student_s(tmp_path):
         (b"who;points\na;1\n", "needs a column 'student'"),
         (b"student,name\nstudent_01,A\n,B\n", "line 3, has nothing in column 'student'"),
         (b"student\na\na\n", "has a more than once"),
+        (b"student,id\na,4711\nb,\nc,4711\n", "lines 2 and 4: two students have one Canvas number"),
+        (b"student,canvas id,id\na,4711,1\nb,,04711\n", "lines 2 and 3.*Canvas number .04711"),
+        (b"student,email\na,A@x.org\nb,a@x.org\n", "lines 2 and 3.*one email address"),
         (b"student,name\na,A,,\nb,B, C\n", "line 3 has more cells than there are columns"),
     ],
 )
@@ -301,6 +309,23 @@ def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
     (tmp_path / "roster.csv").write_bytes(content)
     with pytest.raises(BadRoster, match=sentence):
         read_roster(tmp_path / "roster.csv")
+
+
+def test_one_canvas_number_is_one_row_and_a_participant_stays_one(desk):
+    desk.hand_in("adal_4711_15_04_collectives.ipynb")
+    desk.hand_in(f"Bob K._92_assignsubmission_file_/{NAME}")
+    lines = "student,name,canvas id\nada,Ada L.,4711\nbob,Bob K.,4712\n"
+    desk.grade("--roster", desk.write("roster.csv", lines))
+    rows = table("report/canvas.csv")[2:]
+    assert [[row[1], row[-1]] for row in rows] == [["4711", "8"], ["4712", "8"]]
+    rows = table("report/moodle_worksheet_04_collectives.csv")[1:]
+    assert [row[:3] for row in rows] == [["Participant 92", "Bob K.", "8"]]
+
+
+def test_a_roster_of_others_is_refused_before_everybody_gets_0(three):
+    said = three.grade("--roster", three.write("roster.csv", "student\na\nb\n"), code=2).err
+    assert "nobody who handed in is in the roster: it has a, b, and these" in said
+    assert "student_01, student_02, student_03" in said and not Path("report").exists()
 
 
 def test_who_is_not_in_the_roster_is_told_everywhere(three):

@@ -90,17 +90,50 @@ def test_the_end_of_a_moodle_folder_is_moodles_and_the_rest_a_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, people, student",
+    "name, people, number, student",
     [
-        (f"Eve_4711_{MOODLE}_x_1234_{MOODLE}_04", {"Eve"}, "4711"),
-        (f"Vera_1234_{MOODLE}_x_4711_{MOODLE}_04", {"Vera", f"Vera_1234_{MOODLE}_x"}, "4711"),
-        (f"Vera_1234_{MOODLE}_x_4711_{MOODLE}_04", {"Vera"}, "1234"),
+        (f"Eve_4711_{MOODLE}_x_1234_{MOODLE}_04", {"Eve"}, "4711", "s0"),
+        (f"Vera_1234_{MOODLE}_x_4711_{MOODLE}_04", {"Vera", f"Vera_1234_{MOODLE}_x"}, "4711", "s1"),
+        (f"Vera_1234_{MOODLE}_x_4711_{MOODLE}_04", {"Vera"}, "1234", "s0"),
     ],
 )
-def test_a_loose_moodle_file_is_read_against_the_roster(tmp_path, name, people, student):
+def test_a_loose_moodle_file_is_read_against_the_roster(tmp_path, name, people, number, student):
     files(tmp_path, f"{name}_collectives.ipynb")
     roster = [Person(f"s{n}", one, {}) for n, one in enumerate(sorted(people))]
-    assert [one.student for one in collect(tmp_path, EXERCISES, roster)] == [student]
+    found = collect(tmp_path, EXERCISES, roster)
+    assert [(one.number, one.student) for one in found] == [(number, student)]
+
+
+ADA, BOB = "Ada L.", "Bob K."
+
+
+@pytest.mark.parametrize(
+    "names, columns, numbers",
+    [
+        (["s-1_{}", "s-2_{}"], ["s-1", "s-2"], None),
+        (["{}_s-1", "{}_s-2"], ["s-1", "s-2"], None),
+        (["{}_s-1", "{}_s-2"], None, ["s-1", "s-2"]),
+        (["{}-1001", "{}-1002"], ["1001", "1002"], None),
+        (["{}_bob-1", "{}_eve (1)"], ["bob", "eve"], None),
+        (["g1_2024_01_{}", "g2_2024_01_{}"], ["g1_2024_01", "g2_2024_01"], None),
+        (["007_{}", "EVE_{}"], ["7", "eve"], None),
+        (["ada@x.org_{}", "Bob K./{}"], ["s1", "s2"], None),
+        (["adal_4711_15_{}", "bobk_4712_16_{}"], ["s1", "s2"], None),
+        ([f"Ada L._91_{MOODLE}_/{{}}", f"Bob K._92_{MOODLE}_{{}}"], ["s1", "s2"], None),
+    ],
+)
+def test_files_of_two_students_are_two_students_whom_the_roster_knows(
+    tmp_path, names, columns, numbers
+):
+    files(tmp_path, *(f"{name.format('04_collectives')}.ipynb" for name in names))
+    more = {"name": [ADA, BOB], "email": ["ada@x.org", "bob@x.org"], "id": ["4711", "4712"]}
+    roster = [
+        Person(one, more["name"][n], {column: texts[n] for column, texts in more.items()})
+        for n, one in enumerate(columns or ())
+    ]
+    found = collect(tmp_path, EXERCISES, roster)
+    assert [one.student for one in found] == (columns or numbers)
+    assert not any(one.notes or one.conflict for one in found)
 
 
 def test_a_further_claim_is_taken_for_nobody_who_is_called_so(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from .grade import Reader
 from .notebook_file import MAX_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size, read_bytes
-from .roster import COPY, claims_apart, identify
+from .roster import COPY, People, claims_apart, identify
 from .texts import readable
 
 MAX_FILES = 20_000
@@ -81,8 +81,9 @@ def read(files, exercises, roster):
     What is parsed may take long, and until all are read students can change what will be.
     """
     bounds, notebooks, others, closed = Bounds(), [], [], set()
+    people = People(roster)
     for path, reader, when in files:
-        one = identify(path, lambda: b"", when, exercises, roster)
+        one = identify(path, lambda: b"", when, exercises, people)
         if not NOTEBOOK.search(path.name):
             others += [one] if not path.name.startswith(".") else []
             continue

@@ -87,13 +87,15 @@ def _grade(options):
     roster = read_roster(options.roster) if options.roster else []
     by_hand = reports.read_overrides(options.overrides) if options.overrides else []
     notes = []
-    files = submitted_files(options, all_exercises, exercises, roster, notes)
+    everybody = submitted_files(options, all_exercises, roster, notes)
+    files = [one for one in everybody if one.exercise is None or one.exercise in exercises]
     exercises = exercises_of_report(exercises, files, bool(options.exercise), roster)
     regrade, not_applied = (), []
     if options.only or by_hand:
         names = names_of(files, roster)
         regrade = students_to_regrade(options.only or (), names, files)
         by_hand, not_applied = reports.check(by_hand, names, exercises, all_exercises)
+    check_roster(roster, everybody)
     own, cache = report_folder(folder)
     warn(options.no_sandbox)
     with cache.locked():
@@ -144,15 +146,32 @@ def report_folder(folder):
         raise ValueError(cannot_write(folder, error)) from None
 
 
-def submitted_files(options, all_exercises, exercises, roster, notes):
-    """The files for the chosen exercises; which one a file is for is found among all.
+def check_roster(roster, files):
+    """Refuse a roster of which nobody has handed in anything: all in it would get 0.
+
+    Raises
+    ------
+    ValueError
+        So it is.
+    """
+    students = sorted({one.student for one in files})
+    known = [one.student for one in roster]
+    if known and not set(known) & set(students):
+        raise ValueError(
+            f"nobody who handed in is in the roster: it has {listed(known)}, and these handed in: "
+            f"{listed(students)}; give it a column with what names the files (student, name, "
+            "email, or id for Canvas's numbers)"
+        )
+
+
+def submitted_files(options, all_exercises, roster, notes):
+    """All files, whatever the exercise.
 
     What a teacher should know about the class is added to ``notes``.
     """
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
-    files = collect.collect(options.submissions, all_exercises, roster, options.out, notes)
-    return [one for one in files if one.exercise is None or one.exercise in exercises]
+    return collect.collect(options.submissions, all_exercises, roster, options.out, notes)
 
 
 def grade_files(options, exercises, files, cache, seed, regrade):

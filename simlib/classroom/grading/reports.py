@@ -105,11 +105,12 @@ def as_notebook(one, exercise):
     """One notebook of a report; a missing one has no points."""
     if one is None:
         data = without_points(exercise, "missing", "nothing was handed in").as_dict()
-        data |= {"file": "", "when": "", "late": False, "platform": ""}
+        data |= {"file": "", "when": "", "late": False, "platform": "", "number": ""}
     else:
         data = one.result.as_dict()
         data["notes"] = [*one.notes, *data["notes"]]
-        data |= {"file": one.file, "when": one.when, "late": one.late, "platform": one.platform}
+        data |= {"file": one.file, "when": one.when, "late": one.late}
+        data |= {"platform": one.platform, "number": one.number or one.student}
     questions = [question | {"override": None} for question in data["questions"]]
     return data | {"questions": questions, "comment": ""}
 
@@ -438,9 +439,10 @@ def column_of(people, student):
     return known.column if known else lambda *names: ""
 
 
-def handed_by(student, platform):
-    """Whether a platform's own number names this student: it stood in the name of a file."""
-    return any(book["platform"] == platform for book in student["notebooks"])
+def number_in(student, platform):
+    """A platform's own number of a student, which stood in the name of a file; else empty."""
+    books = student["notebooks"]
+    return next((book["number"] for book in books if book["platform"] == platform), "")
 
 
 def ids_for_canvas(student, column):
@@ -449,9 +451,7 @@ def ids_for_canvas(student, column):
     Canvas takes an ID for its own number of a user, whatever the text begins with. So only such a
     number is written; without it Canvas looks for the SIS ids, the login, and then the name.
     """
-    identity = column("canvas id", "id")
-    if handed_by(student, "canvas"):
-        identity = student["student"]
+    identity = number_in(student, "canvas") or column("canvas id", "id")
     identity = identity if identity.isdecimal() else ""
     return [identity, column("sis user id"), column("sis login id", "login")]
 
@@ -510,7 +510,7 @@ def worksheet_rows(report, exercise):
     for student in report["students"]:
         for book in student["notebooks"]:
             if book["exercise"] == exercise and book["platform"] == "moodle":
-                participant = f"Participant {student['student']}"
+                participant = f"Participant {book['number']}"
                 points = points_in_table(book)
                 rows.append([participant, student["name"], points, book["of"], ""])
     return rows

@@ -68,6 +68,16 @@ ID_COLUMNS = (
     "student", "id", "student id", "id number", "idnumber", "sis login id", "email",
     "email address",
 )  # fmt: skip
+IDENTITIES = {
+    "Canvas number": ("canvas id", "id"),
+    "SIS user id": ("sis user id",),
+    "SIS login id": ("sis login id", "login"),
+    "student id": ("student id",),
+    "id number": ("id number", "idnumber"),
+    "user name": ("username", "login"),
+    "email address": ("email address", "email"),
+}
+"""By what else a student is known, and in which columns: the first that is filled counts."""
 SHOWN = 8
 """Names that a sentence lists at most."""
 
@@ -95,7 +105,7 @@ def read_roster(path):
     Raises
     ------
     BadRoster
-        It has no such column, or somebody is in it twice.
+        It has no such column, somebody is in it twice, or two share what tells them apart.
     """
     try:
         head, rows = read_table(path)
@@ -117,7 +127,54 @@ def read_roster(path):
     twice = sorted({one for one in ids if ids.count(one) > 1})
     if twice:
         raise BadRoster(f"the roster {path} has {', '.join(twice[:5])} more than once")
+    for kind, names in IDENTITIES.items():
+        owners = {}
+        for (line, _), one in zip(rows, people, strict=True):
+            text = one.column(*names)
+            first = owners.setdefault(folded(text) if text else line, line)
+            if first != line:
+                raise BadRoster(
+                    f"the roster {path}, lines {first} and {line}: two students have one {kind} "
+                    f"({text}): correct one of them"
+                )
     return people
+
+
+def folded(text):
+    """A text as it is compared: spreadsheets drop zeros before a number, people write capitals."""
+    return (text.lstrip("0") or "0") if text.isdecimal() else text.casefold()
+
+
+class People:
+    """Finds the student of a roster by whatever it knows of each.
+
+    Parameters
+    ----------
+    roster : iterable of Person
+    """
+
+    def __init__(self, roster=()):
+        self.ids = {one.student for one in roster}
+        self.names = {one.name for one in roster}
+        self._canvas = {folded(one.column(*IDENTITIES["Canvas number"])): one for one in roster}
+        self._known = {}
+        for one in roster:
+            texts = [one.column(*names) for names in IDENTITIES.values()]
+            for text in {folded(text) for text in (one.student, one.name, *texts) if text}:
+                self._known.setdefault(text, []).append(one.student)
+
+    def find(self, text):
+        """Who is known by a text, and nobody else is; None where that is nobody."""
+        text = readable(text)
+        students = [text] if text in self.ids else self._known.get(folded(text), [])
+        return students[0] if len(students) == 1 else None
+
+    def of_canvas(self, number):
+        """Who has this number of Canvas's; None where nobody is known to."""
+        if number in self.ids:
+            return number
+        found = self._canvas.get(folded(number))
+        return found and found.student
 
 
 def names_of(files, roster):
@@ -174,8 +231,12 @@ def listed(words):
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
 MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)")
 """What Moodle puts between a student's name and the name of a file."""
-COPY = re.compile(r"(-\d+| ?\(\d+\)| - Copy)+$")
+COPY = re.compile(r"(-\d+|-Copy\d+| ?\(\d+\)| - Copy)+$")
 """What systems add to the name of a second copy."""
+SURE_COPY = re.compile(r"(-Copy\d+| ?\(\d+\)| - Copy)+$")
+"""The same, where it can be nothing else: a number may be the end of a student's id."""
+MARK = "/"
+"""Stands for an exercise's name: no file's name has it."""
 ORDINALS = ("second", "third", "fourth", "fifth")
 
 
@@ -207,7 +268,9 @@ class SubmittedFile:
     conflict : str
         What to say where something else claims to be the same student.
     platform : str
-        ``"canvas"`` or ``"moodle"`` where the file was named by one, and the student by its number.
+        ``"canvas"`` or ``"moodle"`` where the file was named by one.
+    number : str
+        That platform's number of the student.
     """
 
     student: str
@@ -220,38 +283,44 @@ class SubmittedFile:
     late: bool = False
     notes: list = field(default_factory=list)
     platform: str = ""
+    number: str = ""
     claim: tuple = ()
     conflict: str = ""
 
 
-def identify(path, reader, when, exercises, roster=()):
-    """The `SubmittedFile` of one file."""
+def identify(path, reader, when, exercises, people=None):
+    """The `SubmittedFile` of one file; ``people`` are a `People`, who know best."""
+    people = people or People()
     first, file = path.parts[0], path.name
     is_loose = len(path.parts) == 1
     canvas = CANVAS.match(file) if is_loose else None
     if canvas and named_in(file, exercises) and not named_in(canvas["file"], exercises):
         canvas = None  # student_07_04_collectives: these are no numbers of Canvas's
-    moodle = (of_loose_moodle(first, roster) if is_loose else of_moodle_folder(first)) or ()
-    platform, late = "", False
+    moodle = (of_loose_moodle(first, people) if is_loose else of_moodle_folder(first)) or ()
+    platform, number, late = "", "", False
     if moodle:
         platform = "moodle"
-        name, student, rest = moodle
-        claim, file = (platform, name), rest or file
-    elif canvas:
+        name, number, rest = moodle
+        student = people.find(name) or number
+        claim, file = (platform, f"{name}_{number}"), rest or file
+    elif canvas and not people.find(whose(file, exercises, people)[0]):
         platform, late = "canvas", bool(canvas["late"])
-        student, name, file = canvas["id"], canvas["name"], canvas["file"]
+        number, name, file = canvas["id"], canvas["name"], canvas["file"]
+        student = people.of_canvas(number) or number
         claim = platform, name
     elif is_loose:
-        student = name = student_in(file, exercises)
-        claim = "file", around_exercise(file, exercises)
+        name, raw = whose(file, exercises, people)
+        student = people.find(name) or name
+        claim = "file", raw
     else:
-        student = name = first
+        student, name = people.find(first) or first, first
         claim = "folder", first
     exercise = named_in(file, exercises)
     student, name, shown = map(readable, (student, name, str(path)))
     submitted = SubmittedFile(
-        student, name, exercise, shown, b"", when=when, late=late, platform=platform, claim=claim
-    )
+        student, name, exercise, shown, b"", when=when, late=late, platform=platform, number=number,
+        claim=claim,
+    )  # fmt: skip
     try:
         submitted.content = reader()
     except Unreadable as error:
@@ -269,7 +338,7 @@ def of_moodle_folder(folder):
     return (folder[: parts[0].start()], parts[0]["id"], "") if parts else None
 
 
-def of_loose_moodle(file, roster):
+def of_loose_moodle(file, people):
     """``(name, id, name of the file)`` of a file that Moodle named, else None.
 
     Name and file stand on both sides of Moodle's part, and either may look like that part. A name
@@ -280,9 +349,8 @@ def of_loose_moodle(file, roster):
         for one in MOODLE.finditer(file)
         if one.start()
     ]
-    names, ids = {one.name for one in roster}, {one.student for one in roster}
-    by_name = [way for way in ways if readable(way[0]) in names]
-    by_id = [way for way in ways if way[1] in ids]
+    by_name = [way for way in ways if readable(way[0]) in people.names]
+    by_id = [way for way in ways if way[1] in people.ids]
     return next(iter(by_name[::-1] + by_id + ways), None)
 
 
@@ -333,23 +401,30 @@ def free_label(student, file, taken):
 
 def named_in(file, exercises):
     """The exercise whose name is in a file's name, or None."""
-    stem = stem_of(file)
+    stem = NOTEBOOK.sub("", file)
     return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
 
 
-def student_in(file, exercises):
-    """What of a file's name is not the exercise's."""
-    return around_exercise(file, exercises, "").strip("_- .") or NOTEBOOK.sub("", file)
+def whose(file, exercises, people):
+    """``(student, raw)`` of a loose file: what of its name is not the exercise's, bare and whole.
+
+    A number at its end may be a copy's or belong to the id, as in ``04_collectives_s-1``. The
+    roster decides; without it the number is a copy's only right behind the exercise's name.
+    """
+    stem = NOTEBOOK.sub("", file)
+    ways = [around_exercise(one, exercises) for one in (stem, COPY.sub("", stem))]
+    ways = [one for one in ways if people.find(bare(one))]
+    raw = ways[0] if ways else around_exercise(SURE_COPY.sub("", stem), exercises, COPY.pattern)
+    return bare(raw) or NOTEBOOK.sub("", file), raw
 
 
-def around_exercise(file, exercises, mark="/"):
-    """What of a file's name is not the exercise's, with a mark where that stood."""
-    stem = stem_of(file)
+def bare(raw):
+    """The student in what stands around an exercise's name."""
+    return raw.replace(MARK, "").strip("_- .")
+
+
+def around_exercise(stem, exercises, more="$^"):
+    """What of a file's name is not the exercise's, nor ``more`` behind it; a mark stands there."""
     for name in exercises:
-        stem = stem.replace(name, mark)
+        stem = re.sub(rf"{name}(?:{more})?", MARK, stem)
     return stem
-
-
-def stem_of(file):
-    """A notebook's name without its ending and without what systems add to a second copy."""
-    return COPY.sub("", NOTEBOOK.sub("", file))

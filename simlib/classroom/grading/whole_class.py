@@ -280,9 +280,11 @@ class GradedFile:
     result : NotebookResult
     notes : list of str
     platform : str
-        ``"canvas"`` or ``"moodle"`` where the student is that platform's number.
+        ``"canvas"`` or ``"moodle"`` where the file was named by one.
     conflict : str
         What to say where something else claims to be the same student.
+    number : str
+        That platform's number of the student.
     """
 
     student: str
@@ -295,6 +297,7 @@ class GradedFile:
     notes: list = field(default_factory=list)
     platform: str = ""
     conflict: str = ""
+    number: str = ""
 
 
 class ClassGrader:
@@ -373,6 +376,7 @@ class ClassGrader:
             file.notes,
             file.platform,
             file.conflict,
+            file.number,
         )
 
     def _result(self, content, exercise, regrade):
