@@ -61,7 +61,8 @@ def test_who_is_alone_begins_when_all_others_have_ended_and_nobody_begins_meanwh
     entered, leave = threading.Event(), threading.Event()
 
     def alone():
-        with company.exclusive():
+        with company.shared() as visit:
+            assert visit.alone()
             order.append("alone")
 
     def beside(name):
@@ -81,7 +82,7 @@ def test_who_is_alone_begins_when_all_others_have_ended_and_nobody_begins_meanwh
     leave.set()
     for thread in threads:
         thread.join()
-    assert order == [("first", False), "alone", ("late", False)]
+    assert order == [("first", True), "alone", ("late", False)]
 
 
 def grader_of(monkeypatch, tmp_path, look, limits=None):
@@ -252,6 +253,52 @@ def test_two_answers_that_end_their_runs_are_set_aside_and_own_cells_stay(runs):
     done = runner.run(merged("import math"))
     assert set(done.skipped) == {"first", "second"} and done.notes == []
     assert "third-answer" in done.cells
+
+
+@pytest.mark.parametrize("endless", ["first", "second", "third"])
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_all_runs_of_a_notebook_take_twice_its_time_and_cost_no_other_answer(
+    monkeypatch, endless, is_busy
+):
+    """``is_busy``: it only lacked time beside other notebooks."""
+    clock, taken, beside = [0.0], [], [True]
+
+    def run_notebook(part, limits, isolate):
+        cells, ends = {"examiner": CellResult("same")}, endless in grading.answered(part)
+        ends = ends and (beside[0] or not is_busy)
+        taken.append(limits.notebook_s if ends else limits.notebook_s / 8)
+        clock[0] += taken[-1]
+        for step in part.steps:
+            if ends and step.cell.question == endless:
+                break
+            cells[step.identity] = CellResult("same")
+        return Session(cells, "", 1.0, "")
+
+    def alone():
+        had_company, beside[0] = beside[0], False
+        return had_company
+
+    monkeypatch.setattr(grading, "run_notebook", run_notebook)
+    monkeypatch.setattr(grading, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    limits = Limits()
+    done = grading.Runner(lambda part: part, limits, True, None, alone).run(merged())
+    assert sum(taken) <= 2 * limits.notebook_s
+    graded = {name for name in NAMES if f"{name}-answer" in done.cells}
+    assert graded == set(NAMES) - ({endless} if not is_busy else set())
+    assert set(done.skipped) == set(NAMES) - graded
+
+
+def test_a_second_look_has_what_the_first_has_left(monkeypatch, tmp_path):
+    grader, lefts = grader_of(monkeypatch, tmp_path, None), []
+
+    def grade(content, *rest):
+        lefts.append(rest[-2])
+        grader._lock._here = dict.fromkeys(grader._lock._here, len(lefts) == 1)
+        return NotebookResult("e", "graded", "", [], cut_short=True, seconds=200)
+
+    monkeypatch.setattr(whole_class, "grade", grade)
+    grader._graded(b"bob", None)
+    assert lefts == [480, 280]
 
 
 # What is left of a run

@@ -238,7 +238,9 @@ def without_points(exercise, status, reason, notes=()):
     return NotebookResult(exercise.name, status, reason, questions, list(notes))
 
 
-def grade(content, exercise, expected, seed, limits, isolate=True):
+def grade(
+    content, exercise, expected, seed, limits, isolate=True, left_s=None, alone=lambda: False
+):
     """The `NotebookResult` of a submission.
 
     Parameters
@@ -253,6 +255,11 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     limits : sandbox.Limits
     isolate : bool
         False without a sandbox.
+    left_s : float, optional
+        Seconds for all its runs together; twice those of a notebook if nobody says so.
+    alone : callable
+        Called before anything is run again: it waits until no other notebook is graded, and returns
+        whether one was.
     """
     begun = time.monotonic()
     try:
@@ -263,7 +270,13 @@ def grade(content, exercise, expected, seed, limits, isolate=True):
     except WrongNotebook as error:
         return without_points(exercise, "wrong notebook", str(error))
     result = NotebookResult(exercise.name, "graded", "", [], list(merged.notes))
-    runner = Runner(lambda part: cells_of(part, exercise, expected, seed, limits), limits, isolate)
+    runner = Runner(
+        lambda part: cells_of(part, exercise, expected, seed, limits),
+        limits,
+        isolate,
+        left_s,
+        alone,
+    )
     runs = runner.run(merged)
     result.runs = runs.number
     cut = map(is_cut_short, runs.cells.values())
@@ -367,25 +380,58 @@ class Runner:
         ``cells_of(merged)`` gives the cells to run.
     limits : sandbox.Limits
     isolate : bool
+    left_s, alone
+        See `grade`.
     """
 
-    def __init__(self, cells_of, limits, isolate):
+    def __init__(self, cells_of, limits, isolate, left_s=None, alone=lambda: False):
         self._cells_of = cells_of
         self._limits = limits
         self._isolate = isolate
-        self._left_s = 2 * limits.notebook_s
+        self._left_s = 2 * limits.notebook_s if left_s is None else left_s
+        self._alone_from_now = alone
         self.done = Runs()
 
     def run(self, merged):
-        """The `Runs` of a merged notebook, with all its answers in one run as far as that goes."""
-        whole = merged
-        while answered(merged):
-            session = self._run(merged)
-            if session is None:
-                return self._give_up(merged)
-            step, why = culprit_of(merged, session)
+        """The `Runs` of a merged notebook, with all its answers in one run as far as that goes.
+
+        An answer that ended the first run beside other notebooks may have lacked time: it is judged
+        by a run of all in the end, for which it has what others have left.
+        """
+        session = self._run(merged) if answered(merged) else None
+        step, why = culprit_of(merged, session) if session else (None, "")
+        if step is None or not self._alone_from_now():
+            return self._run_all(merged, session)
+        if step.kind == "helper":
+            return self._run_all(merged)
+        self._run_all(merged.without([step.cell.question]))
+        self._judge_again(merged, step.cell.question, why)
+        return self.done
+
+    def _judge_again(self, merged, question, why):
+        """Run an answer with all that were not set aside; ``why`` it was where no time is left."""
+        part = merged.without(self.done.skipped)
+        session = self._run(part)
+        if session is not None:
+            step, why = culprit_of(part, session)
             if step is None:
                 self.done.cells |= session.cells
+                return
+            if step.kind != "answer" or step.cell.question != question:
+                self._alone(merged, question)
+                return
+        self.done.skipped[question] = why
+
+    def _run_all(self, merged, session=None):
+        """The same; the first run may have been made already."""
+        whole = merged
+        while answered(merged):
+            ran, session = session or self._run(merged), None
+            if ran is None:
+                return self._give_up(merged)
+            step, why = culprit_of(merged, ran)
+            if step is None:
+                self.done.cells |= ran.cells
                 self.done.notes += [why] * bool(why)
                 return self.done
             if step.kind == "helper":

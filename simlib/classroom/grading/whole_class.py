@@ -38,35 +38,50 @@ class SharedExclusiveLock:
 
     @contextlib.contextmanager
     def shared(self):
-        """Grade beside others; gives a function that tells whether there were any."""
-        visit = object()
+        """Grade beside others; gives the `Visit`."""
+        visit = Visit(self)
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
             self._here[visit] = bool(self._here)
             if len(self._here) > 1:
                 self._here = dict.fromkeys(self._here, True)
         try:
-            yield lambda: self._here[visit]
+            yield visit
         finally:
             with self._changed:
                 del self._here[visit]
+                self._waiting -= visit.is_alone
                 self._changed.notify_all()
 
-    @contextlib.contextmanager
-    def exclusive(self):
-        """Grade when all others have ended; nobody begins meanwhile."""
+    def make_alone(self, visit):
+        """Go on when all others have ended; nobody begins meanwhile."""
         with self._changed:
+            had_company = self._here.pop(visit)
             self._waiting += 1
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._here)
-            visit = object()
-            self._here[visit] = False
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._here[visit]
-                self._waiting -= 1
-                self._changed.notify_all()
+            self._here[visit], visit.is_alone = False, True
+        return had_company
+
+    def had_company(self, visit):
+        """Whether others were graded beside it."""
+        with self._changed:
+            return self._here[visit]
+
+
+class Visit:
+    """The time of one notebook among others; called, it tells whether it has had company."""
+
+    def __init__(self, lock):
+        self._lock = lock
+        self.is_alone = False
+
+    def __call__(self):
+        return self._lock.had_company(self)
+
+    def alone(self):
+        """From now on there is no company; returns whether there was some."""
+        return not self.is_alone and self._lock.make_alone(self)
 
 
 RECORDED_CHARS = 50_000_000
@@ -402,23 +417,32 @@ class ClassGrader:
         return result
 
     def _graded(self, content, exercise):
-        """The result of a submission; where others may have cost it time, of a second look."""
+        """The result of a submission; where others may have cost it time, of a second look.
 
-        def look():
-            return grade(content, exercise, expected, self._seed, self._limits, self._isolate)
+        Both looks together take no more time than one may.
+        """
 
-        with self._lock.shared() as had_lock:
+        def look(left_s):
+            return grade(
+                content, exercise, expected, self._seed, self._limits, self._isolate,
+                left_s, visit.alone,
+            )  # fmt: skip
+
+        once_s = self._limits.notebook_s
+        with self._lock.shared() as visit:
+            left_s = once_s
             try:
                 expected = self.expected(exercise)
-                result = look()
-                if not (result.cut_short and had_lock()):
+                result = look(2 * once_s)
+                if not (result.cut_short and visit()):
                     return result
+                left_s = max(once_s, 2 * once_s - result.seconds)
             except (GraderFails, SolutionFails):
-                if not had_lock():
+                if not visit():
                     raise
-        with self._lock.exclusive():
+            visit.alone()
             expected = self.expected(exercise)
-            return look()
+            return look(left_s)
 
     def _name_known_mistakes(self, result, exercise):
         """Say of wrong answers which known one they do the same as."""
