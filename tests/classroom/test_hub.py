@@ -218,6 +218,36 @@ def test_what_is_refused_is_told_by_student_and_file(collect, homes, handout, ca
         collect()
 
 
+def test_of_one_student_so_much_is_read_and_no_holes(collect, homes, capsys, monkeypatch):
+    place = homes / "ada/rank-by-rank/exercises"
+    for name in ("a", "b", "c"):
+        (place / f"{name}.ipynb").write_bytes(b"x" * (15 << 20))
+    (place / "d.ipynb").touch()
+    os.truncate(place / "d.ipynb", 5 << 20)
+    assert collect() == (1, ADAS | {"ada/a.ipynb", "ada/b.ipynb"})
+    said = capsys.readouterr().out
+    assert "c.ipynb (with those before it larger than 40 MB), d.ipynb (nearly all of it" in said
+    for number in range(2000):
+        (place / f"{number}.txt").touch()
+    assert collect() == (1, set())
+    said = capsys.readouterr().out
+    assert "refused of ada: the folder of exercises (more than 2,000 files)" in said
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_nothing_is_collected_into_a_folder_that_others_decide_on(collect, homes, tmp_path, mode):
+    (tmp_path / "away/ada").mkdir(parents=True)
+    (tmp_path / "submissions").symlink_to("away")
+    with pytest.raises(SystemExit):
+        collect()
+    assert (tmp_path / "away/ada").exists()
+    (tmp_path / "submissions").unlink()
+    (tmp_path / "submissions").mkdir()
+    (tmp_path / "submissions").chmod(mode)
+    with pytest.raises(SystemExit):
+        collect()
+
+
 def test_no_link_and_no_pipe_is_collected(collect, homes):
     theirs = homes / "bob/rank-by-rank/exercises"
     (theirs / "04_collectives.ipynb").symlink_to(homes / "ada" / FILE)

@@ -1,11 +1,13 @@
 """`simlib.run` from plain Python: results, output, trace, errors, groups."""
 
+import fnmatch
 import functools
 import os
 import resource
 import subprocess
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -306,6 +308,34 @@ def test_a_callable_object_and_a_partial_work():
 
     assert simlib.run(Program(), 2).results == [0, 2]
     assert simlib.run(functools.partial(lambda k, rank, n: k + rank, 5), 2).results == [5, 6]
+
+
+OF_A_NOTEBOOK = """
+import functools
+
+@functools.lru_cache(maxsize=7)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+class Table:
+    @functools.cache
+    def row(self, n):
+        return [n] * n
+
+@functools.cache
+def main(rank, world_size):
+    return fibonacci(30 + rank), fibonacci.cache_parameters(), Table().row(2)
+"""
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_functions_with_a_cache_work(engine):
+    names = {"__name__": "__main__"}
+    exec(OF_A_NOTEBOOK, names)
+    wanted = [(number, {"maxsize": 7, "typed": False}, [2, 2]) for number in (832_040, 1_346_269)]
+    assert engine(names["main"], 2).results == wanted
+    by_name = fnmatch._compile_pattern  # has a cache, too
+    assert cloudpickle.loads(cloudpickle.dumps(by_name)) is by_name
 
 
 def test_heavy_captured_data_is_warned_about():

@@ -7,6 +7,7 @@ together as one object: `Faults`, `Restarts`, `Diagnosis`, `Network`, `Measureme
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import numbers
 import os
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
+import cloudpickle.cloudpickle as cloudpickle_state
 
 from ..model.chance import Failures, Seeds, Slow, check_slow
 from ..model.cluster import Cluster, Topology
@@ -464,6 +466,24 @@ def module(rank: int, world_size: int, name: str) -> None:
 def _search_first(folder):
     if sys.path[:1] != [folder]:  # simulated ranks share the list
         sys.path.insert(0, folder)
+
+
+def _reduce_cached(cached):
+    """What cloudpickle sends of a function with a cache (`functools.lru_cache`).
+
+    By itself it sends a name, which no rank knows where the function is a notebook's.
+    """
+    found = cloudpickle_state._lookup_module_and_qualname(cached)
+    if found and not cloudpickle_state._is_registered_pickle_by_value(found[0]):
+        return found[1]
+    return _cached_again, (cached.__wrapped__, cached.cache_parameters())
+
+
+def _cached_again(function, parameters):
+    return functools.lru_cache(**parameters)(function)
+
+
+cloudpickle.Pickler.dispatch_table[type(functools.cache(len))] = _reduce_cached
 
 
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
