@@ -326,6 +326,11 @@ ODD_BUT_RIGHT = {
         + HONEST.replace("NAME", "summed")
         + "NAME: Callable = summed"
     ),
+    "helper_with_a_cache": right(
+        "import functools\n@functools.lru_cache\ndef steps(n):\n"
+        "    return 1 + steps(n - 1) if n else 0\n"
+        + HONEST.replace("return total", "return total * (steps(5) / 5)")
+    ),
     "large_global": right(
         "table = torch.zeros(6_000_000)\n"
         + HONEST.replace("return total", "return total + table[0]")

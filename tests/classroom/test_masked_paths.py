@@ -15,6 +15,7 @@ from simlib.classroom.confinement import process_sandbox
 from simlib.classroom.confinement.process_sandbox import OWN_SANDBOX
 from simlib.classroom.grading import sandbox, whole_class
 from simlib.classroom.grading.examiner import is_of_shell
+from simlib.classroom.grading.own_folder import state_folder
 from simlib.classroom.grading.sandbox import hiding
 from simlib.classroom.grading.source import SOURCES
 from simlib.cli import main
@@ -130,7 +131,8 @@ def test_what_a_call_names_is_hidden_while_each_notebook_is_graded(stand_in, tmp
     monkeypatch.setattr(whole_class, "grade", grade)
     hand_in(tmp_path, "class/alice/04_collectives.ipynb", data=content(solved(exercise("04"))))
     assert main(["grade", str(tmp_path / "class"), "--out", str(tmp_path / "out")]) == 0
-    assert {ROOT, ROOT / SOURCES, tmp_path / "class", tmp_path / "out"} == set(found[0])
+    places = {ROOT, ROOT / SOURCES, tmp_path / "class", tmp_path / "out", state_folder()}
+    assert places == set(found[0])
     assert sandbox.hidden_places() == [ROOT]
 
 
