@@ -281,7 +281,8 @@ def test_all_runs_of_a_notebook_take_twice_its_time_and_cost_no_other_answer(
     monkeypatch.setattr(grading, "run_notebook", run_notebook)
     monkeypatch.setattr(grading, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     limits = Limits()
-    done = grading.Runner(lambda part: part, limits, True, None, alone).run(merged())
+    turn = grading.Turn(2 * limits.notebook_s, alone)
+    done = grading.Runner(lambda part: part, limits, True, turn).run(merged())
     assert sum(taken) <= 2 * limits.notebook_s
     graded = {name for name in NAMES if f"{name}-answer" in done.cells}
     assert graded == set(NAMES) - ({endless} if not is_busy else set())
@@ -292,9 +293,10 @@ def test_a_second_look_has_what_the_first_has_left(monkeypatch, tmp_path):
     grader, lefts = grader_of(monkeypatch, tmp_path, None), []
 
     def grade(content, *rest):
-        lefts.append(rest[-2])
+        lefts.append(rest[-1].left_s)
+        rest[-1].left_s -= 200
         grader._lock._here = dict.fromkeys(grader._lock._here, len(lefts) == 1)
-        return NotebookResult("e", "graded", "", [], cut_short=True, seconds=200)
+        return NotebookResult("e", "graded", "", [], cut_short=True)
 
     monkeypatch.setattr(whole_class, "grade", grade)
     grader._graded(b"bob", None)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -238,9 +239,24 @@ def without_points(exercise, status, reason, notes=()):
     return NotebookResult(exercise.name, status, reason, questions, list(notes))
 
 
-def grade(
-    content, exercise, expected, seed, limits, isolate=True, left_s=None, alone=lambda: False
-):
+@dataclass
+class Turn:
+    """What all runs of one notebook share.
+
+    Attributes
+    ----------
+    left_s : float
+        Seconds that they have left together.
+    alone : callable
+        Called before anything is run again: it waits until no other notebook is graded, and returns
+        whether one was.
+    """
+
+    left_s: float
+    alone: Callable = lambda: False
+
+
+def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
     """The `NotebookResult` of a submission.
 
     Parameters
@@ -255,11 +271,8 @@ def grade(
     limits : sandbox.Limits
     isolate : bool
         False without a sandbox.
-    left_s : float, optional
-        Seconds for all its runs together; twice those of a notebook if nobody says so.
-    alone : callable
-        Called before anything is run again: it waits until no other notebook is graded, and returns
-        whether one was.
+    turn : Turn, optional
+        By default it has the time of two runs.
     """
     begun = time.monotonic()
     try:
@@ -270,14 +283,11 @@ def grade(
     except WrongNotebook as error:
         return without_points(exercise, "wrong notebook", str(error))
     result = NotebookResult(exercise.name, "graded", "", [], list(merged.notes))
-    runner = Runner(
-        lambda part: cells_of(part, exercise, expected, seed, limits),
-        limits,
-        isolate,
-        left_s,
-        alone,
-    )
-    runs = runner.run(merged)
+
+    def cells(part):
+        return cells_of(part, exercise, expected, seed, limits)
+
+    runs = Runner(cells, limits, isolate, turn).run(merged)
     result.runs = runs.number
     cut = map(is_cut_short, runs.cells.values())
     result.cut_short = runs.number > 1 or bool(runs.skipped) or any(cut)
@@ -380,16 +390,15 @@ class Runner:
         ``cells_of(merged)`` gives the cells to run.
     limits : sandbox.Limits
     isolate : bool
-    left_s, alone
+    turn : Turn, optional
         See `grade`.
     """
 
-    def __init__(self, cells_of, limits, isolate, left_s=None, alone=lambda: False):
+    def __init__(self, cells_of, limits, isolate, turn=None):
         self._cells_of = cells_of
         self._limits = limits
         self._isolate = isolate
-        self._left_s = 2 * limits.notebook_s if left_s is None else left_s
-        self._alone_from_now = alone
+        self._turn = turn or Turn(2 * limits.notebook_s)
         self.done = Runs()
 
     def run(self, merged):
@@ -400,7 +409,7 @@ class Runner:
         """
         session = self._run(merged) if answered(merged) else None
         step, why = culprit_of(merged, session) if session else (None, "")
-        if step is None or not self._alone_from_now():
+        if step is None or not self._turn.alone():
             return self._run_all(merged, session)
         if step.kind == "helper":
             return self._run_all(merged)
@@ -491,12 +500,12 @@ class Runner:
 
     def _run(self, merged):
         """A session, or None where no time is left."""
-        if self._left_s < SHORTEST_RUN_S:
+        if self._turn.left_s < SHORTEST_RUN_S:
             return None
-        limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._left_s))
+        limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._turn.left_s))
         begun = time.monotonic()
         session = run_notebook(self._cells_of(merged), limits, self._isolate)
-        self._left_s -= time.monotonic() - begun
+        self._turn.left_s -= time.monotonic() - begun
         self.done.number += 1
         started = session.cells.get("examiner")
         if started is None or started.word != "same":

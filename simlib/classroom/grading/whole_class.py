@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from .grade import GraderFails, NotebookResult, cells_of, grade, without_points
+from .grade import GraderFails, NotebookResult, Turn, cells_of, grade, without_points
 from .merge_answers import GIVEN, MergedNotebook, Step, hidden_last
 from .score import ALLOWED, MARK, PARTLY, WRONG
 from .session import STOP, CellResult, code_cell, run_notebook
@@ -422,27 +422,23 @@ class ClassGrader:
         Both looks together take no more time than one may.
         """
 
-        def look(left_s):
-            return grade(
-                content, exercise, expected, self._seed, self._limits, self._isolate,
-                left_s, visit.alone,
-            )  # fmt: skip
+        def look():
+            limits = self._limits
+            return grade(content, exercise, expected, self._seed, limits, self._isolate, turn)
 
-        once_s = self._limits.notebook_s
         with self._lock.shared() as visit:
-            left_s = once_s
+            turn = Turn(2 * self._limits.notebook_s, visit.alone)
             try:
                 expected = self.expected(exercise)
-                result = look(2 * once_s)
+                result = look()
                 if not (result.cut_short and visit()):
                     return result
-                left_s = max(once_s, 2 * once_s - result.seconds)
             except (GraderFails, SolutionFails):
                 if not visit():
                     raise
             visit.alone()
             expected = self.expected(exercise)
-            return look(left_s)
+            return look()
 
     def _name_known_mistakes(self, result, exercise):
         """Say of wrong answers which known one they do the same as."""
