@@ -145,6 +145,11 @@ def folded(text):
     return (text.lstrip("0") or "0") if text.isdecimal() else text.casefold()
 
 
+def loosely(text):
+    """The same for what stands in the name of a file, where spaces become other signs."""
+    return folded(re.sub(r"[\s_.-]+", " ", text).strip())
+
+
 class People:
     """Finds the student of a roster by whatever it knows of each.
 
@@ -160,13 +165,13 @@ class People:
         self._known = {}
         for one in roster:
             texts = [one.column(*names) for names in IDENTITIES.values()]
-            for text in {folded(text) for text in (one.student, one.name, *texts) if text}:
+            for text in {loosely(text) for text in (one.student, one.name, *texts) if text}:
                 self._known.setdefault(text, []).append(one.student)
 
     def find(self, text):
         """Who is known by a text, and nobody else is; None where that is nobody."""
         text = readable(text)
-        students = [text] if text in self.ids else self._known.get(folded(text), [])
+        students = [text] if text in self.ids else self._known.get(loosely(text), [])
         return students[0] if len(students) == 1 else None
 
     def of_canvas(self, number):
