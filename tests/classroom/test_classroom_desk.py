@@ -168,6 +168,22 @@ def test_who_handed_in_other_files_only_is_told_so(desk, monkeypatch):
     assert "but a folder that cannot be opened" in notes["student_03"]
 
 
+def test_a_file_that_the_grader_may_not_read_is_no_0(three, monkeypatch):
+    whole = os.open
+
+    def opened(name, *rest, dir_fd=None):
+        if name == NAME and dir_fd and os.stat(name, dir_fd=dir_fd).st_mtime == 2e9:
+            raise PermissionError(13, "Permission denied")
+        return whole(name, *rest, dir_fd=dir_fd)
+
+    os.utime(f"class/student_02/{NAME}", (2e9, 2e9))
+    monkeypatch.setattr(os, "open", opened)
+    said = three.grade(code=1).out
+    points = {student: row["points"] for student, row in three.rows().items()}
+    assert points == {"student_01": "8", "student_02": "", "student_03": "8"}
+    assert "cannot be opened (Permission denied)" in said and "NOT GRADED, AND NO 0" in said
+
+
 def test_two_graders_do_not_write_one_report(three):
     with Cache(Path("report/.cache")).locked():
         assert "another simlib grade is at work" in three.grade(code=2).err

@@ -15,7 +15,15 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from .grade import Reader
-from .notebook_file import MAX_NOTEBOOKS, NOTEBOOK, Bounds, Unreadable, check_size, read_bytes
+from .notebook_file import (
+    MAX_NOTEBOOKS,
+    NOTEBOOK,
+    Bounds,
+    NotRead,
+    Unreadable,
+    check_size,
+    read_bytes,
+)
 from .roster import COPY, People, claims_apart, identify
 from .texts import readable
 
@@ -92,7 +100,7 @@ def read(files, exercises, roster):
             try:
                 one.content = bounds.read(owner, reader)
             except Unreadable as error:
-                one.unreadable = str(error)
+                one.unreadable, one.is_ours = str(error), isinstance(error, NotRead)
             notebooks.append(one)
         elif owner not in closed:
             closed.add(owner)

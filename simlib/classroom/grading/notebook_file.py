@@ -146,6 +146,15 @@ class Unreadable(Exception):
     """A file that cannot be graded; the message is the reason, for the student."""
 
 
+OURS = (
+    errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+)  # fmt: skip
+
+
+class NotRead(Unreadable):
+    """A file that whoever grades may not read, or the machine cannot: no fault of the student's."""
+
+
 @dataclass(frozen=True)
 class StudentCell:
     """A code cell as it was handed in."""
@@ -239,7 +248,8 @@ def read_bytes(path, most=LARGEST_BYTES, folder=None):
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise Unreadable("the file is a link, and links are not followed") from None
-        raise Unreadable(f"the file cannot be opened ({error.strerror})") from None
+        kind = NotRead if error.errno in OURS else Unreadable
+        raise kind(f"the file cannot be opened ({error.strerror})") from None
     try:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
@@ -250,7 +260,7 @@ def read_bytes(path, most=LARGEST_BYTES, folder=None):
         with open(fd, "rb", closefd=False) as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise Unreadable(f"the file cannot be read ({error.strerror})") from None
+        raise NotRead(f"the file cannot be read ({error.strerror})") from None
     finally:
         os.close(fd)
     check_size(len(content), most)

@@ -263,6 +263,8 @@ class SubmittedFile:
         Empty where it could not be read.
     unreadable : str
         Why it could not be read.
+    is_ours : bool
+        Whether that is no fault of the student's.
     when : datetime.datetime or None
         When it was last changed.
     late : bool
@@ -284,6 +286,7 @@ class SubmittedFile:
     file: str
     content: bytes
     unreadable: str = ""
+    is_ours: bool = False
     when: datetime.datetime | None = None
     late: bool = False
     notes: list = field(default_factory=list)

@@ -377,7 +377,8 @@ class ClassGrader:
             reason = file.unreadable or "nobody can tell which exercise this notebook belongs to"
             result = NotebookResult("", "wrong notebook", reason, [])
         elif file.unreadable:
-            result = without_points(exercise, "unreadable", file.unreadable)
+            status = "not graded" if file.is_ours else "unreadable"
+            result = without_points(exercise, status, file.unreadable)
         else:
             result = self._result(file.content, exercise, regrade)
         return GradedFile(
