@@ -141,7 +141,8 @@ def refused_in(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_line_that_somebody_ends_from_outside_gives_no_reason(tmp_path, number):
     """As a launcher does when another host has failed: that one's reason counts."""
-    needs = Resources(setup=[f"touch {tmp_path}/begun; sleep 1000"])
+    # A shell of its own ends at once; the first one may be between two commands.
+    needs = Resources(setup=[f"sh -c 'touch {tmp_path}/begun; exec sleep 1000'"])
     process = started_by_hand(tmp_path, needs, "")
     wait_until((tmp_path / "begun").exists)
     os.killpg(process.pid, number)
