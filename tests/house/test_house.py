@@ -20,7 +20,7 @@ GOALS = {
     "modules of the core": Limit(130, 140),
     "code lines of the core": Limit(18_655, 18_000),
     "modules": Limit(237, 240),
-    "code lines": Limit(36_437, 31_000),
+    "code lines": Limit(36_438, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),

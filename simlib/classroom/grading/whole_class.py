@@ -94,6 +94,7 @@ MAX_NAMES = 3
 PLACES = re.compile(
     rf"""
     [^\s(]+,\ line\ \d+    # (function, line 4)
+      (?:,\ (?:called\ )?from\ [^\s(]+,\ line\ \d+)*    # and who led there
     | (?<=\))\ {{3}}\S.*     # that line's text, behind it
     | ^(?:{re.escape(MARK)})?\ {{4}}.*    # or below it
     | ^(?:{re.escape(MARK)})?The\ traceback\ of\ rank\ .*\n(?:(?!\d+:).*\n?)*    # to the next world
