@@ -65,11 +65,18 @@ def test_a_program_that_catches_the_end_of_its_wait_goes_on(engine):
     assert "all_reduce" in finding.message and "was never called by rank 0" in finding.message
 
 
-def test_an_end_that_nobody_catches_names_who_was_waited_for():
+AWAITED = {
+    "recv": lambda group: dist.recv(torch.ones(1), 0, group=group),
+    "reduce": lambda group: dist.reduce(torch.ones(1), 1, group=group),
+}
+
+
+@pytest.mark.parametrize("call", AWAITED.values(), ids=AWAITED)
+def test_an_end_that_nobody_catches_names_who_was_waited_for(call):
     def main(rank, world_size):
         group = dist.new_group(timeout=timedelta(seconds=1))
         if rank:
-            dist.recv(torch.ones(1), 0, group=group)
+            call(group)
         while rank == 0:
             pass
 

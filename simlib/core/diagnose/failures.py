@@ -10,6 +10,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from ..model import errors
@@ -22,7 +23,7 @@ from ..model.errors import (
     SimlibError,
     StuckError,
 )
-from ..model.trace import Site, make_site
+from ..model.trace import Site, Trace, make_site
 from ..model.words import ranks_in_words, shortened
 from ..record.recorder import is_learners
 
@@ -142,18 +143,18 @@ def _raised(monitor, told):
 
 def _who_was_waited_for(monitor, limited):
     """Of the first rank whose wait ran out of time: where those were who had not come."""
-    ops = [op for rank in limited for op in monitor.logs[rank].ops(0, monitor.cells)]
-    op = min((op for op in ops if op.failed_s is not None), key=_failed_s, default=None)
-    if op is None:
+    ops = [op for log in monitor.logs for op in log.ops(0, monitor.cells)]
+    failed = [op for op in ops if op.rank in limited and op.failed_s is not None]
+    if not failed:
         return []
+    op = min(failed, key=attrgetter("failed_s"))
     milliseconds, until_s = limited[op.rank][1], op.failed_s
     if milliseconds and op.wait_s is not None:
         until_s = min(until_s, op.wait_s + int(milliseconds) / 1000)
-    sites, lines = sites_now(monitor), []
-    number = sum(one.seq < op.seq and _meets_alike(one, op) for one in ops if one.rank == op.rank)
-    for other in sorted({*op.group.ranks} - {op.rank} if op.peer is None else {op.peer}):
-        theirs = monitor.logs[other].ops(0, monitor.cells)
-        call = next(iter([one for one in theirs if _is_counterpart(one, op)][number:]), None)
+    calls, sites, lines = _met_by(op, Trace(monitor.world_size, ops)), sites_now(monitor), []
+    is_of_two = op.is_p2p and op.peer is not None
+    for other in sorted({op.peer} if is_of_two else {*op.group.ranks} - {op.rank}):
+        call = calls.get(other)
         if call is None:
             where = _in_words(sites[other]) if other in sites else _why_nowhere(monitor, other)
             lines.append(f"  rank {other} had not come: {where}")
@@ -162,23 +163,12 @@ def _who_was_waited_for(monitor, limited):
     return shortened(lines)
 
 
-def _failed_s(op):
-    return op.failed_s
-
-
-def _meets_alike(one, op):
-    """Whether two ops of a rank are counted together: collectives of a group, or like messages."""
-    if op.peer is None:
-        return one.group == op.group and not one.is_p2p
-    return (one.group, one.kind, one.peer, one.tag) == (op.group, op.kind, op.peer, op.tag)
-
-
-def _is_counterpart(one, op):
-    """Whether an op of another rank is one that this op may meet."""
-    if op.peer is None:
-        return one.group == op.group and not one.is_p2p
-    is_other_end = one.is_p2p and one.kind != op.kind and one.peer in (op.rank, None)
-    return is_other_end and (one.group, one.tag) == (op.group, op.tag)
+def _met_by(op, trace):
+    """``{rank: Op}``: the ops that this one met, or was to meet."""
+    if not op.is_p2p:
+        return next(one.ops for one in trace.collectives if one.ops.get(op.rank) is op)
+    pairs = [(one.send, one.recv) for one in trace.messages if one.recv is not None]
+    return {one.rank: one for pair in pairs if any(end is op for end in pair) for one in pair}
 
 
 def _out_of_memory(told, sites):
