@@ -453,19 +453,14 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def script(rank: int, world_size: int, path: str) -> None:
     """The rank function of a whole script: every rank runs it, as ``__main__``."""
-    _search_first(os.path.dirname(path))
+    sys.path.insert(0, os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")
 
 
 def module(rank: int, world_size: int, name: str) -> None:
     """The rank function of a module: every rank runs it, as ``python -m`` does."""
-    _search_first(os.getcwd())
+    sys.path.insert(0, os.getcwd())
     runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _search_first(folder):
-    if sys.path[:1] != [folder]:  # simulated ranks share the list
-        sys.path.insert(0, folder)
 
 
 def _reduce_cached(cached):

@@ -9,14 +9,13 @@ import multiprocessing.context
 import os
 import sys
 import threading
-from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from ....record.this_rank import here as local
 
 CLONE_FS = 0x200
 """Of Linux's `unshare`: the working folder and the file mask."""
-_OF_LOGGERS = {"handlers": list, "filters": list, "_cache": dict}
 real_process_id = os.getpid
 _PROCESSES = ("multiprocessing", "concurrent", "subprocess")
 """Parts of Python that compare process ids: with those that they have found before any rank was."""
@@ -25,8 +24,8 @@ _PROCESSES = ("multiprocessing", "concurrent", "subprocess")
 class _PerRank:
     """An attribute of instances that each rank has for itself, at first a copy of the first one."""
 
-    def __init__(self, name: str, copy: Callable[[Any], Any] = lambda value: value) -> None:
-        self._name, self._copy = name, copy
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def _values(self, instance: Any) -> dict:
         """Where this attribute is for whoever asks, with the instance as the key of a rank's."""
@@ -34,7 +33,7 @@ class _PerRank:
             return instance.__dict__
         own = local.__dict__.setdefault("attributes", {}).setdefault(instance, {})
         if self._name not in own and self._name in instance.__dict__:
-            own[self._name] = self._copy(instance.__dict__[self._name])
+            own[self._name] = copy(instance.__dict__[self._name])
         return own
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -47,15 +46,14 @@ class _PerRank:
 
     def __set__(self, instance: Any, value: Any) -> None:
         if self._name not in instance.__dict__:
-            instance.__dict__[self._name] = self._copy(value)  # how others find what a rank makes
+            instance.__dict__[self._name] = copy(value)  # how others find what a rank makes
         self._values(instance)[self._name] = value
 
 
 def own_loggers() -> None:
     """Give each rank the handlers, levels and filters that it sets."""
     for name in ("handlers", "filters", "level", "propagate", "disabled", "_cache"):
-        copy = _OF_LOGGERS.get(name)
-        setattr(logging.Logger, name, _PerRank(name, copy) if copy else _PerRank(name))
+        setattr(logging.Logger, name, _PerRank(name))
     logging.Manager._disable = _PerRank("_disable")  # type: ignore[attr-defined]
 
 
