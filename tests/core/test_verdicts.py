@@ -164,24 +164,17 @@ def test_the_callers_of_a_helper_are_named(engine):
     assert f"({helper}, called from {place(once_more_in_a_helper, 2)})" in str(caught.value)
 
 
-def parts_and_disagrees(rank, n):
+def parts(rank, n, and_disagrees):
     x = torch.ones(1)
     dist.all_reduce(x)
     if rank:
         dist.all_reduce(x)
     dist.all_reduce(x)
-    dist.all_reduce(torch.ones(2))
+    if and_disagrees:
+        dist.all_reduce(torch.ones(2))
 
 
-def parts_and_ends(rank, n):
-    x = torch.ones(1)
-    dist.all_reduce(x)
-    if rank:
-        dist.all_reduce(x)
-    dist.all_reduce(x)
-
-
-def comes_together_again(rank, n):
+def comes_together_again(rank, n, _):
     x = torch.ones(1)
     if rank:
         dist.broadcast(x, 0)
@@ -195,15 +188,11 @@ def comes_together_again(rank, n):
 
 
 @pytest.mark.parametrize(
-    "function, lines",
-    [
-        (parts_and_disagrees, {0: 5, 1: 4}),
-        (parts_and_ends, {0: 5, 1: 4}),
-        (comes_together_again, {}),
-    ],
+    "function, and_disagrees, lines",
+    [(parts, True, {0: 5, 1: 4}), (parts, False, {0: 5, 1: 4}), (comes_together_again, None, {})],
 )
-def test_where_ranks_parted_is_told(function, lines):
-    words = str(verdict(function, 2, simlib.SimlibError))
+def test_where_ranks_parted_is_told(function, and_disagrees, lines):
+    words = str(verdict(function, 2, simlib.SimlibError, args=(and_disagrees,)))
     headline, *rows = words.partition("Since call ")[2].splitlines() or [""]
     assert headline == "2 of this group its ranks were at different lines:" * bool(lines)
     for row, (rank, line) in zip(rows, lines.items(), strict=False):
