@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -63,7 +62,7 @@ class ModulesInTurn:
         self._names.add(name)
         self.of_rank[rank].setdefault(name, None)
         execute = getattr(spec.loader, "exec_module", None)
-        if execute is not None:
+        if _is_installed(spec.origin) and getattr(execute, "func", None) != self._execute:
             spec.loader.exec_module = functools.partial(self._execute, execute)
         return spec
 
@@ -76,7 +75,7 @@ class ModulesInTurn:
         return None
 
     def _execute(self, execute, module):
-        """Make a module; where a second copy cannot be made, all ranks share the first."""
+        """Make an installed module; where no second copy can be made, all ranks share the first."""
         try:
             execute(module)
         except Exception as error:
@@ -136,6 +135,11 @@ def _has_extensions(package):
     return any(
         file.name.endswith(endings)
         for folder in folders
-        if folder.rpartition(os.sep)[0].endswith("-packages")
+        if _is_installed(folder)
         for file in Path(folder).rglob("*")
     )
+
+
+def _is_installed(place):
+    """Whether a file or folder lies where packages are installed, and so is not the learner's."""
+    return place is not None and any(part.endswith("-packages") for part in Path(place).parts)
