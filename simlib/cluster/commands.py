@@ -17,7 +17,7 @@ from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
 from ..core.record.transports import BACKEND_NAMES
 from .batch import SYSTEMS
-from .batch.folder import JOBS
+from .batch.folder import JOBS, GoneError
 from .batch.mpiexec import Mpiexec
 
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
@@ -304,7 +304,7 @@ def _row(job):
     try:
         where = "; ".join(filter(None, (job.place, job.trouble)))
         return job.name, job.status, f"{job.world_size} ranks", where
-    except JobError:
+    except GoneError:
         return None
 
 

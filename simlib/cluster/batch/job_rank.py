@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib
 import linecache
+import math
 import os
 import pickle
 import signal
@@ -121,6 +122,7 @@ def _be_rank(folder, job, writer, starter):
     recorder = _join(place, folder, memory, job, starter)
     _check_gpus(job["gpus_per_rank"])
     recorder.survives = survives
+    recorder.timeout_s = job["timeout_s"] or math.inf
     _connect_output(folder, rank)
     begin_random_numbers(Seeds(*job["seeds"]).of_rank(rank))
     answer = _call(folder, rank, size, recorder)

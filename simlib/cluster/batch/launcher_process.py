@@ -134,13 +134,18 @@ class Watch:
             # NFS then looks anew for what was not there
             os.close(os.open(self._folder, os.O_RDONLY))
             os.stat(os.path.join(self._folder, "launch.json"))
+            said = self._said()
         except FileNotFoundError:
+            return "deleted"
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # of NFS, where another host has deleted it
+                raise
             return "deleted"
         if any(map(os.path.exists, self._plan["cancelled_by"])):
             return "cancel"
         if now > self._limit:
             return "limit"
-        if self._is_hopeless():
+        if self._is_hopeless(said):
             return "hopeless"
         if self._ends_since is None and os.path.exists(os.path.join(self._folder, "end")):
             self._ends_since = now
@@ -151,11 +156,13 @@ class Watch:
         self._hosts.look_while_waiting(self._thirds(now))
         return "silent" if self._is_silent(now) else "code"
 
-    def _is_hopeless(self):
+    def _said(self):
+        with open(os.path.join(self._folder, "launcher.err"), "rb") as file:
+            return file.read(1 << 16)
+
+    def _is_hopeless(self, said):
         """Whether the launcher has said that a rank cannot be started, or a rank that it cannot
         write into the folder; the others would wait for it, and some launchers let them."""
-        with open(os.path.join(self._folder, "launcher.err"), "rb") as file:
-            said = file.read(1 << 16)
         if self._plan["unwritten"].encode() in said:
             return True
         has_begun = os.path.exists(os.path.join(self._folder, "rank-0.json"))
