@@ -17,7 +17,6 @@ import base64
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
-from pickle import PicklingError
 from typing import Any
 
 from ..draw.lanes import blocked, blocked_parts, span_of
@@ -28,6 +27,8 @@ KEY = "simlib"
 VERSION = 1
 PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
 WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
+MOST_BYTES = 10 << 20
+"""Of a rank's result that a trace holds."""
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
 
@@ -286,6 +287,7 @@ def record_of(run: Any) -> dict[str, Any]:
         "memory": run.memory and [ledger and asdict(ledger) for ledger in run.memory],
         "flops": run.flops,
         "processes": run.processes,
+        "shared": dict(run.shared),
         "world_size": run.world_size,
         "output": run.output,
         "spans": run.trace.spans,
@@ -305,6 +307,9 @@ def record_of(run: Any) -> dict[str, Any]:
 def _kept(result: Any) -> dict[str, str]:
     """A result as text: plain data, tensors and arrays too; or why it is left out."""
     try:
-        return {"tree": base64.b64encode(dumps_tree(result)).decode()}
-    except (PicklingError, RecursionError) as error:
+        data = dumps_tree(result)
+    except Exception as error:  # whatever a tensor of some sort, say, does not like
         return {"left_out": str(error)}
+    if len(data) > MOST_BYTES:
+        return {"left_out": f"its {len(data) / 1e6:,.1f} MB are too much for a trace"}
+    return {"tree": base64.b64encode(data).decode()}
