@@ -61,6 +61,7 @@ class SimulatedGroup(PlainGroup):
 
     def _post(self, tensors, src, dst, content):
         request = Request(self._simulation, self._rank, self._log.last, tensors)
+        request.patience_s = self.patience_s
         clock = self._simulation.scheduler.clocks[self._rank]
         return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
 
@@ -103,7 +104,7 @@ class SimulatedGroup(PlainGroup):
             itemsize=payload[0].element_size() if payload else 1,
             request=request,
         )
-        request.limit_s = self.limit_s
+        request.limit_s, request.patience_s = self.limit_s, self.patience_s
         meeting = self._channel.post(self._position, call)
         request.meeting = meeting, self._position
         return request
@@ -115,7 +116,7 @@ class SimulatedGroup(PlainGroup):
         try:
             request.wait(limit)
         except RuntimeError:
-            limit_s = limit.total_seconds() if limit else self.limit_s or PATIENCE_S
+            limit_s = limit.total_seconds() if limit else self.limit_s or self.patience_s
             missing = [str(at) for at, call in enumerate(meeting.calls) if call is None]
             if not missing:
                 raise
@@ -134,10 +135,6 @@ def _not_passed(position, missing, wait_all_ranks, limit_s):
     return f"[Rank 0]: {who} failed to pass monitoredBarrier in {1000 * limit_s:.0f} ms"
 
 
-PATIENCE_S = 1800.0
-"""How long a group without a ``timeout=`` of its own waits for an op: torch's 30 minutes."""
-
-
 def _copy(tensor):
     return tensor.detach().clone()
 
@@ -153,7 +150,7 @@ class Request:
     """
 
     __slots__ = tuple(
-        "rank start simulation end_s deliver source meeting failure give_up limit_s "
+        "rank start simulation end_s deliver source meeting failure give_up limit_s patience_s "
         "_is_awaited _looked_s _result".split()
     )
 
@@ -168,6 +165,7 @@ class Request:
         self.failure: str | None = None
         self.give_up: Callable[[], None] | None = None
         self.limit_s: float | None = None
+        self.patience_s = PlainGroup.patience_s
         self._is_awaited = False
         self._looked_s: float | None = None
         self._result = result
@@ -203,9 +201,9 @@ class Request:
                     self.give_up()
                 raise RuntimeError(_timed_out(limit_s, bool(timeout)))
             # No event ends these waits: so who waits for ever is told that it does.
-            if limit_s is None and self.end_s - begin_s > PATIENCE_S:
+            if limit_s is None and self.end_s - begin_s > self.patience_s:
                 self.simulation.time.catch_up(self.rank, self.end_s)
-                raise RuntimeError(_timed_out(PATIENCE_S, is_asked=False))
+                raise RuntimeError(_timed_out(self.patience_s, is_asked=False))
             if limit is not None:
                 scheduler.cancel(limit)
         self.simulation.time.catch_up(self.rank, self.end_s)

@@ -62,6 +62,8 @@ class Request:
         Sources of the notebook's cells, as `linecache` keeps them.
     seeds : Seeds
         What the ranks' random numbers begin with.
+    timeout_s : float or None
+        Seconds without progress after which the run is ended.
     """
 
     payload: bytes
@@ -69,6 +71,7 @@ class Request:
     per_rank_args: Any = None
     cells: dict = field(default_factory=dict)
     seeds: Seeds
+    timeout_s: float | None
 
     def enter_context(self, environ: MutableMapping[str, str], **own: str) -> None:
         """Be where the kernel is: its environment, folder, import path, arguments and cells.

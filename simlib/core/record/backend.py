@@ -30,6 +30,7 @@ BACKEND = "simlib"
 _torch_new_group = torch_inside.constructor_of_groups()
 _torch_new_group_call = torch_inside.new_group_call()
 _torch_init = c10d.init_process_group
+_torch_spawn = torch.multiprocessing.spawn
 _torch_destroy = c10d.destroy_process_group
 _torch_monitored_barrier = c10d.monitored_barrier
 
@@ -95,7 +96,7 @@ def install(
         module.init_process_group = _checking_init_process_group(spoken)
         module.destroy_process_group = _destroy_process_group
         module.monitored_barrier = _monitored_barrier
-    torch.multiprocessing.spawn = torch.multiprocessing.start_processes = _spawn
+    torch.multiprocessing.spawn = _spawn
 
 
 def _check_not_self(group, rank, role):
@@ -119,12 +120,15 @@ def join_world(store: dist.Store, rank: int, world_size: int) -> None:
     _torch_init(BACKEND, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
 
 
-def _spawn(fn, args=(), nprocs=1, join=True, *_, **__):
+def _spawn(fn, args=(), nprocs=1, join=True, *others, **options):
     """`torch.multiprocessing.spawn` in a program that starts its own ranks: they are there already.
 
-    Each rank does what the process of its number would do.
+    Each rank does what the process of its number would do. Who is a rank already, by a call of
+    torch.distributed, starts helpers.
     """
     world = dist.group.WORLD
+    if world._recorder.has_joined or world._recorder.log.posted:
+        return _torch_spawn(fn, args, nprocs, join, *others, **options)
     if nprocs != world.size() or not join:
         raise InvalidCallError(
             f"mp.spawn asks for {nprocs} processes, and the ranks of this run are {world.size()}. "
@@ -132,6 +136,7 @@ def _spawn(fn, args=(), nprocs=1, join=True, *_, **__):
             + ("" if join else ", and leave join=False out")
         )
     fn(world.rank(), *args)
+    return None
 
 
 def _checking_init_process_group(spoken):
@@ -141,6 +146,7 @@ def _checking_init_process_group(spoken):
         world = dist.group.WORLD
         told = dict(zip(("world_size", "rank"), args, strict=False)) | kwargs
         _check_init(spoken, backend, told, {"world_size": world.size(), "rank": world.rank()})
+        world._recorder.has_joined = True
         if timeout is not None:
             world.set_timeout(timeout)
 

@@ -106,11 +106,14 @@ class RecordingGroup(GroupOfItsOwn):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long an op of this group may take, as ``timeout=`` told torch."""
+        recorder, limit_s = self._recorder, timeout.total_seconds()
         self.transport.set_timeout(timeout)
-        if timeout < default_pg_timeout:  # torch's own, untold
+        if hasattr(self._group, "patience_s"):
+            self._group.patience_s = limit_s
+        if timeout < default_pg_timeout and (recorder.survives or limit_s < recorder.timeout_s):
             self._is_limited = True
             if hasattr(self._group, "limit_s"):
-                self._group.limit_s = timeout.total_seconds()
+                self._group.limit_s = limit_s
             else:
                 self._limit = timeout
 

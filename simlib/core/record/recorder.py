@@ -7,6 +7,7 @@ they hand out.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import site
 import sysconfig
@@ -76,6 +77,10 @@ class Recorder:
         Ops that end on a GPU.
     survives : bool
         Whether the run goes on when another rank dies.
+    has_joined : bool
+        Whether the program has called `init_process_group`.
+    timeout_s : float
+        Seconds without progress after which the run is ended.
     limited : set of int
         Ops, by their place in the log, that their group gives up by itself when they take longer
         than its ``timeout=``: no wait for them is for ever.
@@ -96,6 +101,8 @@ class Recorder:
         self.last_number = None
         self.fingerprints: FingerprintTable | None = None
         self.survives = False
+        self.has_joined = False
+        self.timeout_s = math.inf
         self.limited: set[int] = set()
         self.thread = threading.get_ident()
         self._words: dict[tuple, int] = {}
@@ -163,7 +170,7 @@ class Recorder:
         self.requests.clear()
         self.last_number = None
         self.fingerprints = None
-        self.survives = False
+        self.survives, self.has_joined, self.timeout_s = False, False, math.inf
         self.limited.clear()
         self._met.clear()
         self._sites.clear()
@@ -257,6 +264,8 @@ class _Request:
         except BaseException:
             log.wait_failed(0 if timeout else self.start)
             raise
+        if not timeout:
+            recorder.limited.discard(self.start)
         if self.gpu is None:
             log.wait_end(self.start)
         else:

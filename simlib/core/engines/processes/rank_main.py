@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 import multiprocessing
 import os
@@ -103,6 +104,7 @@ def rank_main(rank, world_size, backend_name, ties, ends):
             membership.begin(request.number)
             recorder.begin(fingerprints if request.check else None)
             recorder.survives = request.survives
+            recorder.timeout_s = request.timeout_s or math.inf
             if request.segment:
                 writer.roll_over(request.segment)
             own = kernel.recv()

@@ -303,6 +303,7 @@ class ProcessEngine(Engine):
             per_rank_args=self.program.per_rank_args,
             cells=new_cells(monitor.world, monitor.cells),
             seeds=self.program.seeds,
+            timeout_s=self.diagnosis.timeout_s,
             check=self.diagnosis.check,
             survives=monitor.survives,
             slow=self.faults.slow,

@@ -126,6 +126,7 @@ class Ranks:
         ]
         for recorder in self._recorders:
             recorder.survives = simulation.options.on_death == "continue"
+            recorder.timeout_s = request.timeout_s or math.inf
             if simulation.options.compute == "measured":
                 recorder.before_wait = recorder.before_op
         self.store = SimulatedStore(scheduler)
@@ -196,7 +197,10 @@ class Ranks:
         local.beside = self._simulation.time.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
-        per_rank.own_folder()
+        if not per_rank.own_folder():
+            self._modules.shared["the working folder"] = "this system gives a thread none"
+        local.beside.handed_on = {"attributes": {}, "process_id": threading.get_native_id()}
+        local.__dict__.update(local.beside.handed_on)
         local.environ = environ_on_equal_nodes(rank, self._size, self._request.local_size)
         scheduler.begin(rank)
         is_script = self._request.execution_context.is_script

@@ -355,6 +355,7 @@ class SimulationEngine(Engine):
             cells=new_cells(monitor.process, monitor.cells),
             cell_numbers=dict(monitor.cells),
             seeds=self.program.seeds,
+            timeout_s=self.diagnosis.timeout_s,
             world_size=self.world_size,
             cluster=self.cluster,
             local_size=min(self.local_size, self.world_size),
@@ -404,11 +405,18 @@ class SimulationEngine(Engine):
         """The finding where a rank's collectives come in the order of a set of strings."""
         if not are_ranks_trusted():
             return []
-        unlike = Session(replace(self, is_unlike=True), SilentDisplay()).once()[0]
+        try:
+            unlike, failure, _ = Session(replace(self, is_unlike=True), SilentDisplay()).once()
+        except errors.SimlibError:  # there is no room for another server
+            return []
+        if failure is not None and failure.kind not in VERDICTS:
+            raise failure
         parted = _first_other_call(run, unlike)
         if parted is None:
             return []
-        again = Session(self, SilentDisplay()).once()[0]
+        again, failure, _ = Session(self, SilentDisplay()).once()
+        if failure is not None and failure.kind not in VERDICTS:
+            raise failure
         if _first_other_call(run, again) is not None:
             return []
         one, other = parted

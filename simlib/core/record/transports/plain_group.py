@@ -28,7 +28,9 @@ class PlainGroup:
 
     copies_results = False
     limit_s: float | None = None
-    """Seconds after which a wait is given up; None: torch's 30 minutes, once the op has ended."""
+    """Seconds after which a wait is given up; None: what has no end is not."""
+    patience_s = 1800.0
+    """Seconds that an op without such a limit may take, once it has ended: torch's 30 minutes."""
     _group: Any
     _position: int
     recv: Callable[..., Any]

@@ -8,7 +8,6 @@ import logging
 import multiprocessing.context
 import os
 import sys
-import threading
 from copy import copy
 from typing import Any
 
@@ -29,9 +28,9 @@ class _PerRank:
 
     def _values(self, instance: Any) -> dict:
         """Where this attribute is for whoever asks, with the instance as the key of a rank's."""
-        if "rank" not in local.__dict__:
+        if "attributes" not in local.__dict__:
             return instance.__dict__
-        own = local.__dict__.setdefault("attributes", {}).setdefault(instance, {})
+        own = local.attributes.setdefault(instance, {})
         if self._name not in own and self._name in instance.__dict__:
             own[self._name] = copy(instance.__dict__[self._name])
         return own
@@ -65,13 +64,14 @@ def own_start_method() -> None:
 
 
 def own_process_id() -> None:
-    """Let each rank be a process by its number: that of its thread, which no other has."""
+    """Let each rank, with its threads, have the number of its thread: no other process has it."""
 
     @functools.wraps(real_process_id)
     def getpid() -> int:
-        if "rank" not in local.__dict__ or _is_of_processes(sys._getframe(1).f_code.co_filename):
+        own = local.__dict__.get("process_id")
+        if own is None or _is_of_processes(sys._getframe(1).f_code.co_filename):
             return real_process_id()
-        return threading.get_native_id()
+        return own
 
     os.getpid = getpid
 

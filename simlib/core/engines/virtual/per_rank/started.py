@@ -30,6 +30,8 @@ class WorkBeside:
         The rank's own.
     make_mode : callable
         Makes the context in which the ops of a thread are counted.
+    handed_on : dict
+        What threads of the rank have in common with it, by names of `local`.
     processes : int
         How many processes the rank has started.
     took_part : bool
@@ -43,6 +45,7 @@ class WorkBeside:
         self.lock = threading.RLock()
         self.meter = None
         self.make_mode = None
+        self.handed_on = {}
         self.processes = 0
         self.took_part = False
         self._seconds = []
@@ -62,6 +65,7 @@ class WorkBeside:
         """Call a function in a thread of the rank's."""
         self.took_part = True
         local.beside, local.advance = self, self.add
+        local.__dict__.update(self.handed_on)
         if self.meter is not None:
             local.meter = self.meter
         with self.make_mode():

@@ -98,7 +98,7 @@ def _checked_sleep(seconds):
 
 def end_virtual_time():
     """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
-    for name in ("clock", "sleep", "advance", "settle", "before_output", "beside"):
+    for name in ("clock", "sleep", "advance", "settle", "before_output", "beside", "process_id"):
         local.__dict__.pop(name, None)
 
 
