@@ -1,7 +1,10 @@
 """Copies of modules for each simulated rank: what is copied, what is shared, and what it leaves."""
 
+import logging
+import os
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
@@ -104,8 +107,6 @@ def test_a_module_that_is_edited_is_read_anew_by_the_same_process(package):
     folder = package("edited_a", inner="VALUE = 1")
 
     def main(rank, world_size):
-        import os
-
         import edited_a.inner
 
         return edited_a.inner.VALUE, os.getsid(0)
@@ -114,6 +115,30 @@ def test_a_module_that_is_edited_is_read_anew_by_the_same_process(package):
     (folder / "inner.py").write_text("VALUE = 1000")
     second = simlib.simulate(main, 2).results
     assert [first[0][0], second[0][0]] == [1, 1000] and first[0][1] == second[0][1]
+
+
+def test_an_import_that_fails_on_one_rank_fails_there(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "unlike_a.py").write_text(
+        "import os\nassert os.environ['RANK'] != '1', 'of rank 1'"
+    )
+
+    def main(rank, world_size):
+        import unlike_a  # noqa: F401
+
+    with pytest.raises(simlib.RankError, match="^rank 1 raised AssertionError: of rank 1"):
+        simlib.simulate(main, 3)
+
+
+def test_a_thread_of_a_rank_has_its_loggers_and_its_process_id():
+    def main(rank, world_size):
+        logging.getLogger("of a thread").setLevel(10 + rank)
+        dist.barrier()
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(lambda: (logging.getLogger("of a thread").level, os.getpid()))
+            return found.result() == (10 + rank, os.getpid())
+
+    assert simlib.simulate(main, 2).results == [True, True]
 
 
 def test_an_import_that_fails_says_so_on_each_rank(package):
@@ -150,3 +175,11 @@ def test_ranks_that_the_program_spawns_are_those_of_the_run(engine):
         engine(main, 1, (3,))
     with pytest.raises(simlib.InvalidCallError, match="leave join=False out"):
         engine(main, 3, (3,), {"join": False})
+
+
+def test_who_is_a_rank_already_spawns_helpers():
+    def main(rank, world_size):
+        dist.init_process_group("gloo")
+        torch.multiprocessing.spawn(abs, nprocs=1)
+
+    simlib.run(main, 2)

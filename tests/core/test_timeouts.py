@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store, default_pg_timeout
 
 import simlib
-from simlib.core.clockwork.simulated_group import PATIENCE_S
+from simlib.core.record.transports.plain_group import PlainGroup
 
 
 def late(rank, world_size, sleep_s, limit_s):
@@ -22,7 +22,14 @@ def late(rank, world_size, sleep_s, limit_s):
 
 @pytest.mark.parametrize(
     ("sleep_s", "limit_s", "waited_ms"),
-    [(6, 3, 3000), (2, 3, None), (2700, None, 1_800_000), (1700, None, None)],
+    [
+        (6, 3, 3000),
+        (2, 3, None),
+        (2700, None, 1_800_000),
+        (1700, None, None),
+        (2700, 3600, None),
+        (2700, 600, 600_000),
+    ],  # fmt: skip
 )
 def test_a_wait_ends_after_so_much_virtual_time(sleep_s, limit_s, waited_ms):
     if waited_ms is None:
@@ -40,7 +47,16 @@ def test_who_waits_for_ever_is_told_so_and_not_after_30_minutes():
 
     with pytest.raises(simlib.DeadlockError, match="wait for rank 0, which has finished"):
         simlib.simulate(main, 3)
-    assert default_pg_timeout.total_seconds() == PATIENCE_S
+    assert default_pg_timeout.total_seconds() == PlainGroup.patience_s
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_a_group_that_would_wait_longer_than_the_run_may_is_judged_at_once(engine):
+    def main(rank, world_size):
+        dist.recv(torch.ones(1), 1 - rank, group=dist.new_group(timeout=timedelta(minutes=10)))
+
+    with pytest.raises(simlib.DeadlockError, match="ranks 0 and 1 wait for each other"):
+        engine(main, 2)
 
 
 @pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
