@@ -274,3 +274,18 @@ def test_an_eager_message_overtakes_one_that_waits_for_its_receiver():
     # With both there from the start they go in order: the last waits for the one before it.
     _, wire = time_of(found, flat(2, SECOND), [0, 1], [0, 0], expand=True, eager_limit_bytes=0)
     assert wire.end_s.tolist() == [1.0, 2.0, 2.0]
+
+
+def test_an_eager_message_of_a_rank_that_adds_up_overtakes_none():
+    # Rank 0 has 100 B at 2 s and adds them up until 12 s; only then, at 7 s, rank 1 has rank 3's.
+    # At 12 s rank 0 sends rank 1 100 B, then an empty one, which is eager and waits for them.
+    adds = np.array([True, False])
+    arrive = Moves(np.array([2, 3]), np.array([0, 1]), np.array([1, 1]), adds=adds)
+    leave = Moves(np.array([0, 0]), np.array([1, 1]), np.array([1, 0]))
+    found = Schedule.of("reduce", "two", 4, [0, 100], [arrive, leave], root=1)
+    cluster = flat(4, SECOND, device=Device(reduce_Bps=10.0))
+    late = [0.0, 0.0, 0.0, 5.0]
+    ends, wire = time_of(found, cluster, range(4), late, expand=True, eager_limit_bytes=0)
+    assert wire.start_s.tolist() == [0.0, 5.0, 12.0, 12.0]
+    assert wire.end_s.tolist() == [2.0, 7.0, 14.0, 14.0]
+    assert ends.tolist() == [14.0, 14.0, 2.0, 7.0]

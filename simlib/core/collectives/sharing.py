@@ -45,10 +45,15 @@ def through_shared_links(
         order = _Order(src, dst)
     before = np.full(len(src), NONE) if order is None else order.before
     pool = _Pool(topology, lookahead_s, len(columns), before)
+    # A rank that adds up enters its next round later, and its eager messages start later.
+    is_ahead = order is not None and eager_limit_bytes >= 0 and reduce_Bps < inf
     started = progress.begin()
     while len(started) or len(pool):
+        held = started[:0]
+        if is_ahead and len(started):
+            started, held = _due(started, progress.start_s, pool)
         if not len(started):
-            started = progress.finish(*pool.pass_window())
+            started = np.append(held, progress.finish(*pool.pass_window()))
             continue
         if order is not None:
             order.start(started, progress.start_s[started])
@@ -59,8 +64,15 @@ def through_shared_links(
         stays = crosses & ((left > 0) | pool.is_behind(started))
         pool.add(started[stays], due_s[stays], left[stays], paths[stays])
         pool.is_done[started[~stays]] = True
-        started = progress.finish(started[~stays], due_s[~stays])
+        started = np.append(held, progress.finish(started[~stays], due_s[~stays]))
     return progress.end_of_rank, ([progress.start_s], [progress.end_s])
+
+
+def _due(messages, start_s, pool):
+    """Those that start before anything else may, and the rest."""
+    starts_s = start_s[messages]
+    is_due = starts_s <= (pool.next_s() if len(pool) else starts_s.min())
+    return messages[is_due], messages[~is_due]
 
 
 def _has_pair_twice(schedule):
@@ -238,6 +250,10 @@ class _Pool:
     def __len__(self):
         return len(self._message)
 
+    def next_s(self):
+        """The next moment at which something happens."""
+        return self._due_s.min()
+
     def is_behind(self, messages):
         """Whether a message that goes before each of these, between the same ranks, is not done."""
         before = self._before[messages]
@@ -254,7 +270,7 @@ class _Pool:
 
     def pass_window(self):
         """Let one window pass; returns the messages that ended in it, and when."""
-        horizon_s = self._due_s.min() + self._lookahead_s
+        horizon_s = self.next_s() + self._lookahead_s
         takes_part = (self._rate_Bps > 0) | (self._due_s <= horizon_s) | (self._due_s == inf)
         paths = np.where(takes_part[:, None], self._paths, self.free)
         label = connected(paths, self.free)
