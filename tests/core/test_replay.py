@@ -63,7 +63,8 @@ def test_a_run_on_real_ranks_is_replayed():
     run = simlib.run(mixed, 4)
     fast, slow = run.replay(FAST), run.replay(SLOW)
     assert len(fast.trace) == len(slow.trace) == len(run.trace)
-    assert 3e-3 < fast.time_s < slow.time_s
+    assert 3e-3 < fast.time_s <= slow.time_s
+    assert sum(times(fast)) < sum(times(slow))  # the last op may wait for a rank that was held up
     assert run.trace[0].site == fast.trace[0].site
 
 
