@@ -319,12 +319,39 @@ def test_overrides_take_a_name_that_is_one_student_s(tmp_path):
         (b"student,canvas id,id\na,4711,1\nb,,04711\n", "lines 2 and 3.*Canvas number .04711"),
         (b"student,email\na,A@x.org\nb,a@x.org\n", "lines 2 and 3.*one email address"),
         (b"student,name\na,A,,\nb,B, C\n", "line 3 has more cells than there are columns"),
+        (b"student,deadline\na,\nb,1.12.2026\n", "line 3: b has the deadline '1.12.2026': write"),
+        (b"student,deadline\na,0001-01-01T00:00+14:00\n", "line 2: a has the deadline"),
     ],
 )
 def test_a_roster_that_cannot_be_read_is_told(tmp_path, content, sentence):
     (tmp_path / "roster.csv").write_bytes(content)
     with pytest.raises(BadRoster, match=sentence):
         read_roster(tmp_path / "roster.csv")
+
+
+def test_all_mistakes_of_a_roster_are_told(three):
+    lines = "student,id,deadline\na,1,soon\n,2,\nb,1,2026-13-01\na,3,\n"
+    said = three.grade("--roster", three.write("roster.csv", lines), code=2).err.splitlines()
+    words = "line 2: a has", "line 3, has", "line 4: b has", "has a more than", "lines 2 and 4"
+    assert len(said) == len(words)
+    assert all(text in line for text, line in zip(words, said, strict=True))
+
+
+def test_a_deadline_of_the_roster_holds_for_its_student_alone(three):
+    for number in (1, 2, 3):
+        os.utime(f"class/student_0{number}/{NAME}", (2e9, 2e9))
+    three.hand_in(f"cy_LATE_4711_15_{NAME}")
+    lines = "student,Deadline\nstudent_01,2034-01-01 12:00\nstudent_02,\n"
+    lines += "student_03,none\n4711,none\n"
+    roster = three.write("roster.csv", lines)
+    late = []
+    for words in (["--deadline", "2030-01-01"], ["--deadline", "none"]):
+        three.grade("--roster", roster, *words)
+        late.append([one for one, row in three.rows().items() if row["late"]])
+    three.write("roster.csv", lines.replace("2034", "2024"))
+    three.grade("--roster", roster)
+    late.append([one for one, row in three.rows().items() if row["late"]])
+    assert late == [["student_02"], [], ["student_01"]]
 
 
 def test_one_canvas_number_is_one_row_and_a_participant_stays_one(desk):
@@ -413,6 +440,61 @@ def test_a_deadline_is_kept_until_it_is_taken_away(three):
     assert late == [{"student_02": "04_collectives"}] * 2 + [{}, {}]
 
 
+BY_DAY = "late costs 10 % of the points for each day begun"
+
+
+def test_what_late_costs_is_kept_and_gives_way_to_points_by_hand(three):
+    os.utime(f"class/student_02/{NAME}", (2e9, 2e9))  # 2033-05-18T03:33:20Z
+    lines = "student,name,email\nstudent_02,Bo,b@x.org\nstudent_03,Cy,c@x.org\n"
+    roster = three.write("roster.csv", lines)
+    late = ["--roster", roster, "--deadline", "2033-05-17T03:33:00Z"]
+    by_hand = ["--overrides", three.write("by_hand.csv", f"{HEAD}student_02,4,mean_of_all,2,\n")]
+    points = []
+    for words, told in (
+        ([*late, "--late-costs", "10/day"], True),
+        (by_hand, True),
+        (["--late-costs", "60/day"], False),
+        (["--late-costs", "12.5%"], False),
+        (["--late-costs", "none"], False),
+        ([], False),
+    ):
+        said = three.grade("--roster", roster, *words).out
+        assert (BY_DAY in said) == told and three.rows()["student_03"]["points"] == "8"
+        tables = table("report/canvas.csv")[2][-1], table("report/moodle.csv")[1][-1]
+        points.append(three.rows()["student_02"]["points"])
+        assert tables == (points[-1],) * 2
+        jsonschema.validate(three.report(), json.loads(reports.SCHEMA.read_text()))
+        if len(points) == 1:
+            lost = "late costs 20 % of the points reached: 8 before, 1.6 off"
+            assert f"late by 1 day, {lost}" in three.rows()["student_02"]["notes"]
+            assert lost.capitalize() in three.page("feedback/student_02")
+            assert lost in three.page() and "04 late, 1.6 off" in three.page()
+    assert points == ["6.4", "6.8", "0", "7", "8", "8"]
+
+
+@pytest.mark.parametrize(
+    "days, words, counts, late",
+    [
+        ((7, 8, 9, 11), [], 2, ["2033-05-14 ", ""]),
+        ((7, 8, 9, 11), ["--counts", "last"], 3, None),
+        ((11, 12, 13, 14), [], 3, None),
+    ],
+)
+def test_of_several_files_the_last_in_time_counts(desk, days, words, counts, late):
+    names = [f"student_01/{place}{NAME}" for place in ("", "b/", "a/", "c/")]
+    desk.hand_in(*names)
+    for name, day in zip(names, days, strict=True):
+        os.utime(f"class/{name}", (2e9 + (day - 15) * 86400,) * 2)
+    for call in (["--deadline", "2033-05-13T12:00Z", *words], []):  # day 10, and it is kept
+        said = desk.grade(*call).out
+        (book,) = desk.report()["students"][0]["notebooks"]
+        assert (book["file"], book["late"]) == (names[counts], late is None)
+        assert ("--counts in-time takes it away" in said) == bool(words)
+        assert len(book["notes"]) == 3
+        told = [note for note in book["notes"] if "which came late (2033-05-14 " in note]
+        assert len(told) == bool(late) and all(names[3] in note for note in told)
+
+
 # Wrong calls
 
 
@@ -426,6 +508,9 @@ def test_a_deadline_is_kept_until_it_is_taken_away(three):
         ("--memory 0", "--memory 0: a notebook needs at least 1024 MB"),
         ("--jobs 0", "--jobs 0: grade at least 1 notebook at a time"),
         ("--deadline 30.11.2026", "--deadline 30.11.2026: write it as 2026-11-30T18:00"),
+        ("--late-costs 0", "--late-costs 0: write 10 for 10 % of the points reached"),
+        ("--late-costs 101/day", "--late-costs 101/day: write 10"),
+        ("--late-costs 1/week", "--late-costs 1/week: write 10"),
         ("--exercise 04 --exercise 77", "there is no exercise 77: 01_"),
         ("--exercises class", "class has no exercise sources"),
         ("--roster nowhere.csv", "the roster nowhere.csv cannot be read"),

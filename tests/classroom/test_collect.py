@@ -153,6 +153,24 @@ def test_copies_of_one_student_are_one_claim(tmp_path, copy):
     assert not any(one.conflict for one in found)
 
 
+@pytest.mark.parametrize(
+    "earlier, later",
+    [
+        ("_LATE_4711_16_04_collectives-1", "_4711_15_04_collectives"),
+        ("_4711_9_04_collectives", "_4711_10_04_collectives"),
+        ("_4711_15_04_collectives-9", "_4711_15_04_collectives-10"),
+        ("_LATE_4711_9_04_collectives-2", "_LATE_4711_10_04_collectives"),
+    ],
+)
+def test_of_canvas_s_files_marks_and_numbers_tell_the_last_in_time(tmp_path, earlier, later):
+    made = {f"bob{name}.ipynb": SOLVED for name in (earlier, later)}
+    for place in pack(tmp_path / "all", made):
+        (one,) = collect(place, EXERCISES)
+        assert (one.file, one.when) == (f"bob{later}.ipynb", None)
+        told = f"bob{earlier}.ipynb, which came late, was" if "LATE" not in later else earlier
+        assert told in one.notes[0] or "LATE" not in earlier
+
+
 def test_of_two_files_the_newer_counts(tmp_path):
     files(tmp_path, f"student_01/{NAME}", "student_01/04_collectives-1.ipynb")
     files(tmp_path, "student_01/.ipynb_checkpoints/04_collectives-checkpoint.ipynb")

@@ -6,7 +6,16 @@ from html.parser import HTMLParser
 
 import jsonschema
 import pytest
-from class_made import ESCAPES, EXERCISES, FOUR, KNOWN, SCRIPT, SECRET, graded, made_class
+from class_made import (
+    ESCAPES,
+    EXERCISES,
+    FOUR,
+    KNOWN,
+    SCRIPT,
+    SECRET,
+    graded,
+    made_class,
+)  # fmt: skip
 from notebooks_made import exercise, table
 
 from simlib.classroom.grading import reports
@@ -183,12 +192,30 @@ def test_the_worst_question_and_the_commonest_wrong_answer_come_first():
         (KNOWN["ring_all_gather"], 2),
         ("a sum of its own", 1),
     ]
-    assert [row["what"] for row in view["oddities"]] == [
-        "late: 04 (last changed 2026-11-30 19:31)",
-        "odd",
-    ]
+    assert [row["what"] for row in view["oddities"]] == ["odd"]
+    assert [row["student"]["student"] for row in view["late"]] == ["student_03"]
     assert {("students", "3"), ("notebook late", "1"), ("notebooks not handed in", "0")} <= set(
         view["tiles"]
+    )
+
+
+def test_late_notebooks_are_one_folded_list(tmp_path):
+    files = [graded(f"student_{n:02}", FOUR, ("right",), late=True) for n in range(13)]
+    for one, deadline in zip(files[1:], ("2026-11-28T18:00", "2026-11-30T19:31:07"), strict=False):
+        one.deadline = f"{deadline}+00:00"
+    pages = pages_of(tmp_path, as_report(files, [], {FOUR.name: FOUR}, 1, True))
+    (look,) = (part for part in pages["class"].split("<h2>") if part.startswith("To look at"))
+    assert look.count("<details>") == 1 and "<table" not in look
+    assert "13 notebooks late, of 13 students" in look
+    text = Tags(look).text
+    for words in (
+        "student_00: 04 (last changed 2026-11-30 19:31)",
+        "student_01: 04 by 2 days 1 hour (last changed 2026-11-30 19:31)",
+        "student_02: 04 by less than a minute (last",
+    ):
+        assert words in text
+    assert (
+        "It came late by 2 days 1 hour: the deadline was 2026-11-28 18:00." in pages["student_01"]
     )
 
 

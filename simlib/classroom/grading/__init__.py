@@ -1,6 +1,7 @@
 """The classroom: grade a folder of notebooks, check one's own, hand exercises out.
 
-`source` and `exercise` read what was handed out, `collect` and `notebook_file` what came back.
+`source` and `exercise` read what was handed out, `collect` and `notebook_file` what came back;
+`late` says what of it came late.
 `merge_answers` puts the answers of one into the other. `session` runs the result by nbval, in the
 kernel that `sandbox` shuts in: there `examiner` and `graded_checks` examine, and `shell` runs the
 student's cells in a process of its own. `grade` and `score` make points of it, `whole_class` grades
@@ -89,6 +90,18 @@ def add_grade(commands):
         "--deadline",
         metavar="TIME",
         help="as 2026-11-30T18:00: later is late; kept for later calls, 'none' takes it away",
+    )
+    parser.add_argument(
+        "--late-costs",
+        metavar="PERCENT",
+        help="10: late costs 10 %% of the points reached; 10/day: for each day begun; kept as the "
+        "deadline is, 'none' takes it away",
+    )
+    parser.add_argument(
+        "--counts",
+        choices=["in-time", "last"],
+        help="which of several files of a student counts: the last one in time, and only without "
+        "one the last late one (in-time), or the last one (last); kept as the deadline is",
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="seed of hidden tests: 0 to 2**64 - 1 (drawn)"

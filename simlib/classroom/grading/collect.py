@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from .grade import Reader
+from .late import chosen
 from .notebook_file import (
     MAX_NOTEBOOKS,
     NOTEBOOK,
@@ -127,26 +128,24 @@ def newest(files, reader):
 
     Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
     of several files one with answers counts, of those one outside a folder ``solutions``, of those
-    the one changed last.
+    the last one, see `chosen`.
     """
     alike = {}
     for one in files:
         alike.setdefault((one.student, one.exercise or one.file), []).append(one)
     kept = []
     for key in sorted(alike):
-        *others, best = sorted(
-            alike[key], key=lambda one: weight(one, reader) if len(alike[key]) > 1 else ()
-        )
-        best.notes += [f"handed in more than once; {one.file} was left aside" for one in others]
-        kept.append(best)
+        versions = alike[key]
+        if len(versions) > 1:
+            for one in versions:
+                one.versions, one.worth = versions, worth(one, reader)
+        kept.append(chosen(versions))
     return kept
 
 
-def weight(file, reader):
-    """What decides which of two files of one exercise counts; the larger does."""
-    is_own = PurePosixPath(file.file).parent.name != "solutions"
-    when = file.when.timestamp() if file.when else 0.0
-    return has_answers(file, reader), is_own, when, file.file
+def worth(file, reader):
+    """What decides first which of two files of one exercise counts; the larger does."""
+    return has_answers(file, reader), PurePosixPath(file.file).parent.name != "solutions"
 
 
 def has_answers(file, reader):

@@ -6,7 +6,6 @@ students get, as a folder or a zip: it has no solutions, and nothing hidden.
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import platform
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from ...core.draw.text import count as counted
 from ...core.environment import ROOT
-from . import collect, pages, reports, sandbox, session, whole_class
+from . import collect, late, pages, reports, sandbox, session, whole_class
 from .exercise import is_exercise, read_exercises, write_checks
 from .own_folder import NotOwn, OwnFolder, state_folder
 from .progress import refuse
@@ -81,7 +80,7 @@ def grade(options):
 def _grade(options):
     sandbox.check_can_isolate(options.no_sandbox)
     check_numbers(options)
-    folder, deadline = Path(options.out), deadline_of(options.deadline)
+    folder, rules = Path(options.out), rules_of(options)
     all_exercises = read_exercises(options.exercises)
     exercises = chosen_exercises(all_exercises, options.exercise)
     roster = read_roster(options.roster) if options.roster else []
@@ -99,23 +98,25 @@ def _grade(options):
     own, cache = report_folder(folder)
     warn(options.no_sandbox)
     with cache.locked():
-        seed, deadline = cache.seed(options.seed), cache.deadline(deadline)
-        mark_late(files, deadline)
+        seed = cache.seed(options.seed)
+        rules = late.Rules(**{name: cache.rule(name, rule) for name, rule in rules.items()})
+        files = late.settle(files, {one.student: one.deadline for one in roster}, rules)
         graded = grade_files(options, exercises, files, cache, seed, regrade)
         report = reports.as_report(graded, roster, exercises, seed, not options.no_sandbox)
         report["notes"] = notes
+        reports.charge(report, rules.costs)
         reports.apply(report, by_hand)
         if cache.has_others:
             report["notes"].append(OF_OTHERS.format(folder / reports.CACHE))
         not_written = reports.write_reports(own, report, roster)
         pages.write_pages(own, report)
-    print(summary(report, folder, bool(options.exercise), deadline, not_written, not_applied))
+    print(summary(report, folder, bool(options.exercise), rules, not_written, not_applied))
     return 0 if all(one.result.status == "graded" for one in graded) else 1
 
 
 OF_OTHERS = (
     "{}: something there does not bear the mark of your own key, so it was not believed; what "
-    "it would have told was graded anew, and a kept seed or deadline of it is gone"
+    "it would have told was graded anew, and a kept seed, deadline or other rule of it is gone"
 )
 
 
@@ -264,27 +265,25 @@ def exercises_of_report(exercises, files, is_chosen, roster):
     return exercises
 
 
-def deadline_of(text):
-    """A deadline in ISO 8601, in the time of this machine where it names none; None for none given.
+def rules_of(options):
+    """What the call says of late notebooks, by the names of `late.Rules`; None where it is silent.
 
     Raises
     ------
     ValueError
-        It is no time.
+        A rule cannot be read.
     """
-    if text is None or text.lower() == "none":
-        return text and "none"
-    try:
-        return datetime.datetime.fromisoformat(text).astimezone().isoformat()
-    except ValueError:
-        raise ValueError(f"--deadline {text}: write it as 2026-11-30T18:00") from None
-
-
-def mark_late(files, deadline):
-    """Note which files came after a deadline in ISO 8601; an empty one is none."""
-    last = datetime.datetime.fromisoformat(deadline) if deadline else None
-    for one in files:
-        one.late = one.late or bool(last and one.when and one.when > last)
+    rules = {"counts": options.counts}
+    for name, option, read in (
+        ("deadline", "deadline", late.deadline_of),
+        ("costs", "late_costs", late.costs_of),
+    ):
+        text = getattr(options, option)
+        try:
+            rules[name] = read(text)
+        except ValueError as error:
+            raise ValueError(f"--{option.replace('_', '-')} {text}: {error}") from None
+    return rules
 
 
 def cannot_write(place, error, wanted="a folder"):
@@ -408,7 +407,7 @@ WIDEST = 40
 """Columns for a student's key and name."""
 
 
-def summary(report, folder, is_chosen, deadline, not_written, not_applied):
+def summary(report, folder, is_chosen, rules, not_written, not_applied):
     """The text, without its last line end.
 
     Parameters
@@ -417,8 +416,7 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     folder : Path
     is_chosen : bool
         Whether the exercises were named in the call.
-    deadline : str
-        In ISO 8601; empty without one.
+    rules : late.Rules
     not_written : dict of str to str
         Tables that were not written, and what each needs.
     not_applied : list of str
@@ -438,12 +436,21 @@ def summary(report, folder, is_chosen, deadline, not_written, not_applied):
     if not_written:
         needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())
         lines.append(f"not written: {needs}")
-    if deadline:
-        when = deadline.replace("T", " ")
-        lines.append(f"deadline {when} (it is kept; --deadline none takes it away)")
+    lines += rules.sentences() + all_late(students)
     lines += of_failed_grader(students)
     lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
     return "\n".join(map(one_line, lines))
+
+
+def all_late(students):
+    """A sentence where each of several notebooks is late: then their times may tell nothing."""
+    books = [b for one in students for b in one["notebooks"] if b["status"] != "missing"]
+    if len(books) < 2 or not all(book["late"] and book["when"] for book in books):
+        return []
+    return [
+        f"all {len(books)} notebooks are late: look whether their times are those at which they "
+        "were handed in; a zip of Moodle's and a git clone may have the time of the download"
+    ]
 
 
 def of_failed_grader(students):

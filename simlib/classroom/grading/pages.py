@@ -10,9 +10,9 @@ import jinja2
 from markupsafe import Markup, escape
 
 from ...core.draw.text import count as counted
+from .late import late_by, moment, penalty_in_words
 from .own_folder import OwnFolder
 from .reports import is_unknown
-from .source import number_of
 from .texts import clean, sentence
 
 FEEDBACK = "feedback"
@@ -58,6 +58,7 @@ def environment():
         lstrip_blocks=True,
     )
     filters = points, points_of, moment, sentence, path, reason_and_box, only_right, by_hand
+    filters += late_by, penalty_in_words
     found.filters |= {one.__name__: one for one in filters} | {"counted": counted}
     return found
 
@@ -80,11 +81,6 @@ def points_of(one):
     """The points of a student or a notebook; no number where the grader failed."""
     is_open = any(map(is_unknown, one.get("notebooks", [one])))
     return "not graded" if is_open else f"{points(one['points'])} of {one['of']}"
-
-
-def moment(text):
-    """A time of ISO 8601 as people write it, to the minute."""
-    return text.replace("T", " ")[:16]
 
 
 def path(text):
@@ -151,6 +147,7 @@ def overview(report):
         "histogram": histogram(report["students"]),
         "students": sorted(report["students"], key=by_name),
         "has_roster": any(student["in_roster"] for student in report["students"]),
+        "late": [one for one in map(late_books, sorted(report["students"], key=by_name)) if one],
         "oddities": oddities(report),
     }
 
@@ -270,9 +267,6 @@ def oddities(report):
     rows = []
     for student in sorted(report["students"], key=by_name):
         rows += [{"student": student, "file": "", "what": what} for what in student["notes"]]
-        late = [late_text(book) for book in student["notebooks"] if book["late"]]
-        if late:
-            rows.append({"student": student, "file": "", "what": f"late: {', '.join(late)}"})
         for book in student["notebooks"]:
             notes = list(book["notes"])
             if book["status"] not in ("graded", "missing"):
@@ -283,7 +277,7 @@ def oddities(report):
     return rows
 
 
-def late_text(book):
-    """Which notebook is late, and when it was changed last, where that is known."""
-    number, when = number_of(book["exercise"]), book["when"].replace("T", " ")[:16]
-    return f"{number} (last changed {when})" if when else number
+def late_books(student):
+    """A student and the late notebooks; None where there are none."""
+    books = [book for book in student["notebooks"] if book["late"]]
+    return {"student": student, "books": books} if books else None

@@ -18,6 +18,7 @@ from pathlib import Path
 from ...core.environment import VERSION as SIMLIB_VERSION
 from .exercise import is_exercise
 from .grade import without_points
+from .late import late_by, penalty_in_words, percent_of
 from .own_folder import OwnFolder
 from .roster import NAME_COLUMNS, BadTable, listed, names_of, read_table, student_of
 from .texts import Cache, is_disguised, one_line
@@ -106,13 +107,14 @@ def as_notebook(one, exercise):
     if one is None:
         data = without_points(exercise, "missing", "nothing was handed in").as_dict()
         data |= {"file": "", "when": "", "late": False, "platform": "", "number": ""}
+        data["deadline"] = ""
     else:
         data = one.result.as_dict()
         data["notes"] = [*one.notes, *data["notes"]]
-        data |= {"file": one.file, "when": one.when, "late": one.late}
+        data |= {"file": one.file, "when": one.when, "late": one.late, "deadline": one.deadline}
         data |= {"platform": one.platform, "number": one.number or one.student}
     questions = [question | {"override": None} for question in data["questions"]]
-    return data | {"questions": questions, "comment": ""}
+    return data | {"questions": questions, "comment": "", "penalty": None}
 
 
 def write_reports(folder, report, people=()):
@@ -167,13 +169,20 @@ def rows_of(report):
             for q in b["questions"]
             if q["override"] and q["override"]["graded"] != q["points"]
         ]
+        costs = [f"{b['exercise']}: {words_on_late(b)}" for b in books if b["penalty"]]
         points = [points_in_table(book) for book in books]
         in_all = "" if "" in points else one["points"]
         rows.append(
             [one["student"], one["name"], in_all, one["of"], *points, late]
-            + ["; ".join(odd), "; ".join(by_hand + notes), f"feedback/{one['page']}"]
+            + ["; ".join(odd), "; ".join(costs + by_hand + notes), f"feedback/{one['page']}"]
         )
     return rows
+
+
+def words_on_late(book):
+    """By how much a notebook was late, and what that has cost."""
+    words = f"late {late_by(book)}".strip(), penalty_in_words(book)
+    return ", ".join(word for word in words if word)
 
 
 def csv_text(rows):
@@ -375,15 +384,46 @@ def apply(report, overrides):
         for book in students[one.student]["notebooks"]:
             if book["exercise"] == one.exercise:
                 put(book, one)
+    add_up(report)
+
+
+def charge(report, costs):
+    """Take from late notebooks of a report what late costs, as `late.costs_of` gives it."""
     for student in report["students"]:
         for book in student["notebooks"]:
-            book["points"] = total(book["questions"])
+            if costs and book["late"]:
+                book["penalty"] = {"percent": percent_of(book, costs), "before": 0, "points": 0}
+    add_up(report)
+
+
+def add_up(report):
+    """Add up the points of all notebooks and students; what was set by hand costs nothing."""
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            book["points"] = reached = total(book["questions"])
+            lost = book["penalty"]
+            if lost:
+                graded = total(q for q in book["questions"] if not is_set_by_hand(q))
+                points = whole(graded * lost["percent"] / 100)
+                lost |= {"before": reached, "points": points}
+                book["points"] = whole(reached - points)
         student["points"] = total(student["notebooks"])
+
+
+def is_set_by_hand(question):
+    """Whether a teacher has given the points of a question."""
+    return bool(question["override"]) and question["override"]["points"] is not None
 
 
 def total(parts):
     """The points of questions or notebooks, without the tail of a sum of fractions."""
     return round(sum(one["points"] for one in parts), 2)
+
+
+def whole(points):
+    """Points to two places, and without a decimal point that they do not need."""
+    points = round(points, 2)
+    return int(points) if points == int(points) else points
 
 
 def put(book, one):
@@ -401,7 +441,9 @@ def put(book, one):
 CANVAS = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 POINTS_POSSIBLE = "    Points Possible"
 MOODLE = ("ID number", "Username", "Email address", "Full name")
-WORKSHEET = ("Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)")
+WORKSHEET = (
+    "Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)",
+)  # fmt: skip
 
 
 WITHOUT = {
@@ -512,5 +554,6 @@ def worksheet_rows(report, exercise):
             if book["exercise"] == exercise and book["platform"] == "moodle":
                 participant = f"Participant {book['number']}"
                 points = points_in_table(book)
-                rows.append([participant, student["name"], points, book["of"], ""])
+                row = [participant, student["name"], points, book["of"], ""]
+                rows.append(row)
     return rows

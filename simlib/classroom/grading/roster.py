@@ -8,6 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass, field
 
+from .late import deadline_of
 from .notebook_file import NOTEBOOK, Unreadable
 from .texts import one_line, readable
 
@@ -88,11 +89,12 @@ class BadRoster(Exception):
 
 @dataclass(frozen=True)
 class Person:
-    """One line of the roster: what identifies the student, and all columns."""
+    """One line of the roster: what identifies the student, all columns, a deadline of its own."""
 
     student: str
     name: str
     columns: dict
+    deadline: str = ""
 
     def column(self, *names):
         """The first of these columns that is there, else empty."""
@@ -105,7 +107,8 @@ def read_roster(path):
     Raises
     ------
     BadRoster
-        It has no such column, somebody is in it twice, or two share what tells them apart.
+        It has no such column, somebody is in it twice, two share what tells them apart, or a
+        deadline is no time. The message has a line for each mistake.
     """
     try:
         head, rows = read_table(path)
@@ -117,27 +120,50 @@ def read_roster(path):
             f"the roster {path} needs a column 'student' with the names of the students' folders, "
             "or the numbers of the platform"
         )
-    people = []
+    people, mistakes = {}, []
     for line, row in rows:
-        if not row.get(column):
-            raise BadRoster(f"the roster {path}, line {line}, has nothing in column '{column}'")
-        name = next((row[one] for one in NAME_COLUMNS if row.get(one)), row[column])
-        people.append(Person(row[column], name, row))
-    ids = [one.student for one in people]
+        student, deadline = row.get(column), row.get("deadline", "")
+        if not student:
+            mistakes.append(f"the roster {path}, line {line}, has nothing in column '{column}'")
+            continue
+        try:
+            deadline = deadline_of(deadline)
+        except ValueError as error:
+            mistakes.append(
+                f"the roster {path}, line {line}: {student} has the deadline {deadline!r}: "
+                f"{error}, or none, or leave the cell empty"
+            )
+        name = next((row[one] for one in NAME_COLUMNS if row.get(one)), student)
+        people[line] = Person(student, name, row, deadline)
+    mistakes += doubles(path, people)
+    if mistakes:
+        raise BadRoster("\n".join(mistakes))
+    return list(people.values())
+
+
+def doubles(path, people):
+    """A sentence for whatever two lines of a roster share that tells students apart.
+
+    Parameters
+    ----------
+    path : str or Path
+    people : dict of int to Person
+        By their lines.
+    """
+    ids = [one.student for one in people.values()]
     twice = sorted({one for one in ids if ids.count(one) > 1})
-    if twice:
-        raise BadRoster(f"the roster {path} has {', '.join(twice[:5])} more than once")
+    found = [f"the roster {path} has {', '.join(twice[:5])} more than once"] if twice else []
     for kind, names in IDENTITIES.items():
         owners = {}
-        for (line, _), one in zip(rows, people, strict=True):
+        for line, one in people.items():
             text = one.column(*names)
             first = owners.setdefault(folded(text) if text else line, line)
-            if first != line:
-                raise BadRoster(
+            if people[first].student != one.student:
+                found.append(
                     f"the roster {path}, lines {first} and {line}: two students have one {kind} "
                     f"({text}): correct one of them"
                 )
-    return people
+    return found
 
 
 def folded(text):
@@ -233,7 +259,7 @@ def listed(words):
     return ", ".join(words[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_\d+_(?P<file>.+)$")
+CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload>\d+)_(?P<file>.+)$")
 MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)")
 """What Moodle puts between a student's name and the name of a file."""
 COPY = re.compile(r"(-\d+|-Copy\d+| ?\(\d+\)| - Copy)+$")
@@ -242,6 +268,8 @@ SURE_COPY = re.compile(r"(-Copy\d+| ?\(\d+\)| - Copy)+$")
 """The same, where it can be nothing else: a number may be the end of a student's id."""
 MARK = "/"
 """Stands for an exercise's name: no file's name has it."""
+LONGEST_NUMBER = 18
+"""Digits of an upload's number, or a copy's."""
 ORDINALS = ("second", "third", "fourth", "fifth")
 
 
@@ -266,9 +294,17 @@ class SubmittedFile:
     is_ours : bool
         Whether that is no fault of the student's.
     when : datetime.datetime or None
-        When it was last changed.
+        When it was last changed; None where nobody knows.
     late : bool
-        Whether the platform says that it came late.
+        Whether the platform says that it came late; after `late.settle` whether it did.
+    deadline : str
+        By when it had to be there, in ISO 8601; empty where that is not known.
+    order : tuple of int
+        What its name says of the order of several: Canvas's number of the upload, that of a copy.
+    worth : tuple
+        What decides first which of several counts.
+    versions : list of SubmittedFile
+        All of this student and exercise, itself too; empty where it is the only one.
     notes : list of str
     claim : tuple of str
         What names the student, as it was handed in, and where that stands: see `claims_apart`.
@@ -294,6 +330,10 @@ class SubmittedFile:
     number: str = ""
     claim: tuple = ()
     conflict: str = ""
+    deadline: str = ""
+    order: tuple = ()
+    worth: tuple = ()
+    versions: list = field(default_factory=list, repr=False, compare=False)
 
 
 def identify(path, reader, when, exercises, people=None):
@@ -314,6 +354,7 @@ def identify(path, reader, when, exercises, people=None):
     elif canvas and not people.find(whose(file, exercises, people)[0]):
         platform, late = "canvas", bool(canvas["late"])
         number, name, file = canvas["id"], canvas["name"], canvas["file"]
+        when = None  # Canvas's zip has the time of its download
         student = people.of_canvas(number) or number
         claim = platform, name
     elif is_loose:
@@ -327,13 +368,20 @@ def identify(path, reader, when, exercises, people=None):
     student, name, shown = map(readable, (student, name, str(path)))
     submitted = SubmittedFile(
         student, name, exercise, shown, b"", when=when, late=late, platform=platform, number=number,
-        claim=claim,
+        claim=claim, order=order_of(canvas["upload"] if platform == "canvas" else "0", file),
     )  # fmt: skip
     try:
         submitted.content = reader()
     except Unreadable as error:
         submitted.unreadable = str(error)
     return submitted
+
+
+def order_of(upload, file):
+    """The numbers by which several files of one student come one after the other."""
+    copy = COPY.search(NOTEBOOK.sub("", file))
+    numbers = re.findall(r"\d+", copy[0]) if copy else []
+    return tuple(int(number[-LONGEST_NUMBER:]) for number in (upload, *numbers))
 
 
 def of_moodle_folder(folder):

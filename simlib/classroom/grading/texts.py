@@ -100,15 +100,16 @@ class Cache:
             return int(self._kept("seed", wanted))
         return self.seed(secrets.randbits(64))
 
-    def deadline(self, wanted=None):
-        """The deadline of this report: the one asked for, or the one of the last time.
+    def rule(self, name, wanted=None):
+        """A rule of this report, such as its deadline: as asked for, or as the last time.
 
         Parameters
         ----------
+        name : str
         wanted : str or None
-            In ISO 8601; ``"none"`` takes away the one of the last time.
+            ``"none"`` takes away the one of the last time.
         """
-        return self._kept("deadline", "" if wanted == "none" else wanted)
+        return self._kept(name, "" if wanted == "none" else wanted)
 
     def tables(self, wanted):
         """The names of the tables that were written the last time; these are kept from now on."""

@@ -301,6 +301,8 @@ class GradedFile:
         What to say where something else claims to be the same student.
     number : str
         That platform's number of the student.
+    deadline : str
+        By when it had to be there, in ISO 8601; may be empty.
     """
 
     student: str
@@ -314,6 +316,7 @@ class GradedFile:
     platform: str = ""
     conflict: str = ""
     number: str = ""
+    deadline: str = ""
 
 
 class ClassGrader:
@@ -394,6 +397,7 @@ class ClassGrader:
             file.platform,
             file.conflict,
             file.number,
+            file.deadline,
         )
 
     def _result(self, content, exercise, regrade):
