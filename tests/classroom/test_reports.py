@@ -13,12 +13,15 @@ from class_made import (
     KNOWN,
     SCRIPT,
     SECRET,
+    WORDS,
     graded,
+    handed,
     made_class,
 )  # fmt: skip
 from notebooks_made import exercise, table
 
 from simlib.classroom.grading import reports
+from simlib.classroom.grading.comments import comment_on
 from simlib.classroom.grading.grade import without_points
 from simlib.classroom.grading.pages import KINDS, overview, reason_and_box, write_pages
 from simlib.classroom.grading.reports import (
@@ -296,6 +299,46 @@ def test_a_moodle_participant_is_no_id_number():
     head, row = tables["moodle_worksheet_04_collectives.csv"]
     assert {"Identifier", "Grade", "Last modified (grade)"} <= set(head)
     assert row[0] == "Participant 4711" and row[head.index("Grade")] == 8
+
+
+def test_moodle_s_comments_say_what_the_page_says_and_nothing_else(tmp_path):
+    right = graded("4712", FOUR, ("right", "hidden", "known"), late=True)
+    hostile = graded("4711", FOUR, ("hostile",))
+    for one in hostile.result.questions:
+        one.title, one.reason = f'=1, -2;+3 "{SCRIPT}"', one.reason + '"&<' * 50_000
+    damaged = handed("4713", FOUR.name, without_points(FOUR, "unreadable", "no valid JSON"))
+    for one in (right, hostile, damaged):
+        one.platform = "moodle"
+    made = as_report([right, hostile, damaged], [], {FOUR.name: FOUR}, 1, True)
+    by_hand = [
+        Override("", "4712", FOUR.name, "own_broadcast", 1, "-2 & see me"),
+        Override("", "4711", FOUR.name, "", None, "=" * 50_000),
+    ]
+    reports.charge(made, "10")
+    reports.apply(made, by_hand)
+    write_reports(tmp_path, made)
+    head, *rows = table(tmp_path / "moodle_worksheet_04_collectives.csv")
+    assert head[-1] == "Feedback comments" and len(rows) == 3
+    cells = {row[0].removeprefix("Participant "): row[-1] for row in rows}
+    for student, cell in cells.items():
+        assert len(cell) < 32_767 and cell.isprintable() and '"' not in cell
+        assert {tag for tag, _ in Tags(cell).tags} == {"p"}
+        assert reports.tame(cell) == cell and SECRET not in cell
+        assert not [other for other in cells if other != student and other in cell]
+    text = Tags(cells["4712"]).text
+    for words in (
+        "Points set by hand: the tests gave 0. From your teacher: -2 & see me.",
+        WORDS["hidden"],
+        f"This is {KNOWN['ring_all_gather']}.",
+        "Late costs 10 %",
+    ):
+        assert words in text
+    text = Tags(cells["4711"]).text
+    assert f'=1, -2;+3 "{SCRIPT}"' in text and SCRIPT not in cells["4711"] and len(text) < 4000
+    (book,) = made["students"][0]["notebooks"]
+    comment = comment_on(book | {"questions": book["questions"] * 40})
+    assert len(comment) < 32_767 and comment.endswith("<p>...</p>")
+    assert "could not be graded: no valid JSON." in cells["4713"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 `merge_answers` puts the answers of one into the other. `session` runs the result by nbval, in the
 kernel that `sandbox` shuts in: there `examiner` and `graded_checks` examine, and `shell` runs the
 student's cells in a process of its own. `grade` and `score` make points of it, `whole_class` grades
-many, `reports` and `pages` write them down, into an `own_folder`.
+many, `reports`, `comments` and `pages` write them down, into an `own_folder`.
 
 The package itself adds ``simlib grade``, ``check``, ``progress`` and ``handout`` to the command
 line.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...core.environment import VERSION as SIMLIB_VERSION
+from .comments import comment_on
 from .exercise import is_exercise
 from .grade import without_points
 from .late import late_by, penalty_in_words, percent_of
@@ -443,6 +444,7 @@ POINTS_POSSIBLE = "    Points Possible"
 MOODLE = ("ID number", "Username", "Email address", "Full name")
 WORKSHEET = (
     "Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)",
+    "Feedback comments",
 )  # fmt: skip
 
 
@@ -554,6 +556,6 @@ def worksheet_rows(report, exercise):
             if book["exercise"] == exercise and book["platform"] == "moodle":
                 participant = f"Participant {book['number']}"
                 points = points_in_table(book)
-                row = [participant, student["name"], points, book["of"], ""]
+                row = [participant, student["name"], points, book["of"], "", comment_on(book)]
                 rows.append(row)
     return rows
