@@ -433,10 +433,12 @@ def test_an_exercise_that_few_handed_in_is_told(three):
 def test_a_deadline_is_kept_until_it_is_taken_away(three):
     os.utime(f"class/student_02/{NAME}", (2e9, 2e9))
     late = []
+    assert "all 3 notebooks are late: look" in three.grade("--deadline", "2001-01-01").out
     for words in (["--deadline", "2030-01-01"], [], ["--deadline", "none"], []):
         said = three.grade(*words).out
         late.append({one: row["late"] for one, row in three.rows().items() if row["late"]})
         assert ("deadline 2030-01-01 00:00" in said) == bool(late[-1])
+        assert "notebooks are late" not in said
     assert late == [{"student_02": "04_collectives"}] * 2 + [{}, {}]
 
 
@@ -469,6 +471,8 @@ def test_what_late_costs_is_kept_and_gives_way_to_points_by_hand(three):
             assert f"late by 1 day, {lost}" in three.rows()["student_02"]["notes"]
             assert lost.capitalize() in three.page("feedback/student_02")
             assert lost in three.page() and "04 late, 1.6 off" in three.page()
+        notes = three.rows()["student_02"]["notes"]
+        assert ("1.2 off, as points set by hand lose nothing" in notes) == (words == by_hand)
     assert points == ["6.4", "6.8", "0", "7", "8", "8"]
 
 

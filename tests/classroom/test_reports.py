@@ -373,6 +373,7 @@ def test_a_failure_of_the_grader_is_an_empty_cell_in_every_table(by_hand, cell):
     cells = tables["canvas.csv"][-1][-1], tables["moodle.csv"][-1][-1]
     cells += tables["moodle_worksheet_04_collectives.csv"][-1][2], *reports.rows_of(made)[1][2:5:2]
     assert cells == (cell,) * 5
+    assert bool(tables["moodle_worksheet_04_collectives.csv"][-1][-1]) == (cell == 0)
 
 
 # Points by hand

@@ -189,7 +189,9 @@ def penalty_in_words(book):
     lost = book["penalty"]
     if not (lost and lost["points"]):
         return ""
+    of_all = round(lost["before"] * lost["percent"] / 100, 2)
+    but = "" if of_all == lost["points"] else ", as points set by hand lose nothing"
     return (
         f"late costs {lost['percent']:g} % of the points reached: {lost['before']:g} before, "
-        f"{lost['points']:g} off"
+        f"{lost['points']:g} off{but}"
     )

@@ -556,6 +556,6 @@ def worksheet_rows(report, exercise):
             if book["exercise"] == exercise and book["platform"] == "moodle":
                 participant = f"Participant {book['number']}"
                 points = points_in_table(book)
-                row = [participant, student["name"], points, book["of"], "", comment_on(book)]
-                rows.append(row)
+                comment = "" if is_unknown(book) else comment_on(book)
+                rows.append([participant, student["name"], points, book["of"], "", comment])
     return rows
