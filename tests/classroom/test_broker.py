@@ -8,7 +8,14 @@ import sys
 import pytest
 import torch
 
-from simlib.classroom.confinement.relay import Broker, Exchange, WrongWords, difference, framed
+from simlib.classroom.confinement.relay import (
+    COLLECTIVES,
+    Broker,
+    Exchange,
+    WrongWords,
+    difference,
+    framed,
+)
 from simlib.core.environment import VARIABLE
 from simlib.core.model.trace import Group, Op, Site
 from simlib.core.record import safe_pickle
@@ -116,7 +123,7 @@ class Ranks:
     def all_reduce(self, rank, number, value, ranks=(0, 1, 2)):
         tensor = torch.tensor([value])
         sort = torch.float32, ((1,),), None
-        words = "all_reduce", "", ranks, None, "SUM", [tensor], sort, True, 4
+        words = "all_reduce", "", ranks, None, "SUM", [tensor], sort, [(torch.float32, 1)], 4
         self.exchange.post(rank, number, words)
 
 
@@ -146,6 +153,52 @@ def test_a_collective_is_answered_when_all_have_come():
     assert {answer[1][0][0] for answer in ranks.answers.values()} == {3.0}
 
 
+BROUGHT = {
+    "as it should be": [torch.ones(2), torch.ones(2)],
+    "an empty tensor's shape": [torch.ones(2), torch.ones(2), torch.zeros(0, 77)],
+    "an empty tensor before": [torch.zeros(0, 77, 3), torch.ones(2), torch.ones(2)],
+    "a number of tensors": [torch.ones(2), torch.ones(2), torch.zeros(0), torch.zeros(0)],
+    "where they are cut": [torch.ones(1), torch.ones(3)],
+    "dimensions": [torch.ones(1, 2, 1), torch.ones(2, 1)],
+    "a dtype": [torch.ones(2), torch.ones(2, dtype=torch.int16)],
+    "an empty tensor's dtype": [torch.ones(2), torch.ones(2), torch.zeros(0, dtype=torch.bool)],
+    "what is trained": [torch.nn.Parameter(torch.ones(2)), torch.ones(2)],
+    "what is repeated": [torch.ones(1).expand(2), torch.ones(2)],
+    "an element more": [torch.ones(2), torch.ones(3)],
+}
+
+
+def taken(kind, brought):
+    """All that rank 1 can see of what rank 0 brings to a collective; None where nothing comes."""
+    answers = {}
+    exchange = Exchange(2, lambda rank, *words: answers.setdefault(rank, words))
+    splits = ((2, 2), (2, 2)) if kind == "all_to_all" else None
+    sort, sort_of_0 = ((torch.float32, ((2,),) * n, splits) for n in (1 + (kind != "scatter"), 2))
+    op = "SUM" if "reduce" in kind else None
+    root = {"broadcast": 0, "scatter": 0, "reduce": 1, "gather": 1}.get(kind)
+    ours = [] if root == 0 else BROUGHT["as it should be"]
+    pieces = {"all_gather": 4, "gather": 4, "scatter": 1, "reduce_scatter": 1}.get(kind, 2)
+    takes = [(torch.float32, 2)] * pieces
+    exchange.post(1, 1, (kind, "", (0, 1), root, op, ours, sort, takes, 16))
+    try:
+        exchange.post(0, 1, (kind, "", (0, 1), root, op, brought, sort_of_0, takes, 16))
+    except WrongWords:
+        return None
+    if 1 not in answers or answers[1][1] is not None:
+        return None
+    seen = [(one.tolist(), one.stride(), one.dtype, one.requires_grad) for one in answers[1][2]]
+    return seen, answers[1][3]
+
+
+@pytest.mark.parametrize("kind", sorted(COLLECTIVES - {"barrier"}))
+def test_nothing_but_values_arrives_of_what_a_rank_brings(kind):
+    right = taken(kind, BROUGHT["as it should be"])
+    assert right[0]
+    for what, brought in BROUGHT.items():
+        assert taken(kind, brought) in (right, None), what
+    assert taken(kind, BROUGHT["an element more"]) is None
+
+
 def test_who_waits_for_a_dead_rank_is_told():
     ranks = Ranks(3)
     ranks.recv(0, 1, 2)
@@ -169,8 +222,8 @@ def test_who_waits_for_a_dead_rank_is_told():
         ("recv", "", (0, 1), 1, 0, (torch.float32, 1 << 40)),
         ("recv", "", (0, 1), 1, 0, (torch.float32, -1)),
         ("recv", "", (0, 1), 1, "tag", (torch.float32, 1)),
-        ("all_reduce", "", (0, 1), None, "__class__", [], (None, (), None), True, 0),
-        ("broadcast", "", (0, 1), 7, None, [], (None, (), None), True, 0),
+        ("all_reduce", "", (0, 1), None, "__class__", [], (None, (), None), [], 0),
+        ("broadcast", "", (0, 1), 7, None, [], (None, (), None), [], 0),
         ("exec", "import os"),
         ("meet", 3, "4"),
     ],

@@ -33,3 +33,10 @@ def test_what_a_rank_can_forge_in_a_simulation(expected_of, source):
     made = content(notebook(one, {"chain_broadcast": source}))
     result = grade(made, one, expected_of(one), SEED, LIMITS)
     assert [question.points for question in result.questions] == [0, 0, 3, 0]
+
+
+def test_the_shapes_of_what_a_rank_sends_tell_nothing(expected_of):
+    one = exercise("06")
+    made = content(notebook(one, {"out_of_step": forgeries.BY_THE_WAY}))
+    result = grade(made, one, expected_of(one), SEED, LIMITS)
+    assert not any(question.points for question in result.questions)

@@ -9,6 +9,7 @@ carries, the record that a rank gives of itself can be compared with the truth.
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import selectors
 import socket
@@ -27,7 +28,7 @@ from ...core.clockwork.meetings import Call, Meeting
 from ...core.model.trace import Group
 from ...core.record import safe_pickle
 from ...core.record.recorder import count_bytes
-from ...core.record.transports.plain_group import REDUCING, SharedOutputs
+from ...core.record.transports.plain_group import REDUCING
 
 COLLECTIVES = frozenset(
     "broadcast scatter gather all_gather reduce all_reduce reduce_scatter all_to_all "
@@ -72,7 +73,7 @@ class Asked:
 
     limit_s = None
 
-    def __init__(self, exchange, rank, number, takes=None):
+    def __init__(self, exchange, rank, number, takes=()):
         self.rank = rank
         self.deliver = None
         self.source = None
@@ -81,19 +82,18 @@ class Asked:
         self._takes = takes
 
     def finish(self, end_s):
-        """The op is complete."""
-        self._exchange.tell(self.rank, self._number, None, self._taken(), self.source)
+        """The op is complete, if what comes is as much as the rank takes."""
+        try:
+            if self.deliver is not None:
+                self.deliver()
+        except (RuntimeError, ValueError):
+            self.fail("What comes has another size than what this rank takes.", end_s)
+            return
+        self._exchange.tell(self.rank, self._number, None, self._takes, self.source)
 
     def fail(self, words, time_s):
         """It will never be."""
         self._exchange.tell(self.rank, self._number, words, [], None)
-
-    def _taken(self):
-        if self.deliver is not None:
-            self.deliver()
-        if isinstance(self._takes, SharedOutputs):
-            return list(self._takes.tensors)
-        return self._takes or []
 
 
 class Exchange:
@@ -178,7 +178,7 @@ class Exchange:
         is_named = type(peer) is int and 0 <= peer < len(ranks) and ranks[peer] != rank
         if not is_named and not (kind == "recv" and peer is None) or type(tag) is not int:
             raise WrongWords("this is no message")
-        own, takes = ranks.index(rank), None
+        own, takes = ranks.index(rank), []
         if kind == "recv":
             content = empty(*content)
             takes = [content]
@@ -194,7 +194,11 @@ class Exchange:
         getattr(self._mailboxes[key], "send" if kind == "send" else "receive")(post)
 
     def _collective(self, rank, number, kind, words):
-        """``sort`` is what must agree: dtype, shapes and splits."""
+        """``sort`` is what must agree: dtype, shapes and splits.
+
+        ``takes`` has dtype and number of elements of each tensor that the rank takes. It is given
+        such tensors only, made here: nothing else of what others bring reaches it.
+        """
         name, ranks, root, op, brings, sort, takes, nbytes = words
         group = self._group(rank, name, ranks)
         position = ranks.index(rank)
@@ -202,7 +206,12 @@ class Exchange:
             raise WrongWords("there is no such root")
         dtype, shapes, splits = sort
         brings = [bounded(tensor) for tensor in brings]
-        results = SharedOutputs(max(1, len(ranks))) if takes else []
+        results = [empty(*one) for one in takes]
+        pieces = len(ranks) * (1 if kind == "all_to_all" else len(results))
+        is_cut = kind in ("scatter", "all_to_all", "reduce_scatter")
+        is_other = sum(map(torch.numel, brings)) != sum(map(math.prod, shapes))
+        if brings and (is_other or is_cut and len(brings) != pieces):
+            raise WrongWords("this brings other tensors than it says")
         asked = Asked(self, rank, number, results)
         options = SimpleNamespace(rootRank=root, reduceOp=reduction(op), asyncOp=False)
         call = Call(
@@ -295,7 +304,7 @@ def empty(kind, elements):
         raise WrongWords("this receives nothing")
     if elements * kind.itemsize > LARGEST_BYTES:
         raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
-    return torch.empty(elements, dtype=kind)
+    return torch.zeros(elements, dtype=kind)  # nothing of this process's own memory
 
 
 def bounded(tensor):

@@ -195,9 +195,8 @@ class BrokeredGroup(PlainGroup):
         )
         nbytes = sum(map(count_bytes, payload))
         plain = [tensor.detach() for tensor in brings]
-        words = (
-            kind, self._name, self._group, root, reduce_op, plain, sort, bool(len(takes)), nbytes,
-        )  # fmt: skip
+        expected = [(tensor.dtype, tensor.numel()) for tensor in takes]
+        words = kind, self._name, self._group, root, reduce_op, plain, sort, expected, nbytes
         return self._connection.ask(words, takes, list(takes) or list(payload))
 
 

@@ -210,6 +210,8 @@ def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
         return [_of_all(parts)] * n
     if kind == "reduce_scatter":
         totals = _totals(parts, opts)
+        if len(totals) < n:  # members cut it in other places
+            totals = totals[0].chunk(n)
         k = len(totals) // n
         return [totals[position * k : (position + 1) * k] for position in range(n)]
     if kind == "all_to_all":
