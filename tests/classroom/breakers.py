@@ -29,6 +29,12 @@ def harmless_in_the_cell(body):
 
 
 CELLS = {
+    "makes_files_without_end": in_the_cell(
+        "try:\n    for n in range(20_000): open(f'{n}.txt', 'w').close()\n"
+        "finally:\n    print(n, 'files')",
+        "may write 8 MB and 2,000 files",
+        "wrong",
+    ),
     "exits": in_the_cell("import os\nos._exit(0)", "ended the process"),
     "never_ends": in_the_cell(f"{DEAF}while True: pass", "still running"),
     "floods": in_the_cell("while True: print('x' * 10_000)", "printed more than"),

@@ -161,9 +161,8 @@ def enter(keeps_home=False):
     folders = {place: size for place, size in ROOM.items() if place != HOME or not keeps_home}
     before = {place: _files_below(place) for place in KEPT}
     shown = _opened([place for place in PYTHONS if _is_below(place, folders)])
-    for place, size in folders.items():
-        options = f"size={size},nr_inodes={size // MB * FILES_PER_MB + 16},mode=0777"
-        _mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEV, options)
+    for place in folders:
+        _mount_room(place)
     for place, folder in shown.items():
         os.makedirs(place, exist_ok=True)
         _mount(f"/proc/self/fd/{folder}", place, None, BIND | RECURSIVE)
@@ -244,6 +243,13 @@ def _begin_loopback():
         fcntl.ioctl(one, SIOCSIFFLAGS, request)
 
 
+def _mount_room(place):
+    """Mount an empty folder of its own, with so much room, and so many files at most."""
+    size = ROOM[place]
+    options = f"size={size},nr_inodes={size // MB * FILES_PER_MB + 16},mode=0777"
+    _mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEV, options)
+
+
 def _mount(source, place, kind, flags, options=None):
     words = (word and word.encode() for word in (source, place, kind))
     _call("mount", *words, ctypes.c_ulong(flags), options and options.encode())
@@ -263,6 +269,8 @@ def begin():
     from ...core.engines.workers.server import start_server
 
     close_to_others()
+    if is_asked_for():
+        _mount_room(HOME)  # bubblewrap and containers limit its bytes, but not its files
     if os.path.isdir(SCRATCH):
         tempfile.tempdir = SCRATCH
     do_without_tracker()

@@ -21,6 +21,7 @@ PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
 BY_PART = re.compile(r"By part: (.+)\.")
 HIDDEN_FAIL = "It passes the public check, but not all hidden tests, with other inputs."
 VALUE_FAILS = "In hidden tests, with other inputs, its values are not right."
+FULL = "[Errno 28] No space left on device"
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
@@ -164,7 +165,7 @@ def runs_at_all(result, exercise, cells):
         if said is None or said.get("error"):
             error = said["error"] if said else (ran.error if ran else "it was not reached")
             result.status = LIMITS if said is None or said.get("ended") else WRONG
-            result.reason = f"{what}: {sentence(error)}"
+            result.reason = f"{what}: {sentence(with_room(error))}"
             result.got = clean(said.get("output", "")) if said else ""
             return False
     return True
@@ -217,7 +218,15 @@ def error_of(result):
     said = json_in(result)
     if said is None and result.word == "timeout":
         return "it was still running when its time was over"
-    return said.get("error") if said else "it broke off the process that examines it"
+    if said is None:
+        return "it broke off the process that examines it"
+    return said.get("error") and with_room(said["error"])
+
+
+def with_room(error):
+    """An error of a cell, with how much cells may write where that was too much."""
+    room = "your cells may write 8 MB and 2,000 files into their folder, twice that into /tmp"
+    return f"{error}; {room}" if FULL in error else error
 
 
 def because_of(result, failures):
