@@ -52,6 +52,10 @@ def question(one, came):
         result.expected, result.hidden = f"{one.name}: right", "wrong"
         result.got = f"[0] {SCRIPT}\n{ESCAPES}\n" + "x" * 50_000
     result.outputs = {f"{one.name}-hidden": SECRET}
+    if came != "not attempted":
+        result.code = (
+            f"def {one.name}(rank, world_size, x):\n    return x  # {came} {SCRIPT}{ESCAPES}"
+        )
     return result
 
 

@@ -40,3 +40,5 @@ def test_the_shapes_of_what_a_rank_sends_tell_nothing(expected_of):
     made = content(notebook(one, {"out_of_step": forgeries.BY_THE_WAY}))
     result = grade(made, one, expected_of(one), SEED, LIMITS)
     assert not any(question.points for question in result.questions)
+    (answer,) = [one for one in result.questions if one.question == "out_of_step"]
+    assert answer.code == forgeries.BY_THE_WAY and answer.form

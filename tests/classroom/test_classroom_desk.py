@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 from notebooks_made import content, exercise, notebook, solved, table
 
-from simlib.classroom.grading import reports, texts, whole_class
+from simlib.classroom.grading import changes, reports, texts, whole_class
 from simlib.classroom.grading.reports import BadOverrides, check, file_name, read_overrides
 from simlib.classroom.grading.roster import BadRoster, read_roster
 from simlib.classroom.grading.texts import SEEDS, Cache
@@ -275,6 +275,45 @@ def test_points_by_hand_come_from_a_file(three, number):
     by_hand = three.write("by_hand.csv", f"{HEAD}student_01,{number},mean_of_all,1,\n")
     three.grade("--overrides", by_hand, "--exercise", number)
     assert [three.rows()[one]["points"] for one in ("student_01", "student_02")] == ["7", "8"]
+
+
+def test_a_second_call_says_whose_points_changed_and_why(three):
+    three.hand_in(f"student_04/{NAME}", data=b"{")
+    assert "changed" not in three.grade(code=1).out
+    assert "changed" not in three.grade(code=1).out and three.report()["changes"] == []
+    three.hand_in(f"student_04/{NAME}")
+    by_hand = three.write("by_hand.csv", f"{HEAD}student_01,4,mean_of_all,0.5,\n")
+    said = three.grade("--overrides", by_hand, "--seed", "7").out
+    lines = said.split("changed since the last call:\n")[1].splitlines()
+    assert lines[0] == "student_01 04_collectives: 8 to 6.5 points (points by hand, another seed)"
+    assert lines[1] == "student_04 04_collectives: 0 to 8 points (new file, another seed)"
+    first, _ = three.report()["changes"]
+    assert first["questions"] == ["mean_of_all 2 to 0.5"]
+    jsonschema.validate(three.report(), json.loads(reports.SCHEMA.read_text()))
+    assert "points by hand, another seed" in three.page()
+    assert "6.5 to 8 points (points by hand)" in three.grade("--seed", "7").out
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ({}, "graded again"),
+        ({"file": "b"}, "new file"),
+        ({"file": ""}, "its file is gone"),
+        ({"by hand": {"q": 1}}, "points by hand"),
+        ({"circumstances": {"limits": {"notebook_s": 600}}}, "other limits of time or memory"),
+        ({"file": "b", "circumstances": {"seed": 7}}, "new file, another seed, other limits"),
+    ],
+)
+def test_why_points_changed_is_told_by_what_else_did(what, words):
+    before = {"file": "a", "by hand": {"q": None}, "circumstances": {"limits": {"notebook_s": 240}}}
+    assert changes.reason(before, before | what).startswith(words)
+
+
+def test_of_many_changes_the_first_are_told():
+    one = {"student": "a", "exercise": "04", "before": 1, "now": 2, "why": "new file"}
+    lines = changes.lines_on([one] * 50)
+    assert len(lines) == 22 and lines[-1] == "and 30 more changes, which class.html lists"
 
 
 def test_a_line_of_another_exercise_is_told_and_left_aside(three):

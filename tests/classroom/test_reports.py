@@ -154,6 +154,35 @@ def test_what_a_check_expected_is_shown_where_it_says_something(report, pages, t
     assert page.count("It adds the buffer that it has just sent.") == len(questions)
 
 
+def test_the_code_of_an_answer_is_folded_below_its_verdict_and_cut(report, pages, tmp_path):
+    assert "<summary>The answer's code</summary><pre>def mean_of_all(" in pages["student_03"]
+    assert "return x  # known" in pages["student_03"] and SCRIPT not in pages["student_03"]
+    report = copy.deepcopy(report)
+    for name, code in (("student_01", ""), ("student_02", "y = 1\n" * 100_000)):
+        (one,) = [one for one in report["students"] if one["student"] == name]
+        for question in one["notebooks"][0]["questions"]:
+            question["code"] = code
+        one["notebooks"] = one["notebooks"][:1]
+    found = pages_of(tmp_path, report)
+    assert "<details>" not in found["student_01"] and "<details>" in found["student_02"]
+    assert len(found["student_02"]) < 80_000
+
+
+def test_equal_answers_and_changes_are_listed_with_names(report, tmp_path):
+    report = copy.deepcopy(report)
+    alike = {"exercise": FOUR.name, "question": "own_broadcast", "title": "4. A <b>"}
+    report["alike"] = [alike | {"students": ["student_03", SCRIPT]}]
+    one = {"student": SCRIPT, "exercise": FOUR.name, "before": 1, "now": 3.5, "why": "new file"}
+    report["changes"] = [one | {"questions": ["own_broadcast 0 to 2.5"]}] * 201
+    VALIDATOR.validate(report)
+    page = pages_of(tmp_path, report)["class"]
+    text = " ".join(Tags(page).text.split())
+    assert f"Student 03, {SCRIPT}04 4. A <b>: the same answer, apart from names" in text
+    assert f"{SCRIPT}1 to 3.504: new fileown_broadcast 0 to 2.5" in text
+    assert page.count("new file") == 200 and "And 1 more, which report.json lists." in page
+    assert SCRIPT not in page
+
+
 def test_a_page_names_no_other_student(pages):
     for number in range(1, 31):
         page = pages[f"student_{number:02d}"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...core.draw.text import count as counted
 from ...core.environment import ROOT
-from . import collect, late, pages, reports, sandbox, session, whole_class
+from . import changes, collect, late, pages, reports, sandbox, session, whole_class
 from .exercise import is_exercise, read_exercises, write_checks
 from .own_folder import NotOwn, OwnFolder, state_folder
 from .progress import refuse
@@ -106,6 +106,10 @@ def _grade(options):
         report["notes"] = notes
         reports.charge(report, rules.costs)
         reports.apply(report, by_hand)
+        report["changes"] = changes.since_last(
+            cache, report, files, exercises, seed=seed, limits=limits_of(options),
+            sandbox=not options.no_sandbox, costs=rules.costs,
+        )  # fmt: skip
         if cache.has_others:
             report["notes"].append(OF_OTHERS.format(folder / reports.CACHE))
         not_written = reports.write_reports(own, report, roster)
@@ -433,6 +437,7 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
     others = [(one, note) for one in students for note in one["notes"] if note != NOT_IN_ROSTER]
     lines += [f"{label(one)}: {note}" for one, note in others]
     lines += not_applied
+    lines += changes.lines_on(report.get("changes", []))
     if not_written:
         needs = "; ".join(f"{name} needs {what}" for name, what in not_written.items())
         lines.append(f"not written: {needs}")

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from .likeness import LONGEST_CODE
 from .merge_answers import MergedNotebook, Step, WrongNotebook, beginning
 from .notebook_file import Unreadable
 from .score import QuestionResult, because_of, failures_of, fetch_of, is_cut_short, score
@@ -91,7 +92,7 @@ class Reader:
         for kind, identity, source, number in found["steps"]:
             cell = cells[identity] if identity else None
             steps.append(Step(kind, cell, cell.source if kind == "pristine" else source, number))
-        return MergedNotebook(steps, found["found"], found["notes"])
+        return MergedNotebook(steps, found["found"], found["notes"], found["forms"])
 
     def _ask(self, request, content):
         self._begin()
@@ -296,9 +297,12 @@ def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
     if len(failures) > MAX_FAILURES:
         notes.append(f"and {len(failures) - MAX_FAILURES} more cells of the student's own fail")
     result.notes += map(clean, notes)
+    codes = {step.cell.question: step.source for step in merged.steps if step.kind == "answer"}
     for question in exercise.questions.values():
         one = score(question, exercise, merged, runs.cells, runs.skipped, expected)
         one.reason += because_of(one, failures)
+        one.code = clean(codes.get(question.name, ""), LONGEST_CODE)
+        one.form = merged.forms.get(question.name, "")
         result.questions.append(one)
     result.seconds = round(time.monotonic() - begun, 2)
     return result

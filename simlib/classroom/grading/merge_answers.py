@@ -17,7 +17,7 @@ import os
 import re
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GIVEN, NOT_ATTEMPTED, NOT_FOUND = "given", "not attempted", "not found"
 CHECKS = re.compile(r"^[ \t]*\w+[ \t]*=[ \t]*check(_of)?\(", re.MULTILINE)
@@ -70,11 +70,14 @@ class MergedNotebook:
         What there is for each question: `GIVEN`, `NOT_ATTEMPTED` or `NOT_FOUND`.
     notes : list of str
         What was odd, for the teacher.
+    forms : dict of str to str
+        What equal answers to a question have in common, see `likeness.form_of`.
     """
 
     steps: list
     found: dict
     notes: list
+    forms: dict = field(default_factory=dict, compare=False)
 
     def without(self, left_out):
         """The same without some questions, their answers and checks, and without some helpers.
@@ -347,7 +350,10 @@ def answer(request, content, exercises):
 
 def merged(exercise, submission):
     """A `MergedNotebook` as plain data: pristine cells by their id."""
+    from likeness import form_of
+
     found = merge_answers(exercise, submission)
+    forms = {one.cell.question: form_of(one.source) for one in found.steps if one.kind == "answer"}
     steps = [
         [
             one.kind,
@@ -357,7 +363,7 @@ def merged(exercise, submission):
         ]
         for one in found.steps
     ]
-    return {"steps": steps, "found": found.found, "notes": found.notes}
+    return {"steps": steps, "found": found.found, "notes": found.notes, "forms": forms}
 
 
 def about(submission, name, exercises):

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from ...core.draw.text import count as counted
 from .late import late_by, moment, penalty_in_words
+from .likeness import LONGEST_CODE
 from .own_folder import OwnFolder
 from .reports import is_unknown
 from .texts import clean, sentence
@@ -57,7 +58,7 @@ def environment():
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = points, points_of, moment, sentence, path, reason_and_box, only_right, by_hand
+    filters = points, points_of, moment, sentence, path, reason_and_box, only_right, by_hand, code
     filters += late_by, penalty_in_words
     found.filters |= {one.__name__: one for one in filters} | {"counted": counted}
     return found
@@ -70,6 +71,11 @@ def shown(value):
     text = clean(value)
     most = LONGEST_TEXT if "\n" in text else LONGEST_LINE
     return text if len(text) <= most else text[:most] + " ..."
+
+
+def code(text):
+    """What a student wrote, as far as it is kept: more than of another text."""
+    return Markup(escape(clean(text, LONGEST_CODE)))
 
 
 def points(value):
@@ -149,6 +155,7 @@ def overview(report):
         "has_roster": any(student["in_roster"] for student in report["students"]),
         "late": [one for one in map(late_books, sorted(report["students"], key=by_name)) if one],
         "oddities": oddities(report),
+        "people": {student["student"]: student for student in report["students"]},
     }
 
 

@@ -15,11 +15,13 @@ import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...core.environment import ROOT
 from ...core.environment import VERSION as SIMLIB_VERSION
 from .comments import comment_on
 from .exercise import is_exercise
 from .grade import without_points
 from .late import late_by, penalty_in_words, percent_of
+from .likeness import equal_answers, given_by
 from .own_folder import OwnFolder
 from .roster import NAME_COLUMNS, BadTable, listed, names_of, read_table, student_of
 from .texts import Cache, is_disguised, one_line
@@ -88,6 +90,7 @@ def as_report(graded, roster, exercises, seed, isolated):
             for one in exercises.values()
         ],
         "students": students,
+        "alike": equal_answers(students, lambda: given_by(exercises.values(), ROOT / "notebooks")),
     }
 
 

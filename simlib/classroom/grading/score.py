@@ -52,6 +52,10 @@ class QuestionResult:
     seconds : float
     outputs : dict of str to str
         What check and hidden cells gave, by cell id; for the teacher only.
+    code : str
+        The cell that answers it, as far as it is shown.
+    form : str
+        What equal answers have in common, see `likeness`; empty where it is not compared.
     """
 
     question: str
@@ -67,6 +71,8 @@ class QuestionResult:
     known: str = ""
     seconds: float = 0.0
     outputs: dict = field(default_factory=dict)
+    code: str = ""
+    form: str = ""
 
 
 def fetch_of(question):

@@ -53,12 +53,12 @@ def one_line(text):
     return "".join([char if char.isprintable() else " " for char in undisguised(text)])
 
 
-def clean(text):
+def clean(text, most=LONGEST_TEXT):
     """A text without control codes of terminals, and not too long."""
     text = undisguised(ANSI.sub("", str(text)))
     text = "".join([char if char.isprintable() or char in "\n\t" else "?" for char in text])
-    if len(text) > LONGEST_TEXT:
-        text = text[:LONGEST_TEXT] + " ..."
+    if len(text) > most:
+        text = text[:most] + " ..."
     return text
 
 

@@ -1,0 +1,111 @@
+"""Whose points are others than at the last grading of a report, from what to what, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from .texts import digest, digest_of_simlib
+
+LAST = "points of the last call"
+MOST_LINES = 20
+"""At the end of a call; class.html has more, report.json all."""
+CIRCUMSTANCES = {
+    "seed": "another seed",
+    "limits": "other limits of time or memory",
+    "sandbox": "with or without the sandbox",
+    "deadline": "another deadline",
+    "costs": "late costs more or less than before",
+    "simlib": "another version of simlib",
+    "exercise": "another version of the exercise",
+}
+"""What may change points although no file has changed, and how that is said."""
+
+
+def since_last(cache, report, files, exercises, **circumstances):
+    """The changes of a report since the last call, which is then this one.
+
+    Parameters
+    ----------
+    cache : Cache
+    report : dict
+    files : list of SubmittedFile
+    exercises : dict of str to Exercise
+    **circumstances
+        Those that all exercises share; ``limits`` is a `Limits`.
+
+    Returns
+    -------
+    list of dict
+        With student, exercise, points before and now, the questions, and why.
+    """
+    before, now = cache.get(LAST) or {}, {}
+    circumstances["limits"] = asdict(circumstances["limits"])
+    circumstances["simlib"] = digest_of_simlib()
+    contents = {(one.student, one.exercise): digest(one.content or b"") for one in files}
+    for student in report["students"]:
+        for book in student["notebooks"]:
+            name = book["exercise"]
+            now.setdefault(name, {})[student["student"]] = {
+                "file": contents.get((student["student"], name), ""),
+                "circumstances": circumstances
+                | {"exercise": exercises[name].digest, "deadline": book["deadline"]},
+                "points": {q["question"]: q["points"] for q in book["questions"]},
+                "by hand": {q["question"]: by_hand(q) for q in book["questions"]},
+            }
+    cache.put(before | now, LAST)
+    return [
+        change(student, name, before[name][student], known)
+        for name, students in now.items()
+        for student, known in students.items()
+        if student in before.get(name, {}) and before[name][student]["points"] != known["points"]
+    ]
+
+
+def by_hand(question):
+    """The points that a teacher gave; None where none did."""
+    return question["override"] and question["override"]["points"]
+
+
+def change(student, exercise, before, now):
+    """One change of a notebook's points, as plain data."""
+    questions = [
+        f"{name} {before['points'].get(name, 0):g} to {points:g}"
+        for name, points in now["points"].items()
+        if before["points"].get(name, 0) != points
+    ]
+    return {
+        "student": student,
+        "exercise": exercise,
+        "before": round(sum(before["points"].values()), 2),
+        "now": round(sum(now["points"].values()), 2),
+        "questions": questions,
+        "why": reason(before, now),
+    }
+
+
+def reason(before, now):
+    """Why the points of a notebook are others than before, in words."""
+    found = []
+    if before["by hand"] != now["by hand"]:
+        found.append("points by hand")
+    if before["file"] != now["file"]:
+        found.append("new file" if now["file"] else "its file is gone")
+    found += [
+        words
+        for what, words in CIRCUMSTANCES.items()
+        if before["circumstances"].get(what) != now["circumstances"].get(what)
+    ]
+    return ", ".join(found) or "graded again"
+
+
+def lines_on(changes):
+    """The changes as lines of text, the first of them where they are many."""
+    lines = [
+        f"{one['student']} {one['exercise']}: {one['before']:g} to {one['now']:g} points "
+        f"({one['why']})"
+        for one in changes[:MOST_LINES]
+    ]
+    more = len(changes) - len(lines)
+    return ["changed since the last call:", *lines] * bool(lines) + (
+        [f"and {more} more changes, which class.html lists"] if more else []
+    )
