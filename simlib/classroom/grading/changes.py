@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from .reports import is_unknown
 from .texts import digest, digest_of_simlib
 
 LAST = "points of the last call"
@@ -44,15 +45,17 @@ def since_last(cache, report, files, exercises, **circumstances):
     contents = {(one.student, one.exercise): digest(one.content or b"") for one in files}
     for student in report["students"]:
         for book in student["notebooks"]:
+            if is_unknown(book):
+                continue
             name = book["exercise"]
             now.setdefault(name, {})[student["student"]] = {
                 "file": contents.get((student["student"], name), ""),
                 "circumstances": circumstances
                 | {"exercise": exercises[name].digest, "deadline": book["deadline"]},
                 "points": {q["question"]: q["points"] for q in book["questions"]},
-                "by hand": {q["question"]: by_hand(q) for q in book["questions"]},
+                "graded": {q["question"]: graded(q) for q in book["questions"]},
             }
-    cache.put(before | now, LAST)
+    cache.put(before | {name: before.get(name, {}) | new for name, new in now.items()}, LAST)
     return [
         change(student, name, before[name][student], known)
         for name, students in now.items()
@@ -61,9 +64,9 @@ def since_last(cache, report, files, exercises, **circumstances):
     ]
 
 
-def by_hand(question):
-    """The points that a teacher gave; None where none did."""
-    return question["override"] and question["override"]["points"]
+def graded(question):
+    """The points that the tests gave, whatever a teacher set by hand."""
+    return question["override"]["graded"] if question["override"] else question["points"]
 
 
 def change(student, exercise, before, now):
@@ -85,9 +88,10 @@ def change(student, exercise, before, now):
 
 def reason(before, now):
     """Why the points of a notebook are others than before, in words."""
-    found = []
-    if before["by hand"] != now["by hand"]:
-        found.append("points by hand")
+    if before["graded"] == now["graded"]:
+        return "points by hand"
+    is_by_hand = before["points"] != before["graded"] or now["points"] != now["graded"]
+    found = ["points by hand"] * is_by_hand
     if before["file"] != now["file"]:
         found.append("new file" if now["file"] else "its file is gone")
     found += [
