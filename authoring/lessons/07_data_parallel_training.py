@@ -16,8 +16,7 @@
 # ## The data and the model
 #
 # `simlib.digits.load()` makes scikit-learn's 1,797 scanned digits as large
-# as MNIST's (28 x 28) and holds 297 out. (With MNIST's own files:
-# `parts = [TensorDataset(*part[:1500]) for part in simlib.digits.load_mnist(folder)]`.) Pixels get
+# as MNIST's (28 x 28) and holds 297 out. `simlib.digits.load_mnist(folder)` reads MNIST's own files. Pixels get
 # mean 0 and standard deviation 1.
 
 # %%
@@ -55,9 +54,9 @@ def lenet():
 # `sync_gradients` replaces every gradient by the mean over all ranks. The cell has them as published: the
 # first with `send` and `recv`, the second with one `all_reduce` per parameter tensor.
 #
-# Four ranks take two steps. torch seeds each process anew, so each draws its own weights. Without the
-# first function, are the ranks equal in the end? LeNet has 431,080 weights in 8 tensors. With both functions,
-# how many messages, how many collectives?
+# Four ranks take two steps. Each rank starts with a random seed of its own, so each draws other first weights.
+# Here these seeds repeat in every run; under torchrun they do not. Without the first function, are the ranks equal
+# in the end? LeNet has 431,080 weights in 8 tensors. With both functions, how many messages, how many collectives?
 
 # %%
 equal = None  # without the first function: yes or no?
@@ -106,10 +105,14 @@ simlib.guess(collectives, len(run.trace.collectives))
 run
 
 # %% [markdown]
-# Equal steps from four places end in four places, and no call complains. (Simulated, one rank per node,
-# computing free.) Rank 0 sends 24 messages,
-# one after the other; ranks 1 to 3 wait 3.24 ms. 3 ranks x 8 tensors, 3 x 1.7 MB. Then 8
-# collectives per step, most of them tiny: the smallest moves ten numbers and pays a full latency.
+# The mean gradient is the same on all ranks, so all took the same two steps. They began with different weights, so
+# they end with different weights. No call reports it: compare them yourself, as lesson 06 does.
+# `torch.manual_seed(0)` on every rank makes them equal, too, until one rank draws a number more. A broadcast always
+# does.
+#
+# The run is simulated: each rank has a node of its own, and computing takes no time. Rank 0 sends 8 tensors to each of
+# 3 ranks, one after the other: 24 messages, 3 x 1.7 MB. Ranks 1 to 3 wait 3.24 ms. Each step makes 8 all_reduces. The
+# smallest moves ten numbers and costs a full latency.
 #
 # ## Better: one broadcast, one flat buffer
 #
@@ -145,7 +148,7 @@ simlib.guess(faster, round(times[0] / times[-1], 1), within=0.2)
 better
 
 # %% [markdown]
-# The same weights, with 3 collectives (messages are point-to-point ones alone). On 16 nodes `weights_by_send` sends 15 copies out of one network card; the
+# The same weights, with 3 collectives. On 16 nodes `weights_by_send` sends 15 copies out of one network card; the
 # broadcast deals the pieces out and lets the ranks gather them from each other, so no card carries more
 # than two copies: 21 ms less. With gradients the bytes stay, and what is saved is latency:
 # 7 all_reduces a step, 1.1 ms. (A flat buffer must wait for the last gradient. Lesson 08 cuts it into buckets.)
@@ -153,7 +156,7 @@ better
 # ## Who gets which examples?
 #
 # "A `DataLoader` shards", one reads. Three ranks, twelve examples, two per batch: first a plain
-# `DataLoader(shuffle=True)`, then one with a `DistributedSampler`. Which numbers does each rank get?
+# `DataLoader(shuffle=True)`, then one with a `DistributedSampler`. How many of the twelve does each rank get?
 
 # %%
 plain, sampled = None, None  # how many of the twelve does a rank get?
@@ -179,11 +182,12 @@ for shards in (False, True):
 #
 # ## The same seed, the same data?
 #
-# `random_split` cuts a held-out set off. All ranks begin with the same seed (`seed="same"`). Rank 0
-# also draws one random number first, say to choose a picture to show. What does each rank hold out?
+# `random_split` cuts a held-out set off. With `seed="same"` all ranks begin with one seed, as with
+# `torch.manual_seed(0)` in the first line. Rank 0 also draws one random number first, say to choose a
+# picture to show. Do all ranks hold out the same three examples?
 #
 # Then the reverse: a loader's **worker** adds random noise to each batch (augmentation). Its seed is drawn from
-# the rank's generator. Is the noise of two ranks the same, or not? Should it be?
+# the rank's generator. Both ranks begin with one seed again. Is their noise the same? Should it be?
 
 # %%
 same_three, same_noise = None, None  # with a common seed: yes or no?
@@ -215,8 +219,9 @@ simlib.guess(same_noise, "yes", of=("yes", "no"))
 # %% [markdown]
 # One number drawn more, and rank 0 trains on what the others hold out: the held-out accuracy becomes a
 # lie. What must be **equal** on all ranks (split, shuffle) gets a generator of its own, used for nothing else. What
-# must **differ** (noise, dropout) gets a seed with the rank in it: with a common one all ranks add the same noise,
-# and R ranks average less of it away.
+# must **differ** (noise, dropout) gets a seed with the rank in it. With a common one all ranks add the same noise, and
+# the mean does not reduce it. Dropout draws from torch's own generator, so call
+# `torch.manual_seed(1000 + rank)` once the weights are equal.
 #
 # ## Fixed chunks, and the forgotten set_epoch
 #
@@ -257,8 +262,7 @@ print("your line:", "right" if yours == shuffles else "not yet")
 #
 # </details>
 #
-# Without it every epoch is the first one again, and nothing tells you. Fixed chunks have a use where a node's disk
-# holds only its part; then cut them at random, and shuffle within.
+# Without it every epoch is the first one again, and nothing tells you.
 #
 # ## The loop
 #
@@ -329,9 +333,9 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
 # %% [markdown]
 # Equal, up to rounding: sums in another order are rounded differently (lesson 05). In float64 an epoch leaves
 # about 1e-13 or less. In float32 SGD mostly leaves 1e-7 or less; but max-pooling and ReLU *choose*, and where
-# two values nearly tie, a rounding turns the choice. Adam leaves up to 2e-2 on some CPUs: it divides each
-# gradient by its own size plus $\varepsilon$ = 1e-8, and a gradient as small as that is in float32 mostly
-# rounding error, so a weight may go two ways: after 25 steps $2 \times 25\,\eta$ = 0.05 lies between. Rounding, or a
+# two values nearly tie, a rounding turns the choice. Adam differs more. It divides each
+# gradient by its own size, and a gradient of 1e-8 is mostly rounding error. So even the sign of a step may differ:
+# after 25 steps two weights are up to $2 \times 25\,\eta$ = 0.05 apart. Rounding, or a
 # mistake? Go to float64: rounding shrinks some hundred million times or more, a mistake stays.
 #
 # ## Break it: nothing is learned
@@ -380,14 +384,14 @@ for mistakes in ((True, False), (False, False), (False, True)):
 # %% [markdown]
 # First line: `zero_grad()` stands between `backward` and `step`, so the step finds no
 # gradient. Second line, that one mended: weights move, but `next(iter(loader))` makes a **new**
-# iterator in every step, which begins with the first batch again: 30 examples, learned by heart. The first
-# mistake hid the second. Third line: 750 examples, the rank's half.
+# iterator in every step, which begins with the first batch again: 30 examples, learned by heart.
+# Third line: 750 examples, the rank's half.
 #
 # ## Evaluate without counting anybody twice
 #
 # 297 held-out digits on 4 ranks: 75 for rank 0, 74 for the others. `DistributedSampler` **pads**: it begins again
 # at the front until R divides the number. What does that do to an accuracy? And may one take the mean over ranks of an
-# AUC (how often a picture of a 1 gets a higher score for "1" than another picture)? Weights: after one epoch, above.
+# AUC (how often a picture of a 1 gets a higher score for "1" than another picture)?
 
 # %% tags=["nbval-ignore-output"]
 counted, same_auc = None, None  # how many? Is the mean of four AUCs that of all: yes or no?
@@ -454,7 +458,8 @@ simlib.guess(same_auc, "no", of=("yes", "no"))
 # - **One rank writes**, with TensorBoard's `SummaryWriter`, and imports it alone.
 # - **A progress bar**, also on rank 0 only. `simlib.live_curves(folder)` draws the curves meanwhile.
 # - **A checkpoint** holds *everything* that the next step depends on: weights, optimizer (its momentum!),
-#   schedule, the step (so the epoch, and the place in it), and each rank's random state.
+#   schedule, the step (so the epoch, and the place in it), and the state of each rank's `noise`. (Dropout
+#   would need `torch.get_rng_state()` of each rank, too.)
 #
 # (`how`: learning rate, epochs, effective batch, and the factor on the rate.)
 
@@ -510,7 +515,7 @@ def train(rank, world_size, folder, *how, stop=None, load_args=None, log=True, n
 
 
 # %% [markdown]
-# Watch the bar and the curves. The same files open in TensorBoard: `tensorboard --logdir FOLDER`.
+# The same files open in TensorBoard: `tensorboard --logdir FOLDER`.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -526,14 +531,11 @@ print(f"held-out accuracy {run.results[0][0]:.1%}")
 assert run.results[0][0] >= 0.95
 
 # %% [markdown]
-# About 97 of 100 unseen digits are read rightly.
-#
 # ## A checkpoint: one saves, all load
 #
 # If all ranks wrote one file, it could be broken. If only rank 0 *loaded* it, the others would
-# go on from other weights. A crash while
-# writing must not cost the old file: write beside it, then rename. Nobody may load before it is there: hence the
-# barrier.
+# go on from other weights. A crash while writing must not cost the old file: write beside it, then rename. The barrier
+# keeps ranks from loading early.
 #
 # We train 20 steps in one go, then 7 (in the middle of epoch 1), and the rest from the file: with
 # everything, with one thing forgotten, and on 4 ranks, with noise and without. What is bit for bit the same?
@@ -566,7 +568,7 @@ folder.cleanup()
 # Bit for bit, but only with everything. On **another world size** weights, optimizer and schedule fit, and the step,
 # too, because it counts batches of all ranks: without noise only rounding is left. But there are two random states
 # for four ranks. That run begins new ones, with the step in their seed: by `manual_seed(rank)` ranks 0 and 1 would
-# draw their first noise again. (Files cut over ranks: lesson 12.)
+# draw their first noise again.
 #
 # ## `parameters()` is not the whole state
 #
@@ -599,7 +601,7 @@ simlib.guess(parameters, "yes", of=("yes", "no"))
 simlib.guess(buffers, "no", of=("yes", "no"))
 
 # %% [markdown]
-# The parameters are equal, and the replicas are not the same model: rank 0's accuracy says nothing of rank 1. Before
+# The parameters are equal, and the running means and variances are not. So rank 0's accuracy is not rank 1's. Before
 # you evaluate or save, broadcast the buffers (DDP does so before every
 # forward pass); or average them. The whole state is `model.state_dict()`.
 #
@@ -608,7 +610,7 @@ simlib.guess(buffers, "no", of=("yes", "no"))
 # In training each rank normalises with *its own* examples. With B small that is noisy, and not
 # what one process has. **Synchronised** batch norm takes mean and variance over all ranks. Tempting: sum
 # $x$, $x^2$ and the count, and $\sigma^2 = E[x^2] - \mu^2$. Rank 0 has 300 numbers of mean 1000 and deviation 0.05,
-# rank 1 has 200, 0.1 higher: a variance of 0.0025 + 0.0024. One process says it in float64.
+# rank 1 has 200, 0.1 higher: a variance of 0.0025 + 0.0024.
 #
 # **Now you write it:** combine count $n_r$, mean $\mu_r$ and $M_r = \sum (x - \mu_r)^2$ of each rank:
 # $\mu = \sum n_r \mu_r / n$ and $M = \sum (M_r + n_r (\mu_r - \mu)^2)$.
@@ -649,13 +651,12 @@ for way in (from_squares, yours):
 # </details>
 #
 # A variance of -0.125 here, whose root is nan: both terms are a million, and float32 keeps seven digits. `nn.SyncBatchNorm`
-# (GPUs only) gathers mean, variance and count, too. Its backward is in the appendix.
+# (GPUs only) gathers mean, variance and count. Its backward is in the appendix.
 #
 # ## Gradient accumulation
 #
 # An effective batch does not fit? Take k small batches one after the other, add up
-# their gradients and make one step. A widely read page prints the loop with `zero_grad()` at the start
-# of every small batch. Six programs against the gradient of the whole batch, 2
+# their gradients and make one step. Six programs against the gradient of the whole batch, 2
 # ranks x 4 small batches x 10 examples; the last has a batch norm. Which are right?
 
 # %%
@@ -768,10 +769,10 @@ simlib.guess(lowest, 1 + found.index(min(found)), of=(1, 2, 3, 4))
 
 # %% [markdown]
 # With the same $\eta$ the large batch makes a tenth of the steps, none of them longer, and stays far
-# behind: 82 % against 96 % when this page was built. With $10\eta$ each step goes ten times as far: the **linear
+# behind. With $10\eta$ each step goes ten times as far: the **linear
 # scaling rule**. If the weights hardly change during ten small steps, their gradients add up
 # to one large step of ten times the rate. At the start they do change, and the loss jumps; the warm-up puts
-# the jump off. Few digits of 297 do not tell whether it helps here. Goyal et al.
+# the jump off. With 297 digits one cannot see whether it helps. Goyal et al.
 # (2017, arXiv 1706.02677) used it for ResNet-50, with batches of up to 8,192 at the small batch's
 # accuracy.
 #
@@ -880,10 +881,9 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # </details>
 #
-# Letters: a mean of means gives each letter of the short shard 2.1 times the weight, 21 % off, over ranks
-# and over time alike. Untrained, the model is worse than a guess among 19; then it spells these lines. A mean of
-# perplexities is wrong twice: by weight (25.48), and as $e^x$ is no straight line (25.49). Average the loss, by letters,
-# then take $e^x$.
+# B counts letters. A mean of means gives each letter of the short shard 2.1 times the weight: 21 % off, over ranks
+# and over time alike. Untrained, the model is worse than a guess among 19; after 60 steps it is nearly sure of
+# the next one. Average the loss by letters, then take $e^x$: a mean of perplexities is something else.
 #
 # ## Your turn
 #
