@@ -192,6 +192,7 @@ def test_a_failing_script_is_told_and_returns_1(tmp_path):
     ("args", "words"),
     [
         (("run", "-n", 2, "no_such.py"), "there is no file no_such.py"),
+        (("run", "-n", 2, "-m", "x.py"), "-m takes a module: write -m x, or x.py without -m"),
         (("run", "-n", "two", "x.py"), "invalid int value: 'two'"),
         (("run", "-n", 0, __file__), "whole number from 1 to 64"),
         (("fly",), "invalid choice"),

@@ -413,6 +413,8 @@ def program_of_script(
     is_module: bool = False,
 ) -> Program:
     """The `Program` of a whole script, or of a module by its name, with its command line."""
+    if is_module and path.endswith(".py"):
+        raise InvalidCallError(f"-m takes a module: write -m {path[:-3]}, or {path} without -m")
     function, what = (module, path) if is_module else (script, os.path.abspath(path))
     payload = pack(function, (what,), None, world_size)
     name, seeds = os.path.basename(path), check_seed(seed)
