@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import os
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,3 +106,46 @@ def a_process_of_torchs():
 def test_processes_that_a_rank_starts_are_told_of(start):
     assert simulated(lambda rank, n: start() if rank else None).processes == [0, 1]
     assert simulated(lambda rank, n: in_a_thread(start) if rank else None).processes == [0, 1]
+
+
+def spawns(method):
+    process = multiprocessing.get_context(method).Process(target=print, args=("out",))
+    process.start()
+    process.join()
+
+
+def by_a_command_to_its_own_stdout():
+    subprocess.run("echo out; echo out >&2", shell=True, stdout=sys.stdout, check=True)
+
+
+def by_an_executed_child():
+    os.spawnlp(os.P_WAIT, "sh", "sh", "-c", "echo out; test $RANK = $LOCAL_RANK && echo out")
+
+
+def by_posix_spawn():
+    os.waitpid(os.posix_spawnp("echo", ["echo", "out"], os.environ), 0)
+
+
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+@pytest.mark.parametrize(
+    "start, lines",
+    [
+        (lambda: spawns("fork"), 1),
+        (lambda: spawns("spawn"), 1),
+        (lambda: in_a_thread(lambda: subprocess.run(["echo", "out"], check=True)), 1),
+        (lambda: in_a_thread(lambda: print("out")), 1),
+        (by_a_command_to_its_own_stdout, 2),
+        (by_an_executed_child, 2),
+        (by_posix_spawn, 1),
+    ],
+)
+def test_what_a_process_of_a_rank_prints_is_the_ranks(engine, start, lines):
+    def main(rank, n):
+        print("before", rank)
+        if rank:
+            start()
+        print("after", rank)
+
+    first, second = engine(main, 2).output
+    assert first == "before 0\nafter 0\n"
+    assert second == "before 1\n" + "out\n" * lines + "after 1\n"

@@ -1,8 +1,9 @@
 """What a rank starts belongs to it: threads, processes, commands.
 
 What a thread computes is work of the rank's one device, so its seconds are added to the rank's own,
-and what it holds the rank holds. Nothing is counted of what another process computes. A command has
-the rank's environment, and what it prints is the rank's.
+and what it holds the rank holds. Nothing is counted of what another process computes. It has the
+rank's environment, and what it prints is the rank's: while it starts, the rank's pipe is in the
+place of descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ from __future__ import annotations
 import _posixsubprocess
 import _thread
 import codecs
+import contextlib
 import functools
-import inspect
 import os
 import select
 import subprocess
+import sys
 import threading
 from math import fsum
 
 from ....record.this_rank import here as local
 
+_real_process_id = os.getpid
+
 
 class WorkBeside:
     """What the threads that one rank has started compute, until its own clock takes it in.
+
+    Parameters
+    ----------
+    rank : int
 
     Attributes
     ----------
@@ -36,12 +44,16 @@ class WorkBeside:
         How many processes the rank has started.
     took_part : bool
         Whether there was any such thread.
+    write_out : callable
+        ``write_out(rank, text)`` shows what a rank's processes print.
 
     The sum is the same in whatever order threads run. An op is counted before anybody can take
     the sum: ``lock`` is held from its beginning on.
     """
 
-    def __init__(self):
+    def __init__(self, rank):
+        self.rank = rank
+        self._pump = None
         self.lock = threading.RLock()
         self.meter = None
         self.make_mode = None
@@ -61,6 +73,24 @@ class WorkBeside:
             seconds, self._seconds = self._seconds, []
         return fsum(seconds)
 
+    def start(self, start, *args, **kwargs):
+        """Start a process whose output is the rank's."""
+        with self.lock:
+            if self._pump is None:
+                self._pump = _Pump(functools.partial(self.write_out, self.rank))
+        return self._pump.start(start, *args, **kwargs)
+
+    def show(self):
+        """Show what the rank's processes have printed so far, before what it prints next."""
+        if self._pump is not None:
+            self._pump.drain()
+
+    def end(self):
+        """The rank has ended."""
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.end()
+
     def call(self, function, *args, **kwargs):
         """Call a function in a thread of the rank's."""
         self.took_part = True
@@ -68,12 +98,21 @@ class WorkBeside:
         local.__dict__.update(self.handed_on)
         if self.meter is not None:
             local.meter = self.meter
-        with self.make_mode():
-            return function(*args, **kwargs)
+        try:
+            with self.make_mode():
+                return function(*args, **kwargs)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # closed
+                    stream.flush()
 
 
-def own_threads_and_processes():
-    """Let what a rank starts, or what it has started does, belong to the rank."""
+def own_threads_and_processes(write_out, all_cpus):
+    """Let what a rank starts, or what it has started does, belong to the rank.
+
+    A command has all CPUs, as ``all_cpus()`` gives them.
+    """
+    WorkBeside.write_out = staticmethod(write_out)
     for name, others in (
         ("start_new_thread", ((_thread, "start_new"), (threading, "_start_new_thread"))),
         # Since Python 3.13:
@@ -83,16 +122,21 @@ def own_threads_and_processes():
             start = _as_ranks(getattr(_thread, name))
             for module, own_name in ((_thread, name), *others):
                 setattr(module, own_name, start)
-    for module, name in (
-        (os, "fork"),
-        (os, "forkpty"),
-        (os, "posix_spawn"),
-        (os, "posix_spawnp"),
-        (_posixsubprocess, "fork_exec"),
-        (subprocess, "_fork_exec"),
+    for module, name, cpus in (
+        (os, "fork", contextlib.nullcontext),  # whoever forks has them anyway
+        (os, "forkpty", contextlib.nullcontext),
+        (os, "posix_spawn", all_cpus),
+        (os, "posix_spawnp", all_cpus),
+        (_posixsubprocess, "fork_exec", all_cpus),
+        (subprocess, "_fork_exec", all_cpus),
     ):
         if hasattr(module, name):
-            setattr(module, name, _noting(getattr(module, name)))
+            setattr(module, name, _of_rank(getattr(module, name), cpus, "fork_exec" in name))
+    execute = os.execv
+    os.execv = lambda path, args: (
+        os.execve(path, args, os.environ) if "environ" in local.__dict__ else execute(path, args)
+    )
+    _own_system()
 
 
 def _as_ranks(start):
@@ -106,42 +150,64 @@ def _as_ranks(start):
     return start_as_ranks
 
 
-def _noting(start):
-    @functools.wraps(start)
-    def start_and_note(*args, **kwargs):
-        beside = local.__dict__.get("beside")
-        if beside is not None:
-            beside.processes += 1
-        return start(*args, **kwargs)
+_ENVIRONMENT = 5
+"""The place of the environment among the arguments of `fork_exec`."""
 
-    return start_and_note
+
+def _of_rank(start, cpus, is_fork_exec):
+    @functools.wraps(start)
+    def start_of_rank(*args, **kwargs):
+        if is_fork_exec and args[_ENVIRONMENT] is None and "environ" in local.__dict__:
+            pairs = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
+            args = (*args[:_ENVIRONMENT], pairs, *args[_ENVIRONMENT + 1 :])
+        beside = local.__dict__.get("beside")
+        if beside is None:
+            return start(*args, **kwargs)
+        beside.processes += 1
+        with cpus():
+            return beside.start(start, *args, **kwargs)
+
+    return start_of_rank
 
 
 CHUNK = 1 << 16
+_turn = threading.Lock()
+"""Of whoever has put an output of its own into the place of descriptors 1 and 2."""
 
 
 class _Pump:
-    """What one command prints, shown as the rank's: by a thread, as long as it may print."""
+    """What the processes of one rank print, shown as the rank's: by a thread, as it comes."""
 
-    def __init__(self, rank, write_out):
-        self._rank, self._write_out = rank, write_out
-        self._reading, self.writing = os.pipe()
+    def __init__(self, show):
+        self._show = show
+        self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
         self._decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
         self._lock = threading.Lock()
         self._is_open = True
-
-    def begin(self):
-        """The command has the other end."""
-        os.close(self.writing)
         # The engine's own thread, not the rank's: counting its ops may import, and a rank that
         # starts a command while it imports waits here with the lock on imports.
-        beside = local.__dict__.pop("beside", None)
+        beside = local.__dict__.pop("beside")
         try:
-            threading.Thread(target=self._until_the_end, daemon=True).start()
+            self._thread = threading.Thread(target=self._until_the_end, daemon=True)
+            self._thread.start()
         finally:
-            if beside is not None:
-                local.beside = beside
+            local.beside = beside
+
+    def start(self, start, *args, **kwargs):
+        """Start a process, which has the other end as its output."""
+        own, pid = {}, _real_process_id()
+        with _turn:
+            try:
+                for fd in (1, 2):
+                    own[fd] = os.dup(fd)
+                    os.dup2(self._writing, fd)
+                return start(*args, **kwargs)
+            finally:
+                if _real_process_id() == pid:  # and not that of a child
+                    for fd, copy in own.items():
+                        os.dup2(copy, fd)
+                        os.close(copy)
 
     def _until_the_end(self):
         poll = select.poll()  # descriptors are many here: each rank has one
@@ -160,50 +226,17 @@ class _Pump:
                     return
                 text = self._decode(data, not data)
                 if text:
-                    self._write_out(self._rank, text)
+                    self._show(text)
                 if not data:
                     self._is_open = False
                     os.close(self._reading)
 
-
-def own_commands(write_out, all_cpus):
-    """Let each command that a rank starts have the rank's environment and output, and all CPUs."""
-    start, poll, wait = (getattr(subprocess.Popen, n) for n in ("__init__", "poll", "wait"))
-    names = list(inspect.signature(start).parameters)[1:]
-
-    @functools.wraps(start)
-    def start_as_rank(self, *args, **kwargs):
-        rank = getattr(local, "rank", None)
-        if rank is None:
-            return start(self, *args, **kwargs)
-        options = dict(zip(names, args, strict=False)) | kwargs
-        if options.get("env") is None:
-            options["env"] = os.environ.copy()
-        streams = [name for name in ("stdout", "stderr") if options.get(name) is None]
-        if not streams:
-            with all_cpus():
-                return start(self, **options)
-        self._pump = _Pump(rank, write_out)
-        try:
-            with all_cpus():
-                start(self, **options | dict.fromkeys(streams, self._pump.writing))
-        finally:
-            self._pump.begin()
-
-    def showing(method):
-        @functools.wraps(method)
-        def ended(self, *args, **kwargs):
-            code = method(self, *args, **kwargs)
-            pump = getattr(self, "_pump", None)
-            if code is not None and pump is not None:
-                pump.drain()  # so that it stands before what the rank prints next
-            return code
-
-        return ended
-
-    subprocess.Popen.__init__ = start_as_rank
-    subprocess.Popen.poll, subprocess.Popen.wait = showing(poll), showing(wait)
-    _own_system()
+    def end(self):
+        """The rank has ended; processes that go on keep the other end."""
+        os.close(self._writing)
+        self.drain()
+        if not self._is_open:
+            self._thread.join()
 
 
 def _own_system():

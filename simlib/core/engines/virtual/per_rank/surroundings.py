@@ -21,6 +21,7 @@ _WAITING = frozenset(
     "asyncio concurrent multiprocessing queue selectors socket subprocess threading".split()
 )
 """Modules of Python that wait for something outside the ranks: in the machine's time."""
+_write = os.write
 _STANDARD_LIBRARY = os.path.dirname(threading.__file__) + os.sep
 
 
@@ -100,6 +101,7 @@ def end_virtual_time():
     """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
     for name in ("clock", "sleep", "advance", "settle", "before_output", "beside", "process_id"):
         local.__dict__.pop(name, None)
+    local.write_out = lambda rank, text: _write(1, text.encode("utf-8", "backslashreplace"))
 
 
 _DELETED = object()
@@ -201,12 +203,11 @@ class OutputPerRank(io.TextIOBase):
         self._other = other
 
     def write(self, text):
-        rank = getattr(local, "rank", None)
-        if rank is None:
+        fields = local.__dict__
+        if not fields.keys() & {"rank", "beside"}:
             return self._other.write(text)
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        fields = local.__dict__
         fields.setdefault("printed", []).append(text)
         fields["held"] = fields.get("held", 0) + len(text)
         if "\n" in text or fields["held"] >= LONGEST_HELD:
@@ -219,7 +220,11 @@ class OutputPerRank(io.TextIOBase):
             fields.get("before_output", bool)()
             text = "".join(fields["printed"])
             fields["printed"], fields["held"] = [], 0
-            self._write_out(local.rank, text)
+            beside = fields.get("beside")  # none in a child that was forked
+            if beside is not None:
+                beside.show()
+            rank = fields["rank"] if beside is None else beside.rank
+            fields.get("write_out", self._write_out)(rank, text)
 
     def close(self):
         """Let everything out; it stays open, as it belongs to all ranks."""
@@ -238,12 +243,12 @@ class OutputPerRank(io.TextIOBase):
 
 def write_to_descriptors(stdout, stderr):
     """What a rank writes to descriptor 1 or 2 is its output too."""
-    write_in_reality, streams = os.write, {1: stdout, 2: stderr}
+    streams = {1: stdout, 2: stderr}
 
     def write(fd, data):
-        if fd in streams and hasattr(local, "rank"):
+        if fd in streams and local.__dict__.keys() & {"rank", "beside"}:
             return streams[fd].buffer.write(data)
-        return write_in_reality(fd, data)
+        return _write(fd, data)
 
     os.write = write
 
