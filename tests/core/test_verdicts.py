@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -200,21 +201,95 @@ def test_where_ranks_parted_is_told(function, and_disagrees, lines):
         assert f"line {function.__code__.co_firstlineno + line})" in row
 
 
+def default_store():
+    return dist.distributed_c10d._get_default_store()
+
+
 def waits_for_a_key(rank, n):
-    store = dist.distributed_c10d._get_default_store()
-    store.set("hello", "you")
-    assert store.get("hello") == b"you"
+    default_store().set("hello", "you")
+    assert default_store().get("hello") == b"you"
+    if rank:
+        default_store().get("go")
+
+
+def waits_for_who_waits_for_a_key(rank, n):
+    if rank:
+        default_store().get("go")
+        dist.send(torch.ones(1), 0)
+    else:
+        dist.recv(torch.ones(1), 1)
+
+
+def waits_for_a_key_of_its_own_store(rank, n):
+    store = dist.TCPStore("localhost", 0, 1, True)
     if rank:
         store.get("go")
+    dist.barrier()
+
+
+def all_wait_for_a_key(rank, n):
+    default_store().wait(["go"])
 
 
 @pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
-def test_the_key_of_a_store_that_nobody_sets_is_named(engine):
+@pytest.mark.parametrize(
+    "function, call",
+    [
+        (waits_for_a_key, "get"),
+        (waits_for_who_waits_for_a_key, "get"),
+        (waits_for_a_key_of_its_own_store, "get"),
+        (all_wait_for_a_key, "wait"),
+    ],
+)
+def test_the_key_of_a_store_that_nobody_sets_is_named_without_a_timeout(engine, function, call):
     with pytest.raises(simlib.StuckError) as caught:
-        engine(waits_for_a_key, 2, timeout_s=1)
+        engine(function, 2, timeout_s=None)
     words = str(caught.value)
-    assert "rank 1 waits for the key 'go' of the store, which no rank has set\n" in words
-    assert "rank 1: waiting in store.get('go') (test_verdicts.py, line " in words
+    who = "ranks 0 and 1 wait" if call == "wait" else "rank 1 waits"
+    assert words.startswith(f"{who} for the key 'go' of the store, which no rank has set\n")
+    assert f"rank 1: waiting in store.{call}('go') (test_verdicts.py, line " in words
+
+
+def sets_late(rank, n):
+    if rank:
+        for k in range(20):
+            assert default_store().get(f"{k}") == b"1"
+    else:
+        for k in range(20):
+            time.sleep(0.02)
+            default_store().set(f"{k}", "1")
+
+
+def set_in_a_while():
+    time.sleep(1)
+    default_store().set("go", "1")
+
+
+def a_thread_sets_it(rank, n):
+    if rank:
+        default_store().get("go")
+    else:
+        threading.Thread(target=set_in_a_while).start()
+    dist.barrier()
+
+
+def a_process_sets_it(rank, n):
+    if rank:
+        default_store().get("go")
+    elif not os.fork():
+        set_in_a_while()
+        os._exit(0)
+    dist.barrier()
+
+
+def it_gives_up(rank, n):
+    with pytest.raises(RuntimeError):
+        default_store().wait(["go"], timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("function", [sets_late, a_thread_sets_it, a_process_sets_it, it_gives_up])
+def test_a_key_that_comes_late_is_waited_for(function):
+    assert simlib.run(function, 2, strict=True).results == [None] * 2
 
 
 def test_an_op_of_another_thread_says_so():

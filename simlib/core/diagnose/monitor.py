@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from ..model.errors import DeadlockError, FailureReport, SimlibError
 from ..model.trace import Evicted, Op, Site
 from . import failures, verdicts
-from .findings import Evidence, Finding, found_in
+from .findings import Evidence, Finding, found_in, of_shared_names
 from .matching import Matcher, Mismatch, Wait
 
 KEPT_BYTES = 1 << 20
@@ -28,6 +28,9 @@ TOLD_S = 1.5
 MAX_TAKEN, LEAST_TAKEN = 8192, 64
 """Ops of all logs together, and of one, that the matcher is given before the next log's: so what
 has met is forgotten before further objects are made."""
+LOOKS = 3
+"""How often in vain a rank must have looked for its keys since all ranks stand still: the first
+look may have begun before, and a store may take in what was set after what is asked."""
 QUIET_S = 10.0
 """Silence after which the display says where the ranks are."""
 
@@ -113,6 +116,8 @@ class DeadlockDetector:
         self._open_any: list[Op] = []
         self._states: dict[int, tuple[int, int]] = {}
         self._asleep: dict[int, int | None] = {}
+        self._at_keys: tuple[Any, dict[int, tuple[int, int]]] = None, {}
+        self._are_still = False
         self.all_wait = False
 
     def look(self, running: list[int]) -> bool:
@@ -131,7 +136,38 @@ class DeadlockDetector:
         }
         waiting = [rank for rank in still if states[rank][1] or self._asleep.get(rank) is not None]
         self.all_wait = len(waiting) == len(states)
+        self._are_still = len(still) == len(states)
         return bool(waiting)
+
+    def lacks_keys(self, running: list[int], gone: Mapping[int, str]) -> bool:
+        """Whether ranks wait for keys of a store that nobody is left to set; after `look`.
+
+        All others have finished or wait for ever. The rank itself looks for the keys, again and
+        again: what was set before all stood still, it finds.
+        """
+        logs = self._logs
+        waiting = [rank for rank in running if self._are_still and not logs[rank].state[1]]
+        keys = {rank: logs[rank].awaited_keys() for rank in waiting}
+        looks = {rank: logs[rank].looks() for rank in waiting}
+        if not keys or not all(names for _, names in keys.values()):
+            return False
+        waits = {rank: wait for rank, (wait, _) in looks.items()}
+        now = [log.state for log in logs], keys, waits
+        if now != self._at_keys[0]:
+            self._at_keys = now, looks
+        _, first = self._at_keys
+        if any(looks[rank][1] < first[rank][1] + LOOKS for rank in waiting):
+            return False
+        others = {
+            rank: logs[rank].op_at(offset, logs[rank].seq_at(offset), 0, self._cells)
+            for rank in running
+            if (offset := logs[rank].state[1])
+        }
+        self._take_in()
+        gone = dict(gone) | dict.fromkeys(waiting, "waits for a key of a store")
+        blocked = self._matcher.blocked(others, gone, self._is_done) if others else None
+        self.all_wait = not others or (blocked is not None and blocked.waits.keys() >= set(others))
+        return self.all_wait
 
     def verdict(self, running: list[int], gone: Mapping[int, str]) -> SimlibError | None:
         """A mismatch or deadlock among the ops so far, as an error; else None.
@@ -357,6 +393,8 @@ class RunMonitor(ABC):
         Of a simulation that has ended: see `Run`.
     shared : Mapping
         The same.
+    set_by_many : list
+        Of a simulation: names of shared modules that several ranks set, see `of_shared_names`.
     """
 
     engine: str = "real"
@@ -368,6 +406,7 @@ class RunMonitor(ABC):
     flops: list | None = None
     processes: list | None = None
     shared: Mapping[str, str] = {}
+    set_by_many: Sequence[tuple] = ()
     detector: DeadlockDetector
     logs: list
     native: Any
@@ -442,9 +481,23 @@ class RunMonitor(ABC):
         Only for ranks that stand still since the last call is there a verdict, or where it is known
         that ops ``disagree``.
         """
-        if self.check and (self.detector.look(self.running()) or disagree):
-            return self.verdict()
-        return None
+        if not self.check:
+            return None
+        found = self.verdict() if self.detector.look(self.running()) or disagree else None
+        if found is not None or not self.detector.lacks_keys(self.running(), self.exited()):
+            return found
+        if self.has_helpers():
+            return None
+        return failures.waits_for_the_dead(self, None) if self.deaths else failures.at_rest(self)
+
+    def has_helpers(self) -> bool:
+        """Whether processes that ranks have started may help them; True where nobody knows."""
+        return True
+
+    def findings(self) -> list[Finding]:
+        """What looked wrong in a run that ended well."""
+        shared = of_shared_names(self.set_by_many, self.cells)
+        return self.detector.findings(self.deaths) + shared
 
     def waits(self) -> dict[int, Wait]:
         """Who waits for whom now, where anything but errors is diagnosed."""

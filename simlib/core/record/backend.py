@@ -21,7 +21,8 @@ from . import torch_inside
 from .arguments import check_peer, refuse_what_is_lacking
 from .group import RecordingGroup
 from .recorder import Recorder
-from .this_rank import here, span
+from .store_keys import name_awaited_keys
+from .this_rank import span
 from .torch_inside import when_imported
 from .transports import FOREVER
 from .transports.backends import BACKENDS, Backend
@@ -206,29 +207,6 @@ class Membership:
         for group in torch_inside.groups_here():
             if group is not default:
                 _torch_destroy(group)
-
-
-def name_awaited_keys() -> None:
-    """Write down for which keys of a store a rank waits, by torch's methods; once in a process."""
-    for name in ("get", "multi_get", "wait"):
-        setattr(dist.Store, name, _naming_keys(getattr(dist.Store, name)))
-
-
-def _naming_keys(method):
-    @functools.wraps(method)
-    def naming_keys(store, keys, *args, **kwargs):
-        log = getattr(here, "log", None)
-        names = [keys] if isinstance(keys, str) else keys
-        is_right = isinstance(names, list) and all(isinstance(one, str) for one in names)
-        if log is None or not is_right or store.check(names):
-            return method(store, keys, *args, **kwargs)
-        log.tell_keys(method.__name__, names)
-        try:
-            return method(store, keys, *args, **kwargs)
-        finally:
-            log.tell_keys("", ())
-
-    return naming_keys
 
 
 STAGES = "torch.distributed.pipelining.stage"

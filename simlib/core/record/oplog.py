@@ -179,6 +179,8 @@ class OpLogWriter:
         self.posted = 0  # ops in the log
         self._dropped = 0
         self._races = 0
+        self._waits = 0  # for keys of a store
+        self.waits_for_keys = False
         self._full = False
         # The segment that is written, of a log that rolls over; else the whole log is one.
         self._segment = 0
@@ -282,6 +284,13 @@ class OpLogWriter:
         """The rank waits in this method of a store for these keys; for none: it waits no more."""
         with self._lock:
             self._define(0, "keys", (call, tuple(keys)))
+            self._waits += 1
+            self.waits_for_keys = bool(keys)
+
+    def tell_look(self, number: int) -> None:
+        """The keys were not there when the rank looked, for so many times in this wait."""
+        with self._lock:
+            self._define(1, "keys", (self._waits, number))
 
     def _commit(self, end):
         self._end = end

@@ -218,6 +218,11 @@ class OpLogReader:
         self.read_on()
         return self._definitions["keys"].get(0, ("", ()))
 
+    def looks(self) -> tuple[int, int]:
+        """In which of its waits for keys the rank has looked for them, and how often in vain."""
+        self.read_on()
+        return self._definitions["keys"].get(1, (0, 0))
+
     def races(self, cells: dict[str, int]) -> list[tuple]:
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
         self.read_on()

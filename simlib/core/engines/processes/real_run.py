@@ -413,6 +413,14 @@ class ProcessMonitor(RunMonitor):
                 ranks.append(psutil.Process(self.world.ranks[rank].process.pid).memory_info().rss)
         return ranks, psutil.Process().memory_info().rss
 
+    def has_helpers(self) -> bool:
+        """Whether a rank has started a process that still runs."""
+        for rank in self.world.ranks:
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(rank.process.pid).children():
+                    return True
+        return False
+
     def _kill_as_asked(self) -> None:
         """Kill the ranks whose time has come."""
         for rank, seconds in list(self._to_kill.items()):

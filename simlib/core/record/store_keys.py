@@ -1,0 +1,60 @@
+"""For which keys of a store a rank waits, told to the kernel; and whether they are there by now."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from .this_rank import here
+
+
+def name_awaited_keys() -> None:
+    """Write down for which keys of a store a rank waits, by torch's methods; once in a process."""
+    for name in ("get", "multi_get", "wait"):
+        setattr(dist.Store, name, naming_keys(getattr(dist.Store, name)))
+
+
+def naming_keys(method):
+    """Let a method of a store say for which keys the rank waits in it."""
+
+    @functools.wraps(method)
+    def named(store, keys, *args, **kwargs):
+        log = getattr(here, "log", None)
+        names = [keys] if isinstance(keys, str) else keys
+        is_right = isinstance(names, list) and all(isinstance(one, str) for one in names)
+        if log is None or log.waits_for_keys or not is_right or store.check(names):
+            return method(store, keys, *args, **kwargs)
+        log.tell_keys(method.__name__, names)
+        try:
+            limit = kwargs.get("timeout", args[0] if args else store.timeout)
+            if not hasattr(here, "clock") and limit >= NO_LIMIT:
+                _look_for(store, names, limit, log)
+            return method(store, keys, *args, **kwargs)
+        finally:
+            log.tell_keys("", ())
+
+    return named
+
+
+LOOK_S, TOLD = 0.01, 10
+"""How often a real rank that waits for keys looks for them, and after how many looks it says so."""
+NO_LIMIT = timedelta(minutes=5)
+"""The limit that torch has by itself."""
+
+
+def _look_for(store, names, limit, log):
+    """Wait for keys; tell the kernel of looks in vain, where no thread of this rank may set them.
+
+    By looking: a wait of a ``FileStore`` that ends without them takes seconds for its traceback.
+    """
+    deadline = time.monotonic() + limit.total_seconds()
+    for number in itertools.count(1):
+        time.sleep(min(LOOK_S, number * LOOK_S / TOLD))
+        if store.check(names) or time.monotonic() > deadline:
+            return
+        if number % TOLD == 0 and dist.group.WORLD._recorder.is_alone():
+            log.tell_look(number // TOLD)
