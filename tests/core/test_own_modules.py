@@ -183,3 +183,86 @@ def test_who_is_a_rank_already_spawns_helpers():
         torch.multiprocessing.spawn(abs, nprocs=1)
 
     simlib.run(main, 2)
+
+
+def sets_by_global(rank, n):
+    import compiled_b.state as state
+
+    state.initialize(rank)
+
+
+def sets_by_a_line(rank, n):
+    torch.flag_of_mine = rank
+    logging.rank_of_mine = rank
+
+
+def sets_what_a_second_copy_refuses(rank, n):
+    import once_b
+
+    once_b.set_rank(rank)
+
+
+def sets_a_function_that_differs(rank, n):
+    hook = sys.excepthook
+    sys.excepthook = lambda *about: rank or hook(*about)
+
+
+def sets_alike(rank, n):
+    logging.raiseExceptions, sys.excepthook = False, lambda *_: None
+    sys.argv, sys.stdout = [str(rank)], sys.__stderr__
+    os.environ["MINE"] = str(rank)
+    if rank == 1:
+        torch.flag_of_one = rank
+    import compiled_b.state as state
+
+    state.count_once()
+
+
+@pytest.mark.parametrize(
+    "function, names",
+    {
+        sets_by_global: ["compiled_b.state.RANK"],
+        sets_what_a_second_copy_refuses: ["once_b.RANK"],
+        sets_by_a_line: ["torch.flag_of_mine", "logging.rank_of_mine"],
+        sets_a_function_that_differs: ["sys.excepthook"],
+        sets_alike: [],
+    }.items(),
+)
+def test_a_name_of_a_shared_module_that_ranks_set_is_a_finding(package, function, names):
+    source = """
+        RANK = COUNT = None
+        def initialize(rank):
+            global RANK
+            RANK = rank
+        def count_once():
+            global COUNT
+            if COUNT is None:
+                COUNT = 1
+    """
+    folder = package("compiled_b", state=source)
+    (folder / f"_fast{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
+    refusing = """
+        import torch
+        RANK = None
+        library = torch.library.Library("once_b", "DEF")
+        library.define("f(Tensor x) -> Tensor")
+        def set_rank(rank):
+            global RANK
+            RANK = rank
+    """
+    package("once_b", __init__=refusing)
+
+    def main(rank, n):
+        if rank != 2:
+            function(rank, n)
+
+    found = simlib.simulate(main, 4).findings
+    assert [one.kind for one in found] == ["shared"] * len(names)
+    for one, name in zip(found, names, strict=True):
+        assert one.message.startswith(f"ranks 0, 1 and 3 set {name} (")
+        lines = {site.lineno for site in one.sites.values()}
+        assert sorted(one.sites) == [0, 1, 3] and len(lines) == 1 and min(lines) > 0
+    if names:
+        with pytest.raises(simlib.SharedNameError):
+            simlib.simulate(main, 4, strict=True)
+    assert simlib.run(main, 4, strict=True).findings == []

@@ -6,12 +6,12 @@ for it, and how it is told from the `Evidence` that the ranks' logs and the matc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..model.errors import RaceError, SimlibError, UnfinishedError
-from ..model.trace import Op
+from ..model.errors import RaceError, SharedNameError, SimlibError, UnfinishedError
+from ..model.trace import Op, make_site
 from ..model.words import ranks_in_words
 
 
@@ -22,7 +22,7 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"unfinished"`` or ``"race"``.
+        ``"unfinished"``, ``"race"`` or ``"shared"``.
     message : str
     sites : dict of int to Site
     run : Run or None
@@ -143,13 +143,37 @@ def _name(op: Op) -> str:
 
 UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
 RACE = FindingKind("race", RaceError, _races)
-KINDS = (UNFINISHED, RACE)
+SHARED = FindingKind("shared", SharedNameError, lambda evidence: [])
+"""Found by the ranks of a simulation, not from their ops: `of_shared_names`."""
+KINDS = (UNFINISHED, RACE, SHARED)
 """All sorts of findings, in the order in which a run lists them."""
 
 
 def found_in(evidence: Evidence) -> list[Finding]:
     """The findings of a run."""
     return [one for kind in KINDS for one in _folded(kind.name, kind.tell(evidence))]
+
+
+def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> list[Finding]:
+    """The findings where simulated ranks have set a name of a module that they share.
+
+    Parameters
+    ----------
+    set_by_many : list of (str, str, dict)
+        Module, name and ``{rank: place}`` of those who have set it.
+    cells : dict
+        File name of a notebook cell -> its execution count.
+    """
+    found = []
+    for module, name, places in set_by_many:
+        sites = {rank: make_site(f"set {name}", place, cells) for rank, place in places.items()}
+        message = (
+            f"{ranks_in_words(sorted(sites))} set {module}.{name} ({sites[min(sites)].place}), "
+            f"each to a value of its own: simulated ranks share the module {module}, so all find "
+            "the last value, where each real rank has its own. Keep it in a module of your program"
+        )
+        found.append(Finding(SHARED.name, message, sites))
+    return found
 
 
 def _folded(kind: str, told: list[Issue]) -> list[Finding]:

@@ -462,7 +462,7 @@ class Session:
                 run.seed = engine.program.seeds.seed
                 failure = engine.complete(monitor, run, failure)
                 if failure is None and monitor.check:
-                    run.findings = monitor.detector.findings(monitor.deaths)
+                    run.findings = monitor.findings()
             finally:
                 engine.close(monitor, run, failure or self.strict_error(run))
         return run, failure, monitor

@@ -174,6 +174,12 @@ class RaceError(SimlibError):
     kind = "race"
 
 
+class SharedNameError(SimlibError):
+    """With ``strict=True``: simulated ranks set a name of a module that they share."""
+
+    kind = "shared"
+
+
 class StuckError(SimlibError):
     """No progress until the limit, and a rank is not waiting but computing."""
 

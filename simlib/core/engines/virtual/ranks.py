@@ -135,7 +135,7 @@ class Ranks:
         self.state = state = per_rank.StateInTurn(self._seeds, self._modules)
         self._turns = per_rank.Turns(running, self.deaths, state, self._park)
         scheduler.on_resume = self._turns.enter
-        simulation.time.beside = [per_rank.WorkBeside() for _ in range(size)]
+        simulation.time.beside = [per_rank.WorkBeside(rank) for rank in range(size)]
         for rank, time_s in simulation.options.kill.items():
             scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
@@ -149,6 +149,7 @@ class Ranks:
             scheduler.ready(rank, scheduler.now_s)
         with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
             scheduler.run()
+        self.state.look()
         unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
         return {
             "answers": self.answers,
@@ -163,6 +164,7 @@ class Ranks:
             "memory": [meter and meter.ledger() for meter in self._meters],
             "flops": self._flops,
             "shared": self._modules.shared,
+            "set_by_many": self._modules.names.of_many(),
             "processes": [beside.processes for beside in self._simulation.time.beside],
         }
 
@@ -202,6 +204,7 @@ class Ranks:
         local.beside.handed_on = {"attributes": {}, "process_id": threading.get_native_id()}
         local.__dict__.update(local.beside.handed_on)
         local.environ = environ_on_equal_nodes(rank, self._size, self._request.local_size)
+        local.beside.handed_on["environ"] = local.environ
         scheduler.begin(rank)
         is_script = self._request.execution_context.is_script
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
@@ -223,6 +226,7 @@ class Ranks:
             per_rank.flush(self._streams)
             if per_rank.real_process_id() != self._pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
+            per_rank.local.beside.end()
             self._simulation.time.settle(rank)
             log.leave()
 
@@ -294,6 +298,7 @@ class Ranks:
     def die(self, rank, code):
         """The calling rank ends here, without a result."""
         per_rank.flush(self._streams)
+        per_rank.local.beside.end()
         self._simulation.scheduler.settle(rank)
         self._note_death(rank, code, 0.0)
         self._simulation.time.logs[rank].wait_failed()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed.utils
 import torch.nn.parallel.distributed
 
+from ...record.store_keys import naming_keys
 from ...record.this_rank import here as local
 from ...record.torch_inside import MODULES_OF_STORES
 from ...record.transports import FOREVER
@@ -157,6 +158,7 @@ class _OwnStore(dist.PrefixStore):
     def wait(self, keys, timeout=None):
         super().wait(keys, self._limit if timeout is None else timeout)
 
+    @naming_keys
     def get(self, key):
         self.wait([key])
         return super().get(key)

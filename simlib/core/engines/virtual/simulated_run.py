@@ -169,8 +169,8 @@ def simulate(
 
     Notes
     -----
-    Ranks are threads of one process. Each has globals, random numbers, environment, output and
-    clock of its own; imported modules, and what they hold, and the working folder are shared.
+    Ranks are threads of one process. Each has modules, random numbers, environment, output and
+    clock of its own. Python's own modules, torch, numpy and packages with C extensions are shared.
     """
     check_function(function, "simulate")
     size = _check_world_size(world_size)

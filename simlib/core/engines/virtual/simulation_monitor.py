@@ -196,7 +196,7 @@ class SimulationMonitor(RunMonitor):
                 self.answers[rank] = "unpicklable", ("result", words)
         self.report, self.wire, self.memory = report, report["wire"], report["memory"]
         self.flops, self.processes = report["flops"], report["processes"]
-        self.shared = report["shared"]
+        self.shared, self.set_by_many = report["shared"], report["set_by_many"]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""

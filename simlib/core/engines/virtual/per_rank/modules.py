@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ....record.this_rank import here as local
+from .shared_names import SharedNames
 
 _bootstrap = sys.modules["_frozen_importlib"]
 SHARED = {*sys.stdlib_module_names, "torch", "numpy", "simlib"}
@@ -31,13 +32,19 @@ class ModulesInTurn:
         By rank, its own modules by name; of the rank that goes on they are in ``sys.modules``.
     shared : dict of str to str
         What ranks have imported and share all the same: a package, and why.
+    names : SharedNames
+        What they set in modules that they share.
     """
 
     def __init__(self) -> None:
         self._main = sys.modules["__main__"]
         self._before = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
         self._packages: dict[str, str | None] = {}
+        self.names = SharedNames()
         self.begin(0)
+        for module in list(sys.modules.values()):
+            if module is not self._main:
+                self.names.watch(module)
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         lock_of = _bootstrap._get_module_lock
         _bootstrap._get_module_lock = lambda name: lock_of(self._name_of_lock(name))
@@ -50,15 +57,18 @@ class ModulesInTurn:
         self.shared: dict[str, str] = {}
         self._names = {"__main__"}
         self.of_rank: list[dict] = [{"__main__": self._main} for _ in range(size)]
+        self.names.begin()
 
     def find_spec(self, name, path=None, target=None):
         """What Python's own finders find; noted as the rank's where a rank asks."""
         rank = local.__dict__.get("rank")
-        if rank is None or not self._is_own(name.partition(".")[0]):
+        if rank is None:
             return None
         spec = self._found(name, path, target)
         if spec is None:
             return None
+        if not self._is_own(name.partition(".")[0]):
+            return self._to_be_watched(spec)
         self._names.add(name)
         self.of_rank[rank].setdefault(name, None)
         execute = getattr(spec.loader, "exec_module", None)
@@ -74,6 +84,23 @@ class ModulesInTurn:
                     return spec
         return None
 
+    def _to_be_watched(self, spec):
+        """The spec of a module that ranks share, which is watched once it is made."""
+        execute = getattr(spec.loader, "exec_module", None)
+        if execute is not None and not isinstance(spec.loader, type):
+            spec.loader.exec_module = functools.partial(self._execute_shared, execute)
+        return spec
+
+    def _execute_shared(self, execute, module):
+        execute(module)
+        self._watch(module)
+
+    def _watch(self, module):
+        self.names.watch(module)
+        if module.__name__.partition(".")[0] in self.shared:
+            find_code = getattr(module.__loader__, "get_code", None)
+            self.names.watch_globals(module, find_code and find_code(module.__name__))
+
     def _execute(self, execute, module):
         """Make an installed module; where no second copy can be made, all ranks share the first."""
         try:
@@ -85,13 +112,17 @@ class ModulesInTurn:
     def _share(self, name, why):
         """Let all ranks share the first whole copy of a package; returns whether there is one."""
         package = name.partition(".")[0]
-        first = next((own for own in self.of_rank if _is_complete(own.get(name))), None)
-        if first is None:
+        had = next((r for r, own in enumerate(self.of_rank) if _is_complete(own.get(name))), None)
+        if had is None:
             return False
+        first = self.of_rank[had]
         self.shared[package] = self._packages[package] = why
         for one in _within(package, first):
-            sys.modules[one] = first[one]
+            second, sys.modules[one] = sys.modules.get(one), first[one]
             self._names.discard(one)
+            if first[one] is not None:
+                self._watch(first[one])
+                self.names.compare(had, first[one], second)
         for own in self.of_rank:
             for one in list(_within(package, own)):
                 del own[one]

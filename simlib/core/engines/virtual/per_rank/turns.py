@@ -12,6 +12,8 @@ import torch
 
 from ....record.this_rank import here as local
 
+_SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
+
 
 class StateInTurn:
     """torch's random numbers and default dtype, a rank's modules, and what `sys` has for it."""
@@ -34,6 +36,7 @@ class StateInTurn:
         last = self._rank
         if rank == last:
             return
+        self.look()
         self._numbers.enter(last, rank)
         self._change_modules(last, rank)
         dtype = torch.get_default_dtype()
@@ -42,8 +45,14 @@ class StateInTurn:
             self._of_sys[last] = sys.stdout, sys.stderr, sys.argv, sys.path
         if self._dtypes[rank] is not dtype:
             torch.set_default_dtype(self._dtypes[rank])
-        sys.stdout, sys.stderr, sys.argv, sys.path = self._of_sys[rank] or self._as_at_first()
+        values = self._of_sys[rank] or self._as_at_first()
+        _SYS.update(zip(_OF_SYS, values, strict=True))  # faster than to set attributes
         self._rank = rank
+
+    def look(self):
+        """Note what the rank that has gone on so far has set in modules that ranks share."""
+        if self._modules.names.is_seen and self._rank is not None:
+            self._modules.names.look(self._rank)
 
     def _change_modules(self, last, rank):
         modules, of_rank = sys.modules, self._modules.of_rank
