@@ -26,6 +26,7 @@ from ..request import FRAME, SERVED
 from . import per_rank
 from .memory_meter import tell_of_shards
 from .one_cpu import share_one_cpu
+from .per_rank.shared_names import SharedNames
 from .ranks import Ranks
 from .shared import own_stores, share_what_ddp_gathers
 
@@ -100,7 +101,7 @@ class Process:
         self.simulation = None
         self.streams = streams
         self.backend = stand_in_backend()
-        self.modules = per_rank.ModulesInTurn()
+        self.modules = per_rank.ModulesInTurn(SharedNames())
         tell_of_shards(lambda: getattr(per_rank.local, "meter", None))
         self._parked = 0
         self._gc_thresholds = gc.get_threshold()

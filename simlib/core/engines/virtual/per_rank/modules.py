@@ -14,9 +14,12 @@ import importlib.machinery
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....record.this_rank import here as local
-from .shared_names import SharedNames
+
+if TYPE_CHECKING:
+    from .shared_names import SharedNames
 
 _bootstrap = sys.modules["_frozen_importlib"]
 SHARED = {*sys.stdlib_module_names, "torch", "numpy", "simlib"}
@@ -26,6 +29,11 @@ SHARED = {*sys.stdlib_module_names, "torch", "numpy", "simlib"}
 class ModulesInTurn:
     """Finds modules for ranks, and keeps for each rank those that are its own.
 
+    Parameters
+    ----------
+    names : SharedNames
+        Notes what they set in modules that they share.
+
     Attributes
     ----------
     of_rank : list of dict
@@ -33,14 +41,13 @@ class ModulesInTurn:
     shared : dict of str to str
         What ranks have imported and share all the same: a package, and why.
     names : SharedNames
-        What they set in modules that they share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: SharedNames) -> None:
         self._main = sys.modules["__main__"]
         self._before = {name.partition(".")[0] for name in sys.modules} - {"__main__"}
         self._packages: dict[str, str | None] = {}
-        self.names = SharedNames()
+        self.names = names
         self.begin(0)
         for module in list(sys.modules.values()):
             if module is not self._main:
