@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ._names import install as _find_public_names
-from .core.draw.theme import follow_theme as _follow_theme
+from .core.draw.display import follow_theme as _follow_theme
 from .core.environment import VERSION as _VERSION
 
 _find_public_names()
