@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -130,15 +131,21 @@ def test_an_import_that_fails_on_one_rank_fails_there(tmp_path, monkeypatch):
         simlib.simulate(main, 3)
 
 
-def test_a_thread_of_a_rank_has_its_loggers_and_its_process_id():
+def test_a_thread_of_a_rank_has_its_loggers_its_process_id_and_its_output():
     def main(rank, world_size):
+        def ask():
+            subprocess.run("echo of a command of $RANK", shell=True, check=True)
+            print("of a thread of", rank, end="")  # no end of a line
+            return logging.getLogger("of a thread").level, os.getpid()
+
         logging.getLogger("of a thread").setLevel(10 + rank)
         dist.barrier()
         with ThreadPoolExecutor(1) as threads:
-            found = threads.submit(lambda: (logging.getLogger("of a thread").level, os.getpid()))
-            return found.result() == (10 + rank, os.getpid())
+            return threads.submit(ask).result() == (10 + rank, os.getpid())
 
-    assert simlib.simulate(main, 2).results == [True, True]
+    run = simlib.simulate(main, 2)
+    assert run.results == [True, True]
+    assert run.output == [f"of a command of {rank}\nof a thread of {rank}" for rank in range(2)]
 
 
 def test_an_import_that_fails_says_so_on_each_rank(package):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import timeit
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -54,6 +55,17 @@ def add_to_a_global(rank):
     COUNTER["value"] += rank
 
 
+def as_scipy_asks():
+    source = np.random.mtrand._rand
+    assert isinstance(source, np.random.RandomState)
+    return source
+
+
+def in_a_thread(function):
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
 DTYPES = torch.float64, torch.float32, torch.bfloat16
 ISOLATED = {
     "global": (add_to_a_global, lambda: COUNTER["value"]),
@@ -63,6 +75,14 @@ ISOLATED = {
     "default dtype": (
         lambda rank: torch.set_default_dtype(DTYPES[rank]),
         lambda: str(torch.ones(1).dtype),
+    ),
+    "seed that libraries ask": (
+        lambda rank: (np.random.seed(rank), random.seed(rank)),
+        lambda: (as_scipy_asks().rand(), random._inst.random()),
+    ),
+    "what a thread finds": (
+        lambda rank: (np.random.seed(rank), random.seed(rank), os.environ.update(OF=str(rank))),
+        lambda: in_a_thread(lambda: (np.random.rand(), random.random(), os.environ["OF"])),
     ),
     "gradient mode": (lambda rank: torch.set_grad_enabled(rank == 1), torch.is_grad_enabled),
     "environment": (

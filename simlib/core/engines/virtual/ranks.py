@@ -191,7 +191,7 @@ class Ranks:
         local, scheduler = per_rank.local, self._simulation.scheduler
         self._idents[rank] = self._recorders[rank].thread = threading.get_ident()
         self._turns.native_ids[rank] = threading.get_native_id()
-        local.rank, local.seed = rank, self._seeds[rank]
+        local.rank = rank
         local.log = self._simulation.time.logs[rank]
         local.clock = functools.partial(self._simulation.time.clock, rank)
         local.advance = functools.partial(self._simulation.time.advance, rank)
@@ -201,10 +201,14 @@ class Ranks:
         local.before_output = functools.partial(self._before_output, rank)
         if not per_rank.own_folder():
             self._modules.shared["the working folder"] = "this system gives a thread none"
-        local.beside.handed_on = {"attributes": {}, "process_id": threading.get_native_id()}
+        local.beside.handed_on = {
+            "attributes": {},
+            "environ": environ_on_equal_nodes(rank, self._size, self._request.local_size),
+            "generators": {},
+            "process_id": threading.get_native_id(),
+            "seed": self._seeds[rank],
+        }
         local.__dict__.update(local.beside.handed_on)
-        local.environ = environ_on_equal_nodes(rank, self._size, self._request.local_size)
-        local.beside.handed_on["environ"] = local.environ
         scheduler.begin(rank)
         is_script = self._request.execution_context.is_script
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)

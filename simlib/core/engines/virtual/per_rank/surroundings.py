@@ -191,7 +191,7 @@ class _BytesPerRank(io.RawIOBase):
 class OutputPerRank(io.TextIOBase):
     """``sys.stdout`` and ``sys.stderr``: whole lines go to ``write_out(rank, text)``.
 
-    What other threads print goes to ``other``.
+    What threads print that no rank has started goes to ``other``.
     """
 
     encoding = "utf-8"

@@ -164,11 +164,12 @@ def _shows_all(memory, generator):
 
 
 def _own(name, make):
-    """This rank's own generator; the process's own for other threads."""
+    """This rank's own generator, with its threads; the process's own for other threads."""
     fields = local.__dict__
-    if name not in fields:
-        fields[name] = make(fields.get("seed"))
-    return fields[name]
+    own = fields.get("generators", fields)
+    if name not in own:
+        own[name] = make(fields.get("seed"))
+    return own[name]
 
 
 def _through(module, names, key, make):
@@ -183,6 +184,15 @@ def _through(module, names, key, make):
         setattr(module, name, call)
 
 
+def _as_ranks(kind, key, make):
+    """A generator of this kind that is, for each rank, the rank's own: libraries ask it."""
+
+    def ask(self, name):
+        return getattr(_own(key, make), name)
+
+    return type(kind.__name__, (kind,), {"__getattribute__": ask})()
+
+
 def _numpy_generator(seed):
     return np.random.RandomState(None if seed is None else seed & 0xFFFFFFFF)
 
@@ -190,6 +200,8 @@ def _numpy_generator(seed):
 def own_random_numbers():
     names = [n for n in random.__all__ if getattr(getattr(random, n), "__self__", None)]
     _through(random, names, "python_random", random.Random)
+    random._inst = _as_ranks(random.Random, "python_random", random.Random)
     source = np.random.mtrand._rand
     names = [n for n in dir(source) if not n.startswith("_") and hasattr(np.random, n)]
     _through(np.random, names, "numpy_random", _numpy_generator)
+    np.random.mtrand._rand = _as_ranks(np.random.RandomState, "numpy_random", _numpy_generator)
