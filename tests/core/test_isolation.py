@@ -1,13 +1,17 @@
 """A world that is used again is as a new one: each kind of change is made, then looked for."""
 
 import builtins
+import decimal
 import gc
+import locale
 import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 
@@ -16,6 +20,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import simlib
 from simlib.classroom.checks.complaints import run_answer
@@ -76,6 +81,52 @@ CHANGES = {
     "logging": (add_logging, lambda: (logging.root.level, len(logging.root.handlers))),
     "recursion limit": (lambda: sys.setrecursionlimit(500), sys.getrecursionlimit),
     "garbage collection": (gc.disable, gc.isenabled),
+    "a logger": (
+        lambda: logging.getLogger("train").addHandler(logging.NullHandler()),
+        lambda: len(logging.getLogger("train").handlers),
+    ),
+    "all loggers": (lambda: logging.disable(50), lambda: logging.root.manager.disable),
+    "hooks on all modules": (
+        lambda: nn.modules.module.register_module_forward_hook(lambda *_: None),
+        lambda: len(nn.modules.module._global_forward_hooks),
+    ),
+    "cudnn": (
+        lambda: torch._C._set_cudnn_deterministic(True),
+        torch._C._get_cudnn_deterministic,
+    ),
+    "mkldnn": (
+        lambda: torch._C._set_mkldnn_enabled(False),
+        torch._C._get_mkldnn_enabled,
+    ),
+    "flash attention": (
+        lambda: torch._C._set_sdp_use_flash(False),
+        torch._C._get_flash_sdp_enabled,
+    ),
+    "tiny numbers": (
+        lambda: torch.set_flush_denormal(True),
+        lambda: (torch.tensor(1e-40) * 1).item(),
+    ),
+    "decimal": (
+        lambda: setattr(decimal.getcontext(), "prec", 5),
+        lambda: decimal.getcontext().prec,
+    ),
+    "locale": (
+        lambda: locale.setlocale(locale.LC_ALL, "C"),
+        lambda: locale.setlocale(locale.LC_ALL),
+    ),
+    "temporary files": (lambda: setattr(tempfile, "tempdir", "/x"), tempfile.gettempdir),
+    "sockets": (lambda: socket.setdefaulttimeout(7), socket.getdefaulttimeout),
+    "switch interval": (lambda: sys.setswitchinterval(0.5), sys.getswitchinterval),
+    "profile": (lambda: sys.setprofile(lambda *_: None), lambda: sys.getprofile() is None),
+    "a method": (
+        lambda: setattr(nn.Linear, "forward", lambda self, x: x),
+        lambda: nn.Linear.forward.__qualname__,
+    ),
+    "a class's attribute": (
+        lambda: setattr(nn.Module, "calls", 1),
+        lambda: hasattr(nn.Module, "calls"),
+    ),
+    "a class": (lambda: setattr(nn, "Linear", nn.Identity), lambda: nn.Linear.__name__),
     "stdout": (hide_stdout, lambda: sys.stdout.name),
     "umask": (lambda: os.umask(0o007), lambda: os.umask(0o022)),
     "thread": (

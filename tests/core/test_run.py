@@ -322,9 +322,13 @@ class Table:
     def row(self, n):
         return [n] * n
 
+    @functools.cached_property
+    def first(self):
+        return self.row(1)
+
 @functools.cache
 def main(rank, world_size):
-    return fibonacci(30 + rank), fibonacci.cache_parameters(), Table().row(2)
+    return fibonacci(30 + rank), fibonacci.cache_parameters(), Table().row(2), Table().first
 """
 
 
@@ -332,7 +336,9 @@ def main(rank, world_size):
 def test_functions_with_a_cache_work(engine):
     names = {"__name__": "__main__"}
     exec(OF_A_NOTEBOOK, names)
-    wanted = [(number, {"maxsize": 7, "typed": False}, [2, 2]) for number in (832_040, 1_346_269)]
+    wanted = [
+        (number, {"maxsize": 7, "typed": False}, [2, 2], [1]) for number in (832_040, 1_346_269)
+    ]
     assert engine(names["main"], 2).results == wanted
     by_name = fnmatch._compile_pattern  # has a cache, too
     assert cloudpickle.loads(cloudpickle.dumps(by_name)) is by_name

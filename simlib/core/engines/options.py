@@ -480,7 +480,17 @@ def _cached_again(function, parameters):
     return functools.lru_cache(**parameters)(function)
 
 
+def _property_again(function, name):
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
 cloudpickle.Pickler.dispatch_table[type(functools.cache(len))] = _reduce_cached
+cloudpickle.Pickler.dispatch_table[functools.cached_property] = lambda one: (
+    _property_again,
+    (one.func, one.attrname),
+)
 
 
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:

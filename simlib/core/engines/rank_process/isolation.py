@@ -7,16 +7,22 @@ thread left running, a module of the learner's that may have been edited since) 
 from __future__ import annotations
 
 import builtins
+import decimal
 import gc
+import json
+import locale
 import logging
 import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
+import types
 import warnings
 
 import cloudpickle.cloudpickle as cloudpickle_state
@@ -44,14 +50,58 @@ def _set_signals(handlers):
         signal.signal(number, handler)
 
 
+def _logging():
+    """What may be set of all loggers, and of each that no imported module has made."""
+    imported = sys.modules.keys() - {"__main__"}
+    loggers = {None: (logging.root.level, list(logging.root.handlers), True, False)}
+    for name, one in logging.root.manager.loggerDict.items():
+        if isinstance(one, logging.Logger) and name.partition(".")[0] not in imported:
+            loggers[name] = one.level, list(one.handlers), one.propagate, one.disabled
+    names, factory = dict(logging._levelToName), logging.getLogRecordFactory()
+    return logging.root.manager.disable, names, factory, logging.getLoggerClass(), loggers
+
+
 def _set_logging(state):
-    level, handlers = state
-    logging.root.setLevel(level)
-    logging.root.handlers[:] = handlers
+    level, names, factory, kind, loggers = state
+    logging.disable(level)
+    logging._levelToName.clear()
+    logging._levelToName.update(names)
+    logging.setLogRecordFactory(factory)
+    logging.setLoggerClass(kind)
+    for name in _logging()[-1]:
+        one = logging.getLogger(name)
+        level, one.handlers[:], one.propagate, one.disabled = loggers.get(
+            name, (0, [], True, False)
+        )
+        one.setLevel(level)
 
 
-PATCHABLE = (builtins, os, time, random, np, torch, torch.nn.functional, dist, c10d)
-"""Modules whose functions a learner may have replaced: a rank that did is not used again."""
+def _global_hooks():
+    """torch's hooks on all modules and all optimizers."""
+    places = torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__]
+    return [
+        value
+        for place in places
+        for name, value in vars(place).items()
+        if name.startswith("_global_") and isinstance(value, dict)
+    ]
+
+
+def _set_global_hooks(state):
+    for hooks, before in zip(_global_hooks(), state, strict=True):
+        hooks.clear()
+        hooks.update(before)
+
+
+def _classes(*modules):
+    return [one for place in modules for one in vars(place).values() if isinstance(one, type)]
+
+
+PATCHABLE = (
+    *(builtins, os, time, random, np, torch, torch.nn, torch.nn.functional, dist, c10d),
+    *(torch.Tensor, json.JSONEncoder, *_classes(torch.nn, torch.optim, torch.utils.data)),
+)
+"""Of which a learner may have replaced parts: a rank that did is not used again."""
 
 STATE = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -76,7 +126,42 @@ STATE = {
     "numpy errors": (np.geterr, lambda options: np.seterr(**options)),
     "warnings": (lambda: list(warnings.filters), _set_warnings),
     "signals": (lambda: [signal.getsignal(number) for number in _SIGNALS], _set_signals),
-    "logging": (lambda: (logging.root.level, list(logging.root.handlers)), _set_logging),
+    "logging": (_logging, _set_logging),
+    "global hooks": (lambda: [dict(hooks) for hooks in _global_hooks()], _set_global_hooks),
+    "flags of cudnn": (
+        lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        lambda flags: torch.backends.cudnn.set_flags(_benchmark=flags[0], _deterministic=flags[1]),
+    ),
+    "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "flash attention": (
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.enable_flash_sdp,
+    ),
+    "tiny numbers": (
+        lambda: (torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0,
+        torch.set_flush_denormal,
+    ),
+    "decimal": (
+        lambda: (decimal.getcontext().prec, decimal.DefaultContext.prec),
+        lambda digits: [
+            setattr(context, "prec", digit)
+            for context, digit in zip(
+                (decimal.getcontext(), decimal.DefaultContext), digits, strict=True
+            )
+        ],
+    ),
+    "locale": (
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda name: locale.setlocale(locale.LC_ALL, name),
+    ),
+    "folder of temporary files": (
+        lambda: tempfile.tempdir,
+        lambda folder: setattr(tempfile, "tempdir", folder),
+    ),
+    "timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "trace": (sys.gettrace, sys.settrace),
+    "profile": (sys.getprofile, sys.setprofile),
     "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "excepthook": (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
@@ -138,6 +223,12 @@ def _changed_at(module):
         return None
 
 
+def _is_torchs(name, value):
+    """Whether torch or Python has changed this by itself, as an optimizer its class's `step`."""
+    file = getattr(getattr(value, "__code__", None), "co_filename", "")
+    return name in ("_", "__warningregistry__") or file.startswith(_INSTALLED)
+
+
 class Baseline:
     """A rank's state before its first run, and the way back to it."""
 
@@ -168,11 +259,11 @@ class Baseline:
             module = sys.modules[name]
             if _is_own(module) and KEPT.get(name, 0) != _changed_at(module):
                 return f"module {name} is the learner's own and may change"
-        for module, before in self._functions.items():
-            now = vars(module)
-            for name, value in before.items():
-                if now.get(name) is not value and name not in ("_", "__warningregistry__"):
-                    return f"{module.__name__}.{name} was replaced"
+        for place, before in self._functions.items():
+            now = vars(place)
+            for name in before if isinstance(place, types.ModuleType) else now.keys() | before:
+                if now.get(name) is not before.get(name) and not _is_torchs(name, now.get(name)):
+                    return f"{place.__name__}.{name} was replaced"
         if _has_children():
             return "a process it started still runs"
         if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
