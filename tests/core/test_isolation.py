@@ -85,6 +85,10 @@ CHANGES = {
         lambda: logging.getLogger("train").addHandler(logging.NullHandler()),
         lambda: len(logging.getLogger("train").handlers),
     ),
+    "torch's logger": (
+        lambda: logging.getLogger("torch.distributed").setLevel(5),
+        lambda: logging.getLogger("torch.distributed").level,
+    ),
     "all loggers": (lambda: logging.disable(50), lambda: logging.root.manager.disable),
     "hooks on all modules": (
         lambda: nn.modules.module.register_module_forward_hook(lambda *_: None),
@@ -127,6 +131,15 @@ CHANGES = {
         lambda: hasattr(nn.Module, "calls"),
     ),
     "a class": (lambda: setattr(nn, "Linear", nn.Identity), lambda: nn.Linear.__name__),
+    "a function for another": (
+        lambda: setattr(nn.functional, "relu", nn.functional.gelu),
+        lambda: nn.functional.relu.__name__,
+    ),
+    "warnings shown": (
+        lambda: logging.captureWarnings(True),
+        lambda: warnings.showwarning.__module__,
+    ),
+    "often": (lambda: gc.set_threshold(1, 1, 1), gc.get_threshold),
     "stdout": (hide_stdout, lambda: sys.stdout.name),
     "umask": (lambda: os.umask(0o007), lambda: os.umask(0o022)),
     "thread": (

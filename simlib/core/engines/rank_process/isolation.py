@@ -33,7 +33,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from ...environment import FOLDER
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR2)
+_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGCHLD,
+    signal.SIGUSR2,
+)
 _INSTALLED = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
     str(FOLDER) + os.sep,
@@ -51,29 +58,30 @@ def _set_signals(handlers):
 
 
 def _logging():
-    """What may be set of all loggers, and of each that no imported module has made."""
-    imported = sys.modules.keys() - {"__main__"}
+    """What may be set of all loggers, and of each one by name."""
     loggers = {None: (logging.root.level, list(logging.root.handlers), True, False)}
     for name, one in logging.root.manager.loggerDict.items():
-        if isinstance(one, logging.Logger) and name.partition(".")[0] not in imported:
+        if isinstance(one, logging.Logger):
             loggers[name] = one.level, list(one.handlers), one.propagate, one.disabled
     names, factory = dict(logging._levelToName), logging.getLogRecordFactory()
     return logging.root.manager.disable, names, factory, logging.getLoggerClass(), loggers
 
 
 def _set_logging(state):
+    """Put loggers back, but for those that a package has made which stays imported."""
     level, names, factory, kind, loggers = state
     logging.disable(level)
     logging._levelToName.clear()
     logging._levelToName.update(names)
     logging.setLogRecordFactory(factory)
     logging.setLoggerClass(kind)
+    imported = sys.modules.keys() - {"__main__"}
     for name in _logging()[-1]:
-        one = logging.getLogger(name)
-        level, one.handlers[:], one.propagate, one.disabled = loggers.get(
-            name, (0, [], True, False)
-        )
-        one.setLevel(level)
+        if name in loggers or name.partition(".")[0] not in imported:
+            one = logging.getLogger(name)
+            before = loggers.get(name, (logging.NOTSET, [], True, False))
+            one.level, one.handlers[:], one.propagate, one.disabled = before
+    logging.root.manager._clear_cache()
 
 
 def _global_hooks():
@@ -125,6 +133,10 @@ STATE = {
     "print options of numpy": (np.get_printoptions, lambda options: np.set_printoptions(**options)),
     "numpy errors": (np.geterr, lambda options: np.seterr(**options)),
     "warnings": (lambda: list(warnings.filters), _set_warnings),
+    "warnings shown": (
+        lambda: warnings.showwarning,
+        lambda show: setattr(warnings, "showwarning", show),
+    ),
     "signals": (lambda: [signal.getsignal(number) for number in _SIGNALS], _set_signals),
     "logging": (_logging, _set_logging),
     "global hooks": (lambda: [dict(hooks) for hooks in _global_hooks()], _set_global_hooks),
@@ -164,6 +176,7 @@ STATE = {
     "profile": (sys.getprofile, sys.setprofile),
     "recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "garbage collection": (gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "frequency of garbage collection": (gc.get_threshold, lambda each: gc.set_threshold(*each)),
     "excepthook": (lambda: sys.excepthook, lambda hook: setattr(sys, "excepthook", hook)),
     "start method of processes": (
         lambda: multiprocessing.get_start_method(allow_none=True),
@@ -224,9 +237,8 @@ def _changed_at(module):
 
 
 def _is_torchs(name, value):
-    """Whether torch or Python has changed this by itself, as an optimizer its class's `step`."""
-    file = getattr(getattr(value, "__code__", None), "co_filename", "")
-    return name in ("_", "__warningregistry__") or file.startswith(_INSTALLED)
+    """Whether Python has changed this by itself, or an optimizer its class's `step`."""
+    return name in ("_", "__warningregistry__") or getattr(value, "hooked", False) is True
 
 
 class Baseline:
