@@ -13,6 +13,7 @@ import json
 import locale
 import logging
 import multiprocessing
+import operator
 import os
 import random
 import signal
@@ -273,6 +274,8 @@ class Baseline:
                 return f"module {name} is the learner's own and may change"
         for place, before in self._functions.items():
             now = vars(place)
+            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
             for name in before if isinstance(place, types.ModuleType) else now.keys() | before:
                 if now.get(name) is not before.get(name) and not _is_torchs(name, now.get(name)):
                     return f"{place.__name__}.{name} was replaced"
