@@ -496,8 +496,8 @@ class RunMonitor(ABC):
 
     def findings(self) -> list[Finding]:
         """What looked wrong in a run that ended well."""
-        shared = of_shared_names(self.set_by_many, self.cells)
-        return self.detector.findings(self.deaths) + shared
+        found = self.detector.findings(self.deaths)
+        return found + of_shared_names(self.set_by_many, self.cells) if self.set_by_many else found
 
     def waits(self) -> dict[int, Wait]:
         """Who waits for whom now, where anything but errors is diagnosed."""

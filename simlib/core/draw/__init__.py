@@ -26,7 +26,11 @@ _FILE_OF = {
 
 __all__ = [*_FILE_OF]
 
-_FILE_OF_OTHERS = dict.fromkeys(("differences_of", "parts_of", "save_page"), "player.page")
+_FILE_OF_OTHERS = {
+    **dict.fromkeys(("differences_of", "parts_of", "save_page"), "player.page"),
+    **dict.fromkeys(("Picture", "figure_in_words"), "figures"),
+    "WithDarkVariant": "dark",
+}
 """Further names, for simlib itself."""
 
 

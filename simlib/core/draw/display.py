@@ -73,8 +73,7 @@ def _prepare(figure):
     from IPython import get_ipython
     from matplotlib.figure import Figure
 
-    from .dark import WithDarkVariant
-    from .figures import Picture, figure_in_words, png_of
+    from . import Picture, WithDarkVariant, figure_in_words, png_of
 
     pngs = get_ipython().display_formatter.formatters["image/png"]
     pngs.for_type(Picture, png_of)

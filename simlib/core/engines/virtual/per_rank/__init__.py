@@ -12,10 +12,9 @@ import sys
 
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
-from . import libraries, process_state, started, surroundings
-from .libraries import WorldPerThread, foreign_threads
+from . import process_state, started, surroundings
 from .modules import ModulesInTurn
-from .process_state import own_folder, real_process_id
+from .process_state import WorldPerThread, foreign_threads, own_folder, real_process_id
 from .started import WorkBeside
 from .surroundings import EnvironmentPerRank, OutputPerRank, flush
 from .turns import StateInTurn, Turns, own_random_numbers
@@ -41,8 +40,8 @@ def separate_threads(write_out, all_cpus):
     own_random_numbers()
     surroundings.own_clock()
     os.register_at_fork(after_in_child=surroundings.end_virtual_time)
-    libraries.one_profiler_at_a_time()
-    libraries.refuse_parts_of_torch()
+    process_state.one_profiler_at_a_time()
+    process_state.refuse_parts_of_torch()
     use_world(WorldPerThread())
     started.own_threads_and_processes(write_out, all_cpus)
     process_state.own_loggers()
