@@ -36,6 +36,23 @@ def test_a_clean_world_is_used_again_and_fresh_is_not():
     assert not set(pids(fresh=True)) & set(first)
 
 
+def test_what_torch_replaces_by_itself_leaves_a_world_clean():
+    def main(rank, n):
+        torch.optim.SGD([torch.zeros(1)], 0.1)  # wraps `step`
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        return os.getpid()
+
+    assert simlib.run(main, 2).results == simlib.run(main, 2).results
+
+
+def test_warnings_go_to_a_log_in_every_run_that_asks_for_it():
+    def main(rank, n):
+        logging.captureWarnings(True)
+        return warnings.showwarning.__module__
+
+    assert [simlib.run(main, 2).results for _ in range(2)] == [["logging"] * 2] * 2
+
+
 def set_signal():
     signal.signal(signal.SIGTERM, lambda *_: None)
 
@@ -46,6 +63,11 @@ def add_logging():
 
 def hide_stdout():
     sys.stdout = open(os.devnull, "w")
+
+
+def patch_step():
+    torch.optim.SGD.step = lambda self: 7
+    torch.optim.SGD([torch.zeros(1)], 0.1)  # wraps it
 
 
 CHANGES = {
@@ -139,6 +161,15 @@ CHANGES = {
         lambda: logging.captureWarnings(True),
         lambda: warnings.showwarning.__module__,
     ),
+    "level names": (
+        lambda: logging.addLevelName(5, "TRACE"),
+        lambda: (logging.getLevelName(5), logging.getLevelName("TRACE")),
+    ),
+    "backward hooks": (
+        lambda: nn.modules.module.register_module_full_backward_hook(print),
+        lambda: nn.modules.module._global_is_full_backward_hook,
+    ),
+    "a step": (patch_step, lambda: torch.optim.SGD([torch.zeros(1)], 0.1).step() == 7),
     "often": (lambda: gc.set_threshold(1, 1, 1), gc.get_threshold),
     "stdout": (hide_stdout, lambda: sys.stdout.name),
     "umask": (lambda: os.umask(0o007), lambda: os.umask(0o022)),

@@ -60,29 +60,39 @@ def _set_signals(handlers):
 
 def _logging():
     """What may be set of all loggers, and of each one by name."""
-    loggers = {None: (logging.root.level, list(logging.root.handlers), True, False)}
-    for name, one in logging.root.manager.loggerDict.items():
-        if isinstance(one, logging.Logger):
-            loggers[name] = one.level, list(one.handlers), one.propagate, one.disabled
-    names, factory = dict(logging._levelToName), logging.getLogRecordFactory()
-    return logging.root.manager.disable, names, factory, logging.getLoggerClass(), loggers
+    known = {None: logging.root, **logging.root.manager.loggerDict}
+    loggers = {name: _of(one) for name, one in known.items() if isinstance(one, logging.Logger)}
+    names = dict(logging._levelToName), dict(logging._nameToLevel)
+    factory, kind = logging.getLogRecordFactory(), logging.getLoggerClass()
+    return logging.root.manager.disable, names, factory, kind, loggers
+
+
+def _of(logger):
+    lists = list(logger.handlers), list(logger.filters)
+    return logger.level, *lists, logger.propagate, logger.disabled
 
 
 def _set_logging(state):
     """Put loggers back, but for those that a package has made which stays imported."""
     level, names, factory, kind, loggers = state
     logging.disable(level)
-    logging._levelToName.clear()
-    logging._levelToName.update(names)
+    for now, before in zip((logging._levelToName, logging._nameToLevel), names, strict=True):
+        now.clear()
+        now.update(before)
     logging.setLogRecordFactory(factory)
     logging.setLoggerClass(kind)
     imported = sys.modules.keys() - {"__main__"}
     for name in _logging()[-1]:
         if name in loggers or name.partition(".")[0] not in imported:
             one = logging.getLogger(name)
-            before = loggers.get(name, (logging.NOTSET, [], True, False))
-            one.level, one.handlers[:], one.propagate, one.disabled = before
+            before = loggers.get(name, (logging.NOTSET, [], [], True, False))
+            one.level, one.handlers[:], one.filters[:], one.propagate, one.disabled = before
     logging.root.manager._clear_cache()
+
+
+def _show_warnings_by(show):
+    logging.captureWarnings(False)  # or the next run's `captureWarnings(True)` does nothing
+    warnings.showwarning = show
 
 
 def _global_hooks():
@@ -134,13 +144,14 @@ STATE = {
     "print options of numpy": (np.get_printoptions, lambda options: np.set_printoptions(**options)),
     "numpy errors": (np.geterr, lambda options: np.seterr(**options)),
     "warnings": (lambda: list(warnings.filters), _set_warnings),
-    "warnings shown": (
-        lambda: warnings.showwarning,
-        lambda show: setattr(warnings, "showwarning", show),
-    ),
+    "warnings shown": (lambda: warnings.showwarning, _show_warnings_by),
     "signals": (lambda: [signal.getsignal(number) for number in _SIGNALS], _set_signals),
     "logging": (_logging, _set_logging),
     "global hooks": (lambda: [dict(hooks) for hooks in _global_hooks()], _set_global_hooks),
+    "kind of global backward hooks": (
+        lambda: torch.nn.modules.module._global_is_full_backward_hook,
+        lambda kind: setattr(torch.nn.modules.module, "_global_is_full_backward_hook", kind),
+    ),
     "flags of cudnn": (
         lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         lambda flags: torch.backends.cudnn.set_flags(_benchmark=flags[0], _deterministic=flags[1]),
@@ -237,9 +248,27 @@ def _changed_at(module):
         return None
 
 
-def _is_torchs(name, value):
-    """Whether Python has changed this by itself, or an optimizer its class's `step`."""
-    return name in ("_", "__warningregistry__") or getattr(value, "hooked", False) is True
+def _is_torchs(name, value, before):
+    """Whether Python or torch has changed this by itself.
+
+    An optimizer wraps its class's `step`; torch.compile wraps what it leaves as it is, and puts
+    functions of its own in the place of some of `nn.Module`.
+    """
+    if name in _BY_THEMSELVES:
+        return True
+    first = value
+    while value is not before and hasattr(value, "__wrapped__") and _is_in(value, _TORCH):
+        value = value.__wrapped__
+    return value is before or (_is_in(first, _DYNAMO) and _is_in(value, _TORCH))
+
+
+_BY_THEMSELVES = ("_", "__warningregistry__", "___needs_generation_tag_patch")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "")
+
+
+def _is_in(function, folder):
+    return getattr(getattr(function, "__code__", None), "co_filename", "").startswith(folder)
 
 
 class Baseline:
@@ -254,12 +283,26 @@ class Baseline:
     def restore(self):
         """Put everything back; returns why this rank must not be used again, or None."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+        replaced = self._replaced()
+        if replaced is not None:  # what follows would call it
+            return replaced
         for name, (read, write) in STATE.items():
             if read() != self._values[name]:
                 write(self._values[name])
         cloudpickle_state._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
         cloudpickle_state._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
         return self._left_behind()
+
+    def _replaced(self):
+        for place, before in self._functions.items():
+            now = vars(place)
+            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
+            for name in before if isinstance(place, types.ModuleType) else now.keys() | before:
+                value, first = now.get(name), before.get(name)
+                if value is not first and not _is_torchs(name, value, first):
+                    return f"{place.__name__}.{name} was replaced"
+        return None
 
     def _left_behind(self):
         for thread in threading.enumerate():
@@ -272,13 +315,6 @@ class Baseline:
             module = sys.modules[name]
             if _is_own(module) and KEPT.get(name, 0) != _changed_at(module):
                 return f"module {name} is the learner's own and may change"
-        for place, before in self._functions.items():
-            now = vars(place)
-            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
-                continue
-            for name in before if isinstance(place, types.ModuleType) else now.keys() | before:
-                if now.get(name) is not before.get(name) and not _is_torchs(name, now.get(name)):
-                    return f"{place.__name__}.{name} was replaced"
         if _has_children():
             return "a process it started still runs"
         if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
