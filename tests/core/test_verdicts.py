@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import simlib
 from simlib.core.engines.processes.worlds import SharedRendezvous, World
+from simlib.core.record import store_keys
 from simlib.core.record.oplog import (
     SLOTS,
     FingerprintTable,
@@ -287,7 +288,36 @@ def it_gives_up(rank, n):
         default_store().wait(["go"], timedelta(seconds=1))
 
 
-@pytest.mark.parametrize("function", [sets_late, a_thread_sets_it, a_process_sets_it, it_gives_up])
+def it_gives_up_in_seconds(rank, n):
+    with pytest.raises(RuntimeError):
+        default_store().wait(["go"], 0.5)
+
+
+def it_gives_up_after_long(rank, n):
+    if rank == 0:
+        threading.Event().wait(2)  # a rank that computes, and might set it
+        return
+    store_keys.NO_LIMIT = timedelta(seconds=0.5)  # as if the limit below were long
+    try:
+        with pytest.raises(RuntimeError, match="Wait timeout"):
+            default_store().wait(["go"], timedelta(seconds=0.6))
+    finally:
+        store_keys.NO_LIMIT = timedelta(minutes=5)
+
+
+def a_thread_that_is_left_sets_it(rank, n):
+    if rank == 0:
+        threading.Timer(2, default_store().set, ("go", "1")).start()
+    else:
+        default_store().get("go")
+
+
+WAITS = (sets_late, a_thread_sets_it, a_process_sets_it, a_thread_that_is_left_sets_it)
+
+
+@pytest.mark.parametrize(
+    "function", [*WAITS, it_gives_up, it_gives_up_in_seconds, it_gives_up_after_long]
+)
 def test_a_key_that_comes_late_is_waited_for(function):
     assert simlib.run(function, 2, strict=True).results == [None] * 2
 

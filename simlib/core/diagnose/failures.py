@@ -379,7 +379,7 @@ def _unset_keys(monitor, sites):
 
 
 def at_rest(monitor: Any) -> SimlibError:
-    """The error for simulated ranks none of which can go on, where no more is known."""
+    """The error for ranks none of which can go on, where no more is known."""
     sites = sites_now(monitor)
     error: type[SimlibError]
     others = [rank for rank, site in sites.items() if site.op == "computing"]

@@ -151,6 +151,8 @@ class DeadlockDetector:
         looks = {rank: logs[rank].looks() for rank in waiting}
         if not keys or not all(names for _, names in keys.values()):
             return False
+        if any(logs[rank].has_left_threads() for rank in gone):
+            return False
         waits = {rank: wait for rank, (wait, _) in looks.items()}
         now = [log.state for log in logs], keys, waits
         if now != self._at_keys[0]:
@@ -161,13 +163,13 @@ class DeadlockDetector:
         others = {
             rank: logs[rank].op_at(offset, logs[rank].seq_at(offset), 0, self._cells)
             for rank in running
-            if (offset := logs[rank].state[1])
+            if (offset := now[0][rank][1])
         }
         self._take_in()
         gone = dict(gone) | dict.fromkeys(waiting, "waits for a key of a store")
         blocked = self._matcher.blocked(others, gone, self._is_done) if others else None
         self.all_wait = not others or (blocked is not None and blocked.waits.keys() >= set(others))
-        return self.all_wait
+        return self.all_wait and now[0] == [log.state for log in logs]
 
     def verdict(self, running: list[int], gone: Mapping[int, str]) -> SimlibError | None:
         """A mismatch or deadlock among the ops so far, as an error; else None.

@@ -231,9 +231,11 @@ class OpLogWriter:
         """The rank enters its function."""
         TIME.pack_into(self._memory, ENTERED, self._clock())
 
-    def leave(self) -> None:
-        """The rank has left its function."""
+    def leave(self, is_alone: bool = True) -> None:
+        """The rank has left its function, and maybe threads that go on."""
         TIME.pack_into(self._memory, LEFT, self._clock())
+        if not is_alone:
+            self._define(2, "keys", True)
 
     def define(self, key: Hashable, table: str, value: Any) -> int:
         """Write a definition down and remember its number under ``key`` in `numbers`.

@@ -223,6 +223,11 @@ class OpLogReader:
         self.read_on()
         return self._definitions["keys"].get(1, (0, 0))
 
+    def has_left_threads(self) -> bool:
+        """Whether the rank has left its function, and threads that may still act for it."""
+        self.read_on()
+        return 2 in self._definitions["keys"]
+
     def races(self, cells: dict[str, int]) -> list[tuple]:
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""
         self.read_on()

@@ -31,8 +31,9 @@ def naming_keys(method):
         log.tell_keys(method.__name__, names)
         try:
             limit = kwargs.get("timeout", args[0] if args else store.timeout)
-            if not hasattr(here, "clock") and limit >= NO_LIMIT:
-                _look_for(store, names, limit, log)
+            is_long = isinstance(limit, timedelta) and limit >= NO_LIMIT
+            if is_long and not hasattr(here, "clock") and not _look_for(store, names, limit, log):
+                return _time_is_over(method, store, keys, limit)
             return method(store, keys, *args, **kwargs)
         finally:
             log.tell_keys("", ())
@@ -47,14 +48,29 @@ NO_LIMIT = timedelta(minutes=5)
 
 
 def _look_for(store, names, limit, log):
-    """Wait for keys; tell the kernel of looks in vain, where no thread of this rank may set them.
+    """Whether keys come within a limit; the kernel is told of looks in vain, if no thread may help.
 
     By looking: a wait of a ``FileStore`` that ends without them takes seconds for its traceback.
     """
     deadline = time.monotonic() + limit.total_seconds()
     for number in itertools.count(1):
         time.sleep(min(LOOK_S, number * LOOK_S / TOLD))
-        if store.check(names) or time.monotonic() > deadline:
-            return
+        if store.check(names):
+            return True
+        if time.monotonic() > deadline:
+            return False
         if number % TOLD == 0 and dist.group.WORLD._recorder.is_alone():
             log.tell_look(number // TOLD)
+
+
+def _time_is_over(method, store, keys, limit):
+    """Let torch say that keys have not come within a limit, and not wait once more for it."""
+    own = store.timeout
+    store.set_timeout(timedelta(milliseconds=1))
+    try:
+        return method(store, keys)
+    except dist.DistStoreError as error:
+        told = f"{limit // timedelta(milliseconds=1)}ms"
+        raise dist.DistStoreError(str(error).replace(" 1ms", f" {told}")) from None
+    finally:
+        store.set_timeout(own)

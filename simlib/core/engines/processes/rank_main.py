@@ -146,7 +146,7 @@ def _run(request, rank, world_size, recorder):
             with slowed(slow, rank, recorder) if slow is not None else nullcontext():
                 return function(rank, world_size, *args, **kwargs)
         finally:
-            writer.leave()
+            writer.leave(recorder.is_alone())
             flush()
             recorder.stream_ends.last_look()
 
