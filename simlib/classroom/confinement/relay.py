@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -206,7 +207,7 @@ class Exchange:
             raise WrongWords("there is no such root")
         dtype, shapes, splits = sort
         brings = [bounded(tensor) for tensor in brings]
-        results = [empty(*one) for one in takes]
+        results = all_empty(takes)
         if brings and sum(map(torch.numel, brings)) != sum(map(math.prod, shapes)):
             raise WrongWords("this brings other tensors than it says")
         asked = Asked(self, rank, number, results)
@@ -301,7 +302,16 @@ def empty(kind, elements):
         raise WrongWords("this receives nothing")
     if elements * kind.itemsize > LARGEST_BYTES:
         raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
-    return torch.zeros(elements, dtype=kind)  # nothing of this process's own memory
+    # Nothing of this process's own memory; and none of the system's before it is filled.
+    return torch.from_numpy(np.zeros(elements * kind.itemsize, np.uint8)).view(kind)
+
+
+def all_empty(takes):
+    """The tensors that a collective fills, which are not too large together."""
+    results = [empty(*one) for one in takes]
+    if sum(map(count_bytes, results)) > LARGEST_BYTES:
+        raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
+    return results
 
 
 def bounded(tensor):
