@@ -20,12 +20,19 @@ def own_broadcast(rank, world_size, x):
             raise RuntimeError(error) from None
         parts.append((other, request))
     total = sum(number * 2 for number, _ in parts)
+    import math as numbers
+
+    def step(buffer):
+        return numbers.floor(buffer)
+
     for _, request in parts:
-        request.wait()
+        request.wait(step(buffer=total))
     return {"total": total, "count": len(parts), "rank": rank, "world": [world_size, rank, 3]}
 """
 SAME = {
     "names": ANSWER.replace("parts", "mine").replace("error", "e").replace("other", "dst"),
+    "a keyword of its own function": ANSWER.replace("buffer", "b"),
+    "an import's name": ANSWER.replace("numbers", "m"),
     "parameters": ANSWER.replace("world_size", "n"),
     "comments": f"# mine\n\n{ANSWER.replace('= []', '= []  # none yet')}",
     "a docstring": ANSWER.replace("    parts = []", '    """Mine."""\n    parts = []', 1),

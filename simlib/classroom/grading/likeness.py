@@ -18,7 +18,7 @@ LEAST_NODES = 100
 """Of a syntax tree: two who write less may well write the same."""
 FEW = 3
 """So many with one answer are told, however small the class is."""
-MAKERS = ast.FunctionDef, ast.ClassDef, ast.ExceptHandler, ast.arg
+MAKERS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.arg, ast.alias
 """What makes names, beside assignments."""
 ERRORS = SyntaxError, ValueError, RecursionError, MemoryError
 
@@ -58,6 +58,11 @@ def number_names(nodes):
         if isinstance(node, MAKERS) or isinstance(getattr(node, "ctx", None), ast.Store):
             own.setdefault(getattr(node, field_of(node), None), f"name {len(own)}")
     own.pop(None, None)
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    for node in nodes:
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) in functions:
+            for given in node.keywords:  # of another function, it is that function's own word
+                given.arg = own.get(given.arg, given.arg)
     for node in nodes:
         if isinstance(node, (*MAKERS, ast.Name)):
             name = getattr(node, field_of(node))
@@ -68,7 +73,7 @@ def number_names(nodes):
 
 def field_of(node):
     """Where a node of a syntax tree has its name."""
-    return {ast.Name: "id", ast.arg: "arg"}.get(type(node), "name")
+    return {ast.Name: "id", ast.arg: "arg", ast.alias: "asname"}.get(type(node), "name")
 
 
 def is_text(statement):
