@@ -507,6 +507,9 @@ def test_what_late_costs_is_kept_and_gives_way_to_points_by_hand(three):
         ([], False),
     ):
         said = three.grade("--roster", roster, *words).out
+        again = f"student_02 04_collectives: {points[-1]} to " if points else "nothing yet"
+        is_other = points and points[-1] != three.rows()["student_02"]["points"]
+        assert (again in said) == bool(is_other)
         assert (BY_DAY in said) == told and three.rows()["student_03"]["points"] == "8"
         tables = table("report/canvas.csv")[2][-1], table("report/moodle.csv")[1][-1]
         points.append(three.rows()["student_02"]["points"])

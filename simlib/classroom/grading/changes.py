@@ -52,6 +52,7 @@ def since_last(cache, report, files, exercises, **circumstances):
                 "file": contents.get((student["student"], name), ""),
                 "circumstances": circumstances
                 | {"exercise": exercises[name].digest, "deadline": book["deadline"]},
+                "all": book["points"],
                 "points": {q["question"]: q["points"] for q in book["questions"]},
                 "graded": {q["question"]: graded(q) for q in book["questions"]},
             }
@@ -60,8 +61,13 @@ def since_last(cache, report, files, exercises, **circumstances):
         change(student, name, before[name][student], known)
         for name, students in now.items()
         for student, known in students.items()
-        if student in before.get(name, {}) and before[name][student]["points"] != known["points"]
+        if student in before.get(name, {}) and is_other(before[name][student], known)
     ]
+
+
+def is_other(before, now):
+    """Whether the points of a notebook, or of a question, are others than before."""
+    return (before["all"], before["points"]) != (now["all"], now["points"])
 
 
 def graded(question):
@@ -79,8 +85,8 @@ def change(student, exercise, before, now):
     return {
         "student": student,
         "exercise": exercise,
-        "before": round(sum(before["points"].values()), 2),
-        "now": round(sum(now["points"].values()), 2),
+        "before": before["all"],
+        "now": now["all"],
         "questions": questions,
         "why": reason(before, now),
     }
@@ -88,10 +94,10 @@ def change(student, exercise, before, now):
 
 def reason(before, now):
     """Why the points of a notebook are others than before, in words."""
-    if before["graded"] == now["graded"]:
+    if before["graded"] == now["graded"] and before["points"] != now["points"]:
         return "points by hand"
     is_by_hand = before["points"] != before["graded"] or now["points"] != now["graded"]
-    found = ["points by hand"] * is_by_hand
+    found = ["points by hand"] * (is_by_hand and before["points"] != now["points"])
     if before["file"] != now["file"]:
         found.append("new file" if now["file"] else "its file is gone")
     found += [
