@@ -134,6 +134,7 @@ def by_posix_spawn():
         (lambda: spawns("spawn"), 1),
         (lambda: in_a_thread(lambda: subprocess.run(["echo", "out"], check=True)), 1),
         (lambda: in_a_thread(lambda: print("out")), 1),
+        (lambda: in_a_thread(lambda: os.system("test $RANK = 1 && echo out")), 1),
         (by_a_command_to_its_own_stdout, 2),
         (by_an_executed_child, 2),
         (by_posix_spawn, 1),

@@ -94,7 +94,8 @@ class ModulesInTurn:
     def _to_be_watched(self, spec):
         """The spec of a module that ranks share, which is watched once it is made."""
         execute = getattr(spec.loader, "exec_module", None)
-        if execute is not None and not isinstance(spec.loader, type):
+        is_watched = getattr(execute, "func", None) == self._execute_shared
+        if execute is not None and not is_watched and not isinstance(spec.loader, type):
             spec.loader.exec_module = functools.partial(self._execute_shared, execute)
         return spec
 

@@ -113,7 +113,7 @@ def _are_alike(values):
         return True
     try:
         return len({cloudpickle.dumps(value) for value in values}) == 1
-    except Exception:  # a group, say: each rank has its own
+    except BaseException:  # a group, say: each rank has its own; or code of the learner's raises
         return False
 
 

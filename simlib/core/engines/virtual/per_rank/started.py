@@ -53,7 +53,7 @@ class WorkBeside:
 
     def __init__(self, rank):
         self.rank = rank
-        self._pump = None
+        self._pump, self._has_ended = None, False
         self.lock = threading.RLock()
         self.meter = None
         self.make_mode = None
@@ -76,6 +76,8 @@ class WorkBeside:
     def start(self, start, *args, **kwargs):
         """Start a process whose output is the rank's."""
         with self.lock:
+            if self._has_ended:
+                return start(*args, **kwargs)
             if self._pump is None:
                 self._pump = _Pump(functools.partial(self.write_out, self.rank))
         return self._pump.start(start, *args, **kwargs)
@@ -87,9 +89,10 @@ class WorkBeside:
 
     def end(self):
         """The rank has ended."""
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.end()
+        with self.lock:
+            self._has_ended = True
+        if self._pump is not None:
+            self._pump.end()
 
     def call(self, function, *args, **kwargs):
         """Call a function in a thread of the rank's."""
@@ -184,7 +187,7 @@ class _Pump:
         os.set_blocking(self._reading, False)
         self._decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
         self._lock = threading.Lock()
-        self._is_open = True
+        self._is_open, self._has_ended = True, False
         # The engine's own thread, not the rank's: counting its ops may import, and a rank that
         # starts a command while it imports waits here with the lock on imports.
         beside = local.__dict__.pop("beside")
@@ -198,6 +201,8 @@ class _Pump:
         """Start a process, which has the other end as its output."""
         own, pid = {}, _real_process_id()
         with _turn:
+            if self._has_ended:
+                return start(*args, **kwargs)
             try:
                 for fd in (1, 2):
                     own[fd] = os.dup(fd)
@@ -233,7 +238,9 @@ class _Pump:
 
     def end(self):
         """The rank has ended; processes that go on keep the other end."""
-        os.close(self._writing)
+        with _turn:
+            self._has_ended = True
+            os.close(self._writing)
         self.drain()
         if not self._is_open:
             self._thread.join()
@@ -243,7 +250,7 @@ def _own_system():
     system = os.system
 
     def system_as_rank(command):
-        if not hasattr(local, "rank"):
+        if not local.__dict__.keys() & {"rank", "beside"}:
             return system(command)
         code = subprocess.call(command, shell=True)
         return code << 8 if code >= 0 else -code  # as the C library tells it

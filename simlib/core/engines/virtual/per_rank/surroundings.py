@@ -223,7 +223,7 @@ class OutputPerRank(io.TextIOBase):
             beside = fields.get("beside")  # none in a child that was forked
             if beside is not None:
                 beside.show()
-            rank = fields["rank"] if beside is None else beside.rank
+            rank = fields.get("rank") if beside is None else beside.rank
             fields.get("write_out", self._write_out)(rank, text)
 
     def close(self):
