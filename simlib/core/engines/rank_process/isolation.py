@@ -156,7 +156,7 @@ STATE = {
         lambda: (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         lambda flags: torch.backends.cudnn.set_flags(_benchmark=flags[0], _deterministic=flags[1]),
     ),
-    "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "mkldnn": (lambda: torch.backends.mkldnn.enabled, torch.backends.mkldnn.set_flags),
     "flash attention": (
         torch.backends.cuda.flash_sdp_enabled,
         torch.backends.cuda.enable_flash_sdp,
