@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from simlib.classroom.confinement import relay
 from simlib.classroom.confinement.relay import (
     COLLECTIVES,
     Broker,
@@ -210,6 +211,12 @@ def test_who_waits_for_a_dead_rank_is_told():
     assert all("rank 2 has died" in failure for failure, *_ in ranks.answers.values())
 
 
+@pytest.mark.parametrize("elements", [0, 1, 3])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bool, torch.complex64])
+def test_a_rank_receives_the_elements_that_it_says(kind, elements):
+    assert torch.equal(relay.empty(kind, elements), torch.zeros(elements, dtype=kind))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -224,6 +231,17 @@ def test_who_waits_for_a_dead_rank_is_told():
         ("recv", "", (0, 1), 1, "tag", (torch.float32, 1)),
         ("all_reduce", "", (0, 1), None, "__class__", [], (None, (), None), [], 0),
         ("broadcast", "", (0, 1), 7, None, [], (None, (), None), [], 0),
+        (
+            "all_gather",
+            "",
+            (0, 1),
+            None,
+            None,
+            [],
+            (None, (), None),
+            [(torch.uint8, 200 << 20)] * 2,
+            0,
+        ),
         ("exec", "import os"),
         ("meet", 3, "4"),
     ],

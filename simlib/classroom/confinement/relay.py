@@ -303,7 +303,8 @@ def empty(kind, elements):
     if elements * kind.itemsize > LARGEST_BYTES:
         raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
     # Nothing of this process's own memory; and none of the system's before it is filled.
-    return torch.from_numpy(np.zeros(elements * kind.itemsize, np.uint8)).view(kind)
+    room = np.zeros(max(1, elements) * kind.itemsize, np.uint8)
+    return torch.from_numpy(room).view(kind)[:elements]
 
 
 def all_empty(takes):
