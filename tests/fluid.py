@@ -89,7 +89,8 @@ class ExactNetwork:
     node_of : sequence of int
         Node of each rank.
     more : Fraction
-        So many bytes, times its number, each message has beside its own.
+        So many bytes, times its number, each message has beside its own. Where it is below
+        zero, the bytes are added and the numbers count down: a message without bytes moves too.
     """
 
     def __init__(self, cluster, node_of, more=Fraction(0)):
@@ -109,7 +110,8 @@ class ExactNetwork:
         latency_s, links = self._way(src, dst)
         before = self._last.get((src, dst)) if self._cluster.in_order and links else None
         self._started += 1
-        left = nbytes + self._cluster.envelope_bytes + self._more * (self._started % 64)
+        number = self._started % 64 if self._more >= 0 else 63 - self._started % 64
+        left = nbytes + self._cluster.envelope_bytes + abs(self._more) * number
         flow = Flow(now + latency_s, left, links, before, start_s=now)
         self._last[src, dst] = flow
         self._flows.append(flow)

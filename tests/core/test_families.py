@@ -91,7 +91,7 @@ class Case:
         return take(programs, network, self.starts, reduce_Bps, self.eager_limit_bytes)
 
     def moved_by_rounding(self, programs, ends, times=None):
-        """How far the ends move when each message has some 1e-15 of the bytes more, or fewer.
+        """How far the ends move when each message has some 1e-15 of the bytes more, in two ways.
 
         With ``times``, the messages' too: two may change places, and the ends stay.
         """
