@@ -1,0 +1,168 @@
+"""What a device did in a run, as a profiler saw it: spans on its streams, and sums of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any
+
+Part = tuple[float, float]
+"""First and last second."""
+COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
+MOST_SPANS = 20_000
+"""So many spans of a rank are kept, the first; its sums are of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpan:
+    """One kernel or copy on a GPU; or an operator, where there is none.
+
+    Attributes
+    ----------
+    device, stream : int
+        As CUDA numbers them; of an operator, -1 and its thread.
+    name : str
+        That of the kernel.
+    sort : {"compute", "communication", "copy"}
+        Communication kernels are those of NCCL and RCCL; a copy is a memcpy or memset.
+    start_s, end_s : float
+    op : str
+        The operator that launched it, ``"aten::addmm"``; empty where nobody knows.
+    """
+
+    device: int
+    stream: int
+    name: str
+    sort: str
+    start_s: float
+    end_s: float
+    op: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What the GPU of a rank did while the rank was in its function; see ``run(profile=True)``.
+
+    Attributes
+    ----------
+    on : {"gpu", "cpu"}
+        ``"cpu"``: there was no GPU. Spans are then the operators that the rank's own thread called,
+        and nothing is known of communication.
+    spans : list of DeviceSpan
+        In order of their start, in seconds since the first rank entered the function. Of more than
+        20,000, the first.
+    left_out : int
+        How many more there were.
+    computing_s : float
+        Seconds in which any stream computed.
+    communicating_s, exposed_s : float
+        Seconds in which any stream had a kernel that communicates, and those of them in which no
+        stream computed.
+    idle_s : float
+        Seconds in the function in which no stream did anything.
+    why_none : str
+        Why there are no spans, where the rank could not be profiled.
+    """
+
+    on: str = "cpu"
+    spans: list[DeviceSpan]
+    left_out: int = 0
+    computing_s: float = 0.0
+    communicating_s: float = 0.0
+    exposed_s: float = 0.0
+    idle_s: float = 0.0
+    why_none: str = ""
+
+    @classmethod
+    def of(cls, on: str, spans: Iterable[DeviceSpan], begin_s: float, end_s: float) -> Profile:
+        """The profile of a rank that was in its function from ``begin_s`` to ``end_s``."""
+        spans = sorted(spans, key=lambda span: span.start_s)
+        computing = union(times_of(spans, COMPUTE))
+        communicating = union(times_of(spans, COMMUNICATION))
+        busy = union((span.start_s, span.end_s) for span in spans)
+        return cls(
+            on=on,
+            spans=spans[:MOST_SPANS],
+            left_out=max(0, len(spans) - MOST_SPANS),
+            computing_s=total(computing),
+            communicating_s=total(communicating),
+            exposed_s=total(without(communicating, computing)),
+            idle_s=total(without([(begin_s, end_s)], busy)),
+        )
+
+    def since(self, origin_s: float) -> Profile:
+        """The same with times that count from ``origin_s``."""
+        return replace(
+            self,
+            spans=[
+                replace(span, start_s=span.start_s - origin_s, end_s=span.end_s - origin_s)
+                for span in self.spans
+            ],
+        )
+
+    @property
+    def streams(self) -> dict[tuple[int, int], list[DeviceSpan]]:
+        """``{(device, stream): spans}``, in order."""
+        found: dict[tuple[int, int], list[DeviceSpan]] = {}
+        for span in self.spans:
+            found.setdefault((span.device, span.stream), []).append(span)
+        return dict(sorted(found.items()))
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as plain data; each name is written once."""
+        names: dict[str, int] = {}
+
+        def plain(value: Any) -> Any:
+            return names.setdefault(value, len(names)) if isinstance(value, str) else value
+
+        rows = [list(map(plain, astuple(span))) for span in self.spans]
+        return asdict(replace(self, spans=[])) | {"spans": rows, "names": list(names)}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> Profile:
+        """The way back from `to_record`."""
+        names, rest = record["names"], {k: v for k, v in record.items() if k != "names"}
+        spans = [
+            DeviceSpan(device, stream, names[name], names[sort], start_s, end_s, names[op])
+            for device, stream, name, sort, start_s, end_s, op in record["spans"]
+        ]
+        return cls(**rest | {"spans": spans})
+
+
+def times_of(spans: Iterable[DeviceSpan], sort: str) -> list[Part]:
+    """When spans of a sort were: ``(start_s, end_s)`` each."""
+    return [(span.start_s, span.end_s) for span in spans if span.sort == sort]
+
+
+def union(parts: Iterable[Part]) -> list[Part]:
+    """The time that lies in any of the parts, in order and without overlap."""
+    found: list[Part] = []
+    for start_s, end_s in sorted(parts):
+        if found and start_s <= found[-1][1]:
+            found[-1] = found[-1][0], max(end_s, found[-1][1])
+        else:
+            found.append((start_s, end_s))
+    return found
+
+
+def without(parts: Iterable[Part], others: Iterable[Part]) -> list[Part]:
+    """The time that lies in any of the parts and in none of the others, in order.
+
+    **Cost** O(n log n) for n parts.
+    """
+    edges = []
+    for is_other, own in enumerate((union(parts), union(others))):
+        for start_s, end_s in own:
+            edges += [(start_s, is_other, 1), (end_s, is_other, -1)]
+    found, depth, since_s = [], [0, 0], 0.0
+    for moment, is_other, step in sorted(edges):
+        if depth == [1, 0] and since_s < moment:
+            found.append((since_s, moment))
+        depth[is_other] += step
+        since_s = moment
+    return found
+
+
+def total(parts: Iterable[Part]) -> float:
+    """Seconds of parts that do not overlap."""
+    return sum(end_s - start_s for start_s, end_s in parts)
