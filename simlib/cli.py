@@ -73,6 +73,11 @@ def _parser():
     run.add_argument(
         "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
     )
+    run.add_argument(
+        "--profile",
+        action="store_true",
+        help="take torch's profiler along: what the GPU of each rank did, in the pictures",
+    )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
@@ -152,6 +157,7 @@ def _run(options):
             backend=options.backend,
             seed=options.seed,
             is_module=options.is_module,
+            profile=options.profile,
         )
 
     return _perform(options, run)

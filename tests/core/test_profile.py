@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+import simlib
+from simlib.core.engines.processes import real_run
 from simlib.core.model.profile import Profile, total, union, without
 from simlib.core.record.kineto import read_kineto
 
@@ -30,9 +37,9 @@ def event(name, cat, start_us, length_us, thread, pid=0, **args):
     return {"name": name, "cat": cat, "args": args} | where
 
 
-def two_streams(before=()):
+def two_streams():
     """A trace of a GPU that computes on two streams, communicates on one and copies on one."""
-    events = [event("first", "user_annotation", 0, 1, 5, pid=99), *before]
+    events = [event("first", "user_annotation", 0, 1, 5, pid=99)]
     for number, (name, stream, start_us, length_us) in enumerate(KERNELS):
         cat = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
         about = {"External id": number, "device": 0, "stream": stream}
@@ -111,3 +118,151 @@ def test_intervals_against_a_grid(seed):
             assert start < end and not left[start:end].any()
             left[start:end] = True
         assert (left == (grids[0] & ~grids[1])).all()
+
+
+def on_a_gpu(rank, world_size):
+    """Have the profiler write of a GPU that has done what `KERNELS` say, from "here" on."""
+    export = torch.profiler.profile.export_chrome_trace
+
+    def exported(self, path):
+        torch.profiler.profile.export_chrome_trace = export
+        export(self, path)
+        content = json.loads(Path(path).read_text())
+        of_gpu = two_streams()["traceEvents"]
+        (here,) = (one for one in content["traceEvents"] if one["name"] == "here")
+        for one in of_gpu:
+            one["ts"] += here["ts"] - FIRST_US
+        content["traceEvents"] += of_gpu
+        Path(path).write_text(json.dumps(content))
+
+    torch.profiler.profile.export_chrome_trace = exported
+    dist.barrier()
+    with torch.profiler.record_function("here"):
+        pass
+
+
+def folders():
+    return list(Path(tempfile.gettempdir()).glob("simlib-profile-*"))
+
+
+@pytest.fixture(scope="module")
+def gpu_run():
+    return simlib.run(on_a_gpu, 2, profile=True)
+
+
+def test_a_gpu_in_a_run(gpu_run, tmp_path):
+    for run in (gpu_run, simlib.load(gpu_run.save(tmp_path / "run.json"))):
+        for profile in run.profile:
+            assert (profile.on, list(profile.streams)) == (
+                "gpu",
+                [(0, 7), (0, 13), (0, 20), (0, 22)],
+            )
+            assert run.trace.ops[0].post_s < profile.spans[0].start_s < run.trace.end_s
+        device = run.states.on_device
+        assert device.computing_s == pytest.approx([50e-6] * 2)
+        assert device.exposed_s == pytest.approx([30e-6] * 2)
+        head, first, *_ = str(run.states).splitlines()
+        assert head.split()[-5:] == ["kernels", "communication", "exposed", "GPU", "idle"]
+        assert first.split()[7:13] == ["50", "us", "60", "us", "30", "us"]
+        assert "The GPU of rank 1 computed 50 us, communicated 60 us (30 us of" in run.in_words()
+    assert not folders()
+
+
+def multiplies(rank, world_size):
+    """When a product began and ended, with work around it that is no operator."""
+    matrix = torch.ones(300, 300)
+    before_s = time.perf_counter()
+    sum(range(2000))
+    matrix @ matrix
+    sum(range(2000))
+    after_s = time.perf_counter()
+    dist.all_reduce(matrix)
+    return before_s, after_s
+
+
+def test_clocks_agree_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(real_run, "origin_of", lambda monitor: 0.0)  # so as the ranks read it
+    run = simlib.run(multiplies, 2, profile=True)
+    for rank, profile in enumerate(run.profile):
+        (product,) = (span for span in profile.spans if span.name == "aten::matmul")
+        before_s, after_s = run.results[rank]
+        assert before_s < product.start_s < product.end_s < after_s
+        assert profile.on == "cpu" and not any("c10d" in span.name for span in profile.spans)
+    assert "in operators" in str(run.states) and "Operators of rank 0 on" in run.in_words()
+    assert simlib.run(multiplies, 2).profile is None
+
+
+def profiles_itself(rank, world_size):
+    from torch.profiler import profile
+
+    with profile() as own:
+        torch.ones(3) + 1
+    return any(one.name == "aten::add" for one in own.events())
+
+
+def raises(rank, world_size):
+    torch.ones(3) @ torch.ones(3)
+    if rank == 1:
+        raise ValueError("no")
+
+
+def dies(rank, world_size):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def fails_to_export(rank, world_size):
+    def refused(self, path):
+        torch.profiler.profile.export_chrome_trace = export
+        Path(path).write_text("half a tr")
+        raise RuntimeError("the disk is full")
+
+    export, torch.profiler.profile.export_chrome_trace = (
+        torch.profiler.profile.export_chrome_trace,
+        refused,
+    )
+
+
+def test_a_program_that_profiles_itself_keeps_its_own_profile():
+    run = simlib.run(profiles_itself, 2, profile=True)
+    assert run.results == [True, True]
+    assert "no profile of ranks 0 and 1: the program uses torch.profiler itself, and" in str(run)
+    assert run.states.on_device is None
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "why"),
+    [
+        (raises, simlib.RankError, [""]),
+        (dies, simlib.RankDiedError, ["no profile of rank"]),
+        (fails_to_export, None, ["no profile of ranks 0 and 1: RuntimeError: the disk is full"]),
+    ],
+)
+def test_no_profile_changes_how_a_run_ends_and_no_file_stays(function, error, why):
+    if error is None:
+        run = simlib.run(function, 2, profile=True)
+    else:
+        with pytest.raises(error) as raised:
+            simlib.run(function, 2, profile=True)
+        run = raised.value.run
+    for words in why:
+        assert words in str(run)
+    if function is raises:
+        assert [span.name for span in run.profile[1].spans][:2] == ["aten::ones"] * 2
+    assert not folders()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: simlib.run(dies, 2, profile=1), "profile=1 must be True or False"),
+        (
+            lambda: simlib.simulate(dies, 2, profile=True),
+            "profile= is for simlib.run: a simulation",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(call, words):
+    with pytest.raises(simlib.InvalidCallError, match=words):
+        call()

@@ -55,6 +55,11 @@ def eager_limit(sends: str, eager_limit_bytes: Any) -> float:
 def check_algorithms(algorithm_of: Any) -> Any:
     """Refuse a collective, or an algorithm of it, that does not exist."""
     for kind, name in algorithm_of.items():
+        if kind == "profile":
+            raise InvalidCallError(
+                "profile= is for simlib.run: a simulation has a virtual clock, and a profiler "
+                "reads a real one. What simulated ranks computed is in run.states and run.flops"
+            )
         if kind not in ALGORITHMS:
             raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
         choose(kind, 2, 8, name)

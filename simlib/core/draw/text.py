@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from ..model.profile import MOST_SPANS
 from ..model.trace import Collective, Op, Trace
 from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, short_bytes
 from .lanes import Between, Ranks, blocked_parts, chosen, in_sight, span_of
@@ -51,10 +52,26 @@ def run_table(run: Any) -> str:
     if trace.forgotten is not None:
         words = kept_of(trace)
         parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
+    parts.append(_not_profiled(run.profile or ()))
     if trace.dropped:
         advice = "simlib run --watch goes on recording"
         parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded ({advice})"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _not_profiled(profiles):
+    """What of a profile is not there, a line for each reason."""
+    why = defaultdict(list)
+    for rank, profile in enumerate(profiles):
+        why[profile.why_none if profile else "the rank did not come to its end"].append(rank)
+    lines = [f"no profile of {ranks_in_words(own)}: {text}" for text, own in why.items() if text]
+    short = [rank for rank, profile in enumerate(profiles) if profile and profile.left_out]
+    if short:
+        lines.append(
+            f"of the profile of {ranks_in_words(short)} the first {MOST_SPANS:,} spans are kept; "
+            "sums are of all"
+        )
+    return lines
 
 
 def _header(run, messages, collectives):
@@ -285,6 +302,7 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
     )
     if names:
         told.append(f"Pieces of work: {', '.join(f'{n} x {name}' for name, n in names.items())}.")
+    told += _devices_told(run.profile or (), shown)
     told += [f"Found: {_first_line(str(finding))}." for finding in run.findings]
     return " ".join(told)
 
@@ -373,6 +391,26 @@ def _awaited(trace):
             others = (op.peer,) if op.kind in ("broadcast", "scatter") else late
             found[rank, op.seq] = tuple(other for other in others if other != rank)
     return found
+
+
+def _devices_told(profiles, shown):
+    """What GPUs did, a sentence each; of ranks without one, what operators took."""
+    told = []
+    for rank, profile in enumerate(profiles):
+        if rank not in shown or profile is None or profile.why_none:
+            continue
+        if len(told) == MAX_WAITS:
+            return [*told, "And those of other ranks."]
+        computed = seconds_text(profile.computing_s)
+        if profile.on == "cpu":
+            told.append(f"Operators of rank {rank} on the CPU: {computed}.")
+            continue
+        told.append(
+            f"The GPU of rank {rank} computed {computed}, communicated "
+            f"{seconds_text(profile.communicating_s)} ({seconds_text(profile.exposed_s)} of that "
+            f"exposed), and was idle for {seconds_text(profile.idle_s)}."
+        )
+    return told
 
 
 def _messages_told(trace, shown, begin_s, end_s):

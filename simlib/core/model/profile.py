@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 Part = tuple[float, float]
@@ -65,7 +65,7 @@ class Profile:
     """
 
     on: str = "cpu"
-    spans: list[DeviceSpan]
+    spans: list[DeviceSpan] = field(default_factory=list)
     left_out: int = 0
     computing_s: float = 0.0
     communicating_s: float = 0.0

@@ -287,6 +287,7 @@ def record_of(run: Any) -> dict[str, Any]:
         "memory": run.memory and [ledger and asdict(ledger) for ledger in run.memory],
         "flops": run.flops,
         "processes": run.processes,
+        "profile": run.profile and [one and one.to_record() for one in run.profile],
         "shared": dict(run.shared),
         "world_size": run.world_size,
         "output": run.output,

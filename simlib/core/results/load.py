@@ -16,6 +16,7 @@ from ..diagnose.findings import Finding
 from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
 from ..model.ledger import Ledger
+from ..model.profile import Profile
 from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage
 from ..record.safe_pickle import loads_tree
 from .chrome import KEY, PLAIN, VERSION
@@ -92,6 +93,8 @@ def run_of(record: dict[str, Any]) -> Run:
         )
     if record.get("memory"):
         run.memory = [ledger and _ledger_of(ledger) for ledger in record["memory"]]
+    if record.get("profile"):
+        run.profile = [one and Profile.of_record(one) for one in record["profile"]]
     if "transfers" in record:
         run.transfers = {
             (rank, seq): [tuple(part) for part in parts] for rank, seq, parts in record["transfers"]

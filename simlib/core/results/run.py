@@ -17,6 +17,7 @@ from ..draw.text import run_in_words, run_table
 from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import Ledger
+from ..model.profile import Profile
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
@@ -77,6 +78,8 @@ class Run(Displayed):
         has no device that takes time for them.
     processes : list of int or None
         How many processes each simulated rank started. Nothing that they compute is counted.
+    profile : list of Profile or None
+        With ``run(profile=True)``, what each rank's GPU did, by rank, None for a rank that died.
     attempts : list of Run
         With ``restarts=``: this run and those before it that failed, in order.
     began_s : float
@@ -109,6 +112,7 @@ class Run(Displayed):
         self.memory: list[Ledger] | None = None
         self.flops: list[int] | None = None
         self.processes: list[int] | None = None
+        self.profile: list[Profile | None] | None = None
         self.failure: str | None = None
         self.graph: WaitGraph | None = None
         self.attempts = [self]
@@ -399,7 +403,7 @@ def make_run(monitor: RunMonitor) -> Run:
 def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
     """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
     logs = monitor.logs
-    origin_s = min((log.entered_s for log in logs if log.entered_s is not None), default=0.0)
+    origin_s = origin_of(monitor)
     ops = [op for log in logs for op in log.ops(origin_s, monitor.cells) if op.kind != "new_group"]
     ops.sort(key=lambda op: (op.post_s, op.rank))
     forgotten = monitor.forgotten if monitor.forgotten else None
@@ -419,6 +423,12 @@ def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
         forgotten=forgotten,
     )
     return trace, groups
+
+
+def origin_of(monitor: RunMonitor) -> float:
+    """When the first rank entered the function: the zero of all times of a run."""
+    entries = (log.entered_s for log in monitor.logs)
+    return min((entered_s for entered_s in entries if entered_s is not None), default=0.0)
 
 
 def _since(origin_s: float, moment_s: float | None) -> float | None:

@@ -8,7 +8,7 @@ message of every collective: it is asked by replaying the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeAlias
@@ -17,6 +17,7 @@ import numpy as np
 
 from ..draw.lanes import span_of, states_of
 from ..model.errors import InvalidCallError
+from ..model.profile import Profile
 from ..model.trace import Op, Trace
 from ..model.words import aligned, seconds_text
 
@@ -41,6 +42,10 @@ class Recorded(Protocol):
     @property
     def transfers(self) -> Transfers:
         """When the data of each op moved."""
+
+    @property
+    def profile(self) -> list[Profile | None] | None:
+        """What each rank's GPU did."""
 
 
 def by_arrival(trace: Trace) -> Transfers:
@@ -100,12 +105,15 @@ class States:
     bubble_s : ndarray of float, shape (world_size,), or None
         Of all three, the time of the `Bubble`: between the first piece's start and the last one's
         end, and in no piece. None where the program has named no pieces.
+    on_device : Device or None
+        What the GPU of each rank did beside that, of a run with ``profile=True``.
     """
 
     computing_s: np.ndarray
     waiting_s: np.ndarray
     transferring_s: np.ndarray
     bubble_s: np.ndarray | None = None
+    on_device: Device | None = None
 
     def table(self) -> str:
         """A row for each rank, at most 20, and their mean."""
@@ -113,20 +121,66 @@ class States:
         names = ["computed", "waited", "transferred"]
         if self.bubble_s is not None:
             parts, names = [*parts, self.bubble_s], [*names, "of that bubble"]
+        if self.on_device is not None:
+            more = self.on_device.columns
+            parts, names = [*parts, *more.values()], [*names, *more]
         columns = np.column_stack(parts)
         rows = [("rank", *names)]
         rows += [(str(rank), *_cells(columns[rank])) for rank in range(len(columns))][:MAX_ROWS]
-        rows.append(("mean", *_cells(columns.mean(axis=0))))
+        rows.append(("mean", *_cells([column[~np.isnan(column)].mean() for column in parts])))
         left_out = len(columns) - MAX_ROWS
-        more = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
-        return "\n".join([*aligned(rows), *more])
+        note = [f"... and {left_out:,} more ranks, counted in the mean"] if left_out > 0 else []
+        return "\n".join([*aligned(rows), *note])
 
     def __repr__(self) -> str:
         return self.table()
 
 
-def _cells(seconds: np.ndarray) -> tuple[str, ...]:
-    return tuple(map(seconds_text, seconds))
+def _cells(seconds: Iterable[float]) -> tuple[str, ...]:
+    return tuple("-" if np.isnan(one) else seconds_text(one) for one in seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """Seconds that the GPU of each rank spent, see `Profile`; NaN where a rank has no profile.
+
+    Attributes
+    ----------
+    on : {"gpu", "cpu"}
+        ``"cpu"``: no rank had a GPU, and ``computing_s`` is what operators took.
+    computing_s, communicating_s, exposed_s, idle_s : ndarray of float, shape (world_size,)
+    """
+
+    on: str
+    computing_s: np.ndarray
+    communicating_s: np.ndarray
+    exposed_s: np.ndarray
+    idle_s: np.ndarray
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """What a table shows of it, by the words at its top."""
+        if self.on == "cpu":
+            return {"in operators": self.computing_s}
+        return {
+            "kernels": self.computing_s,
+            "communication": self.communicating_s,
+            "exposed": self.exposed_s,
+            "GPU idle": self.idle_s,
+        }
+
+
+def device_of(profiles: Sequence[Profile | None] | None) -> Device | None:
+    """The `Device` of these profiles; None where no rank has one."""
+    told = {rank: one for rank, one in enumerate(profiles or ()) if one and not one.why_none}
+    if not told:
+        return None
+    on = "gpu" if any(one.on == "gpu" for one in told.values()) else "cpu"
+    sums = np.full((4, len(profiles or ())), np.nan)
+    for rank, one in told.items():
+        if one.on == on:
+            sums[:, rank] = one.computing_s, one.communicating_s, one.exposed_s, one.idle_s
+    return Device(on, *sums)
 
 
 def states_in(run: Recorded) -> States:
@@ -151,7 +205,7 @@ def states_in(run: Recorded) -> States:
         told = np.array([rest_s, waiting_s, transferring_s])
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
     bubble_s = bubble_in(run).idle_s if run.trace.pieces else None
-    return States(totals[0], totals[1], totals[2], bubble_s)
+    return States(totals[0], totals[1], totals[2], bubble_s, device_of(run.profile))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -23,6 +23,7 @@ from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..rank_process.isolation import Baseline, begin_random_numbers
+from ..rank_process.profiling import profiled
 from ..rank_process.setup import (
     Output,
     die_with_the_kernel,
@@ -51,6 +52,8 @@ class RunRequest(Request):
         Where the run is watched, so that the log rolls over, bytes of a segment; else 0.
     number : int
         How many runs this world has had with this one: groups of different runs never meet.
+    profile_folder : str
+        Where ranks leave what a profiler saw; empty where none is asked for.
     """
 
     check: bool
@@ -58,6 +61,7 @@ class RunRequest(Request):
     slow: dict
     segment: int = 0
     number: int = 0
+    profile_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,15 @@ def _run(request, rank, world_size, recorder):
         function, args, kwargs = request.function_and_args(rank)
         here.log = writer
         slow = request.slow.get(rank)
-        writer.enter()
-        try:
-            with slowed(slow, rank, recorder) if slow is not None else nullcontext():
-                return function(rank, world_size, *args, **kwargs)
-        finally:
-            writer.leave(recorder.is_alone())
-            flush()
-            recorder.stream_ends.last_look()
+        with profiled(request.profile_folder, rank):
+            writer.enter()
+            try:
+                with slowed(slow, rank, recorder) if slow is not None else nullcontext():
+                    return function(rank, world_size, *args, **kwargs)
+            finally:
+                writer.leave(recorder.is_alone())
+                flush()
+                recorder.stream_ends.last_look()
 
     return returned.answer_of(call, request.execution_context.is_script)
 

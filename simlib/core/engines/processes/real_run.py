@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from ...model.chance import Failures, Slow
 from ...model.trace import Evicted
 from ...record.rolling import segment_of
 from ...record.transports.backends import BACKENDS, Backend, check_for_processes
-from ...results.run import Run, is_quiescent, make_run
+from ...results.run import Run, is_quiescent, make_run, origin_of
 from ..options import (
     NO_FAULTS,
     CheckedFaults,
@@ -42,6 +44,7 @@ from ..options import (
     restarts_of,
     seconds_between_lines,
 )
+from ..rank_process.profiling import profiles_in
 from ..restarts import remaining_kills, with_restarts
 from ..run_outputs import MAX_PROCESSES
 from ..session import (
@@ -87,6 +90,7 @@ def run(
     watch: bool | float = False,
     backend: str = "gloo",
     seed: int | str = 0,
+    profile: bool = False,
     faults: Faults | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Run:
@@ -150,6 +154,10 @@ def run(
         own, as each process of torchrun has: it is drawn from this number, so that a run can be
         repeated. ``"new"`` draws the number too, and ``run.seed`` says which it was. ``"same"``
         gives every rank the same random numbers.
+    profile : bool
+        True to take torch's profiler along on each rank: ``run.profile`` says by rank what its GPU
+        did, and pictures and ``run.states`` show it. Where there is no GPU, it is the operators
+        that the rank called. It costs time and memory: of a long training, profile a few steps.
 
     Returns
     -------
@@ -192,6 +200,7 @@ def run(
         diagnosis=_check_diagnosis(either("diagnosis", diagnosis, watched)),
         backend=spoken,
         fresh=fresh,
+        profile=_check_profile(profile),
     )
     return _attempts(engine, plan)
 
@@ -206,6 +215,7 @@ def run_script(
     backend: str = "gloo",
     seed: int | str | None = None,
     is_module: bool = False,
+    profile: bool = False,
 ) -> Run:
     """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments."""
     size = _check_world_size(world_size)
@@ -215,6 +225,7 @@ def run_script(
         world_size=size,
         diagnosis=_check_diagnosis(diagnosis or Diagnosis()),
         are_unlike=are_ranks_trusted(),
+        profile=_check_profile(profile),
     )
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
 
@@ -229,6 +240,16 @@ def _check_world_size(world_size: Any) -> int:
 
 def _check_backend(name: Any, world_size: int) -> Backend:
     return BACKENDS["gloo"] if name == "gloo" else check_for_processes(name, world_size)
+
+
+def _check_profile(profile: Any) -> bool:
+    if not isinstance(profile, bool):
+        raise errors.InvalidCallError(f"profile={profile!r} must be True or False")
+    if profile and not are_ranks_trusted():
+        raise errors.InvalidCallError(
+            "profile=True is not there in a graded run, whose ranks write no files: leave it out"
+        )
+    return profile
 
 
 def _check_diagnosis(asked: Diagnosis) -> Diagnosis:
@@ -264,6 +285,8 @@ class ProcessEngine(Engine):
         Whether sets have another order on every second rank.
     environ : dict of str to str
         What ranks find in their environment beside the kernel's.
+    profile : bool
+        Whether ranks take a profiler along.
     """
 
     program: Program
@@ -275,6 +298,7 @@ class ProcessEngine(Engine):
     fresh: bool = False
     are_unlike: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
+    profile: bool = False
 
     sort = "a run"
     resting = property(lambda self: pool())
@@ -309,12 +333,17 @@ class ProcessEngine(Engine):
             slow=self.faults.slow,
             segment=monitor.segment,
             number=monitor.world.begin_run(),
+            profile_folder=monitor.profile_folder,
         )
         return monitor.until_the_end(request)
 
     def make_run(self, monitor: ProcessMonitor) -> Run:
         """The `Run` of what the monitor knows now."""
-        return make_run(monitor)
+        run = make_run(monitor)
+        if self.profile:
+            began_s = origin_of(monitor)
+            run.profile = profiles_in(monitor.profile_folder, self.world_size, began_s)
+        return run
 
     def complete(
         self,
@@ -336,18 +365,23 @@ class ProcessEngine(Engine):
         is_as_new = failure is None and not monitor.deaths and not monitor.segment
         clean = is_as_new and run is not None and is_quiescent(run.trace)
         pool().give_back(monitor.world, clean)
+        if self.profile:  # ranks that might still write there have ended
+            shutil.rmtree(monitor.profile_folder, ignore_errors=True)
 
 
 class ProcessMonitor(RunMonitor):
     """Takes in what the processes of a world say, print and die of, until all is told."""
 
     segment = 0
+    profile_folder = ""
 
     def __init__(self, engine: ProcessEngine, world: World, display: SilentDisplay) -> None:
         asked, cells = engine.diagnosis, cell_numbers()
         name = engine.program.name
         super().__init__(name, world.world_size, cells, asked.timeout_s, asked.check)
         self.world = world
+        if engine.profile:
+            self.profile_folder = tempfile.mkdtemp(prefix="simlib-profile-")
         self._watcher = None
         every_s = seconds_between_lines(asked.watch) if asked.watch else None
         if every_s is not None:
