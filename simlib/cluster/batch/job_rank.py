@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ...core.engines.rank_process.gpu_memory import reset_peaks, tell_peaks
 from ...core.engines.rank_process.isolation import begin_random_numbers
 from ...core.engines.rank_process.setup import (
     Output,
@@ -239,6 +240,7 @@ def _call(folder, rank, size, recorder):
         importlib.import_module("simlib.facade")  # or the first use of it would, in the program
         slow = pickle.loads(request["slow"]).get(rank)
         function, args, kwargs = pickle.loads(request["payload"])
+        reset_peaks()
         log.enter()
         try:
             with slowed(slow, rank, recorder) if slow is not None else contextlib.nullcontext():
@@ -247,5 +249,6 @@ def _call(folder, rank, size, recorder):
             log.leave()
             flush()
             recorder.stream_ends.last_look()
+            tell_peaks(log)
 
     return returned.answer_of(call, request["is_script"], dumps=logs.dump_answer)

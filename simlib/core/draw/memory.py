@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from ..model.errors import InvalidCallError
-from ..model.ledger import CATEGORIES, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS
+from ..model.ledger import CATEGORIES, GRADIENTS, OPTIMIZER_STATE, OTHER, PARAMETERS, GpuMemory
 from ..model.words import bytes_unit, short_bytes
 from .figures import (
     GREY,
@@ -63,7 +63,7 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     """
     runs = runs if isinstance(runs, dict) else {"": runs}
     for run in runs.values():
-        if not run.memory:
+        if not _has_ledgers(run):
             raise ValueError(f"{run.name} has no memory ledger: simulate it on a device")
     widths = [BAR_IN * max(2, run.world_size) for run in runs.values()]
     width_in = LEFT_IN + sum(widths) + BETWEEN_IN * len(runs) + 1.7
@@ -81,6 +81,11 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     grid[0].set_ylabel(f"held at the peak ({unit})", fontsize=TEXT_PT)
     draw_key(figure, limit_bytes, FILLS)
     return figure
+
+
+def _has_ledgers(run):
+    """Whether it is known by category what ranks held; of a GPU it is not."""
+    return bool(run.memory) and not any(isinstance(one, GpuMemory) for one in run.memory)
 
 
 def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
@@ -211,7 +216,7 @@ def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "c
     InvalidCallError
         The run has no ledger, or ``by`` is something else.
     """
-    if not run.memory:
+    if not _has_ledgers(run):
         raise InvalidCallError(f"{run.name} has no memory ledger: simulate it on a device")
     if by not in _LAYERS:
         raise InvalidCallError(f'by={by!r}: layers are by "category" or by "dtype"')

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from ..model.ledger import GpuMemory
 from ..model.profile import MOST_SPANS
 from ..model.trace import Collective, Op, Trace
 from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, short_bytes
@@ -48,6 +49,7 @@ def run_table(run: Any) -> str:
     # Each list may use the rows that the other leaves free.
     parts.append(_shown(moves, "messages", max(MAX_ROWS // 2, MAX_ROWS - len(joint))))
     parts.append(_shown(joint, "collectives", max(MAX_ROWS // 2, MAX_ROWS - len(moves))))
+    parts.append(_gpu_rows(run.memory or ()))
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.forgotten is not None:
         words = kept_of(trace)
@@ -72,6 +74,20 @@ def _not_profiled(profiles):
             "sums are of all"
         )
     return lines
+
+
+def _gpu_rows(memory):
+    """A row for each GPU that a rank used: its peaks, which no repeat need take to the byte."""
+    used = [one for one in memory if isinstance(one, GpuMemory)]
+    rows = [
+        (str(one.rank), device, short_bytes(nbytes), short_bytes(one.reserved[device]))
+        for one in used
+        for device, nbytes in one.allocated.items()
+    ]
+    shown = aligned([("rank", "GPU", "allocated", "reserved at the peak"), *rows[:MAX_ROWS]])
+    left_out = len(rows) - MAX_ROWS
+    more = [f"... and {count(left_out, 'more GPU')}"] if left_out > 0 else []
+    return [*shown, *more] if rows else []
 
 
 def _header(run, messages, collectives):

@@ -1,4 +1,4 @@
-"""The memory of one simulated rank as a result: by category, by dtype. Pure Python."""
+"""The memory of one rank as a result: of a simulated one by category, of a GPU. Pure Python."""
 
 from __future__ import annotations
 
@@ -76,6 +76,44 @@ class Ledger:
             for dtype, part in self.by_dtype.items()
         ]
         return [(name, f"{peak:,}", f"{now:,}") for name, peak, now in held if peak or now]
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The most bytes that one real rank held on its GPUs, as torch's allocator counted them.
+
+    Beside the `Ledger` of the same program, simulated, compare `peak_bytes`. The allocator rounds
+    each tensor up to 512 bytes, and sees what kernels need while they run. What CUDA itself and
+    NCCL take is in neither.
+
+    Attributes
+    ----------
+    rank : int
+    allocated : dict of str to int
+        By device, ``{"cuda:0": bytes}``: the peak of what tensors held.
+    reserved : dict of str to int
+        The peak of what the allocator had taken from the device for them.
+    """
+
+    rank: int
+    allocated: dict
+    reserved: dict
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes allocated at the peaks of all devices."""
+        return sum(self.allocated.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes reserved at the peaks of all devices."""
+        return sum(self.reserved.values())
+
+    def __repr__(self):
+        rows = [(f"rank {self.rank}, bytes at the peak", "allocated", "reserved")]
+        for device, nbytes in self.allocated.items():
+            rows.append((device, f"{nbytes:,}", f"{self.reserved[device]:,}"))
+        return "\n".join(aligned(rows, left=(0,)))
 
 
 def make_ledger(

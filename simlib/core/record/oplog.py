@@ -289,6 +289,11 @@ class OpLogWriter:
             self._waits += 1
             self.waits_for_keys = bool(keys)
 
+    def tell_gpu_memory(self, device: int, allocated: int, reserved: int) -> None:
+        """The most bytes that the rank has held on one of its GPUs."""
+        with self._lock:
+            self._define(device, "gpu", (allocated, reserved))
+
     def tell_look(self, number: int) -> None:
         """The keys were not there when the rank looked, for so many times in this wait."""
         with self._lock:

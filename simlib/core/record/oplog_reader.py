@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 
+from ..model.ledger import GpuMemory
 from ..model.trace import Group, Op, Piece, Site, describe_call, make_site, source_line
 from . import oplog, safe_pickle
 from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
@@ -72,6 +73,7 @@ class OpLogReader:
             "race": {},
             "piece": {},
             "keys": {},
+            "gpu": {},
         }
         self._calls: dict[
             bytes, tuple
@@ -227,6 +229,13 @@ class OpLogReader:
         """Whether the rank has left its function, and threads that may still act for it."""
         self.read_on()
         return 2 in self._definitions["keys"]
+
+    def gpu_memory(self) -> GpuMemory | None:
+        """The peaks of the GPUs that the rank used; None where it used none, or has not told."""
+        self.read_on()
+        peaks = sorted(self._definitions["gpu"].items())
+        allocated, reserved = ({f"cuda:{n}": pair[i] for n, pair in peaks} for i in range(2))
+        return GpuMemory(self.rank, allocated, reserved) if peaks else None
 
     def races(self, cells: dict[str, int]) -> list[tuple]:
         """Requests whose buffers were touched: (how, op, other op or None, Site of the finding)."""

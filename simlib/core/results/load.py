@@ -15,7 +15,7 @@ from typing import Any
 from ..diagnose.findings import Finding
 from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
-from ..model.ledger import Ledger
+from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
 from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage
 from ..record.safe_pickle import loads_tree
@@ -133,7 +133,9 @@ def _result_of(entry: dict[str, str]) -> Any:
     return loads_tree(base64.b64decode(entry["tree"]))
 
 
-def _ledger_of(entry: dict[str, Any]) -> Ledger:
+def _ledger_of(entry: dict[str, Any]) -> Ledger | GpuMemory:
+    if "reserved" in entry:
+        return GpuMemory(**entry)
     history = [tuple(moment) for moment in entry["history"]]
     by_dtype = {dtype: _ledger_of(one) for dtype, one in entry["by_dtype"].items()}
     return Ledger(**entry | {"history": history, "by_dtype": by_dtype})

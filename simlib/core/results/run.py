@@ -16,7 +16,7 @@ from ..draw.display import Displayed
 from ..draw.text import run_in_words, run_table
 from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
-from ..model.ledger import Ledger
+from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
 from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
@@ -71,8 +71,9 @@ class Run(Displayed):
         virtual clock; ``"replayed"``: a recorded run on another cluster.
     wire : list of WireMessage or None
         With ``simulate(..., expand=True)``: the messages that the collectives were made of.
-    memory : list of Ledger or None
-        What each simulated rank held, where the cluster has a device.
+    memory : list of Ledger or GpuMemory, or None
+        What each simulated rank held, where the cluster has a device; of real ranks, the peaks of
+        their GPUs. None where no rank has either, and for a rank that does not.
     flops : list of int or None
         Floating-point operations of each simulated rank, of all its threads; 0 where the cluster
         has no device that takes time for them.
@@ -109,7 +110,7 @@ class Run(Displayed):
         self.findings = list(findings)
         self.engine = engine
         self.wire: list[WireMessage] | None = None
-        self.memory: list[Ledger] | None = None
+        self.memory: Sequence[Ledger | GpuMemory | None] | None = None
         self.flops: list[int] | None = None
         self.processes: list[int] | None = None
         self.profile: list[Profile | None] | None = None
@@ -393,7 +394,9 @@ def make_run(monitor: RunMonitor) -> Run:
         output=[output.text for output in monitor.outputs],
         engine=monitor.engine,
     )
-    run.memory, run.flops, run.processes = monitor.memory, monitor.flops, monitor.processes
+    on_gpus = [log.gpu_memory() for log in monitor.logs]
+    run.memory = monitor.memory or (on_gpus if any(on_gpus) else None)
+    run.flops, run.processes = monitor.flops, monitor.processes
     run.shared = monitor.shared
     if monitor.wire is not None:
         run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in monitor.wire]

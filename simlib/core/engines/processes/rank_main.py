@@ -22,6 +22,7 @@ from ...record.recorder import Recorder
 from ...record.this_rank import here
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
+from ..rank_process.gpu_memory import reset_peaks, tell_peaks
 from ..rank_process.isolation import Baseline, begin_random_numbers
 from ..rank_process.profiling import profiled
 from ..rank_process.setup import (
@@ -145,6 +146,7 @@ def _run(request, rank, world_size, recorder):
         function, args, kwargs = request.function_and_args(rank)
         here.log = writer
         slow = request.slow.get(rank)
+        reset_peaks()
         with profiled(request.profile_folder, rank):
             writer.enter()
             try:
@@ -154,6 +156,7 @@ def _run(request, rank, world_size, recorder):
                 writer.leave(recorder.is_alone())
                 flush()
                 recorder.stream_ends.last_look()
+                tell_peaks(writer)
 
     return returned.answer_of(call, request.execution_context.is_script)
 

@@ -1,0 +1,34 @@
+"""The peaks of a GPU's memory while a rank is in its function, as torch's allocator counts them.
+
+Nothing here begins with CUDA: a rank that has not used a GPU has no peaks.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...record.oplog import OpLogWriter
+
+PEAKS = "allocated_bytes.all.peak", "reserved_bytes.all.peak"
+
+
+def reset_peaks() -> None:
+    """Count peaks from here on."""
+    for device in _devices():
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def tell_peaks(log: OpLogWriter) -> None:
+    """Write into the rank's log what it has held on each GPU that it used."""
+    for device in _devices():
+        try:
+            stats = torch.cuda.memory_stats(device)
+        except RuntimeError:  # a GPU that has failed; the rank tells of it by itself
+            continue
+        allocated, reserved = (stats.get(name, 0) for name in PEAKS)
+        if reserved:
+            log.tell_gpu_memory(device, allocated, reserved)
+
+
+def _devices():
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
