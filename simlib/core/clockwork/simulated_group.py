@@ -252,8 +252,9 @@ class Request:
         C++ code (DDP's) waits in ways nobody sees. For it the rank waits here until its data have
         come, not for the time that they take: that is waited for where `backward` returns.
         """
-        caller = sys._getframe(2).f_code.co_filename  # 1 is the request that records
-        if is_learners(caller) and not getattr(here, "backward_depth", 0):
+        caller = sys._getframe(1).f_back  # 1 is the request that records
+        is_learners_own = caller is not None and is_learners(caller.f_code.co_filename)
+        if is_learners_own and not getattr(here, "backward_depth", 0):
             return SimulatedFuture(self._wait_and_log, self.is_completed)
         self.simulation.wait_for_data(self)
         future = torch.futures.Future()
@@ -311,22 +312,31 @@ class SimulatedFuture(torch.futures.Future):
         self._wait = wait
         self._is_done = is_done
         self._come: list = []
+        self._callbacks: list = []
 
     def wait(self) -> Any:
         """Block until it is complete; returns its value."""
         if not self._come:
             self._come.append(self._wait())
+            for callback in self._callbacks:
+                callback(self)
         return self._come[0]
 
     value = wait
 
     def done(self) -> bool:
         """Whether it is complete now, as `Request.is_completed`."""
-        return bool(self._come) or self._is_done()
+        if not self._come and self._is_done():
+            self.wait()
+        return bool(self._come)
 
     def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:
         """A future of ``callback(self)``."""
         return SimulatedFuture(lambda: callback(self), self.done)
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Nothing but the op's own log entry, which `wait` makes."""
+        """Have ``callback(self)`` called as soon as the rank sees that it is complete."""
+        if self._come:
+            callback(self)
+        else:
+            self._callbacks.append(callback)

@@ -27,6 +27,7 @@ from .arguments import Place, check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
 from .recorder import (
+    NOTHING_TO_WAIT_FOR,
     BlockingCall,
     RecordedMessage,
     RecordedWork,
@@ -164,7 +165,7 @@ class RecordingGroup(GroupOfItsOwn):
         start = self._log.post(
             KIND_ID[kind],
             flags,
-            recorder.site(sys._getframe(2) if frame is None else frame),
+            recorder.site(sys._getframe(1).f_back if frame is None else frame),
             self._group_number(),
             signature,
             NOBODY if peer is None else self._ranks[peer],
@@ -176,12 +177,16 @@ class RecordingGroup(GroupOfItsOwn):
         return start
 
     def _pass_on(self, start, method, *args):
-        """Call the transport; where it refuses, the op has failed (its peer may have died)."""
+        """Call the transport; where it refuses, the op has failed (its peer may have died).
+
+        A blocking op of NCCL gives no request: its stream waits, and nobody else.
+        """
         try:
-            return getattr(self._group, method)(*args)
+            work = getattr(self._group, method)(*args)
         except BaseException:
             self._log.wait_failed(start)
             raise
+        return NOTHING_TO_WAIT_FOR if work is None else work
 
     def _group_number(self):
         numbers, number = self._number
@@ -209,7 +214,7 @@ class RecordingGroup(GroupOfItsOwn):
 
         torch's send and recv call its isend and irecv: so look above.
         """
-        frame = sys._getframe(3)
+        frame = sys._getframe(2).f_back
         flags = ASYNC
         while frame is not None and frame.f_code.co_filename in _API_FILES:
             if frame.f_code.co_name in ("send", "recv"):
@@ -305,7 +310,7 @@ class RecordingGroup(GroupOfItsOwn):
 def _async_flag(opts):
     """ASYNC for a call that returned a request, REQUEST too where the learner has it."""
     is_async = opts is not None and opts.asyncOp
-    return ASYNC | _request_flag(sys._getframe(2)) if is_async else 0
+    return ASYNC | _request_flag(sys._getframe(1).f_back) if is_async else 0
 
 
 def _request_flag(frame):
@@ -366,7 +371,8 @@ def _collective(kind, method, payload, **traits):
         self._recorder.check_fingerprint(
             start, self._definition, kind, root, reduce_op, dtype, size
         )
-        is_blocking = not flags and sys._getframe(1).f_code.co_filename == _C10D_FILE
+        caller = sys._getframe().f_back  # none where native code calls from a thread of its own
+        is_blocking = not flags and caller is not None and caller.f_code.co_filename == _C10D_FILE
         make = BlockingCall if is_blocking else RecordedWork
         buffers = None
         if self._is_watched(flags):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
@@ -80,6 +81,7 @@ class Pending:
         self._recorder = recorder
         self.requests: dict[Any, tuple] = {}
         self._places = Places()
+        self._lock = threading.Lock()  # futures end in threads of the transport
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -89,8 +91,9 @@ class Pending:
     def add(self, work: Any, buffers: list[Buffer]) -> None:
         """A request has been posted; ``buffers`` is a list of `Buffer`."""
         places = self.compare(work, buffers)
-        for place in places:
-            self._places.add(place, work)
+        with self._lock:
+            for place in places:
+                self._places.add(place, work)
         counted = buffers if len(buffers) == 1 else _that_count(buffers)
         versions = [(b.tensor, b.version) for b in counted if b.version is not None]
         self.requests[work] = places, versions
@@ -99,23 +102,25 @@ class Pending:
         """Look whether an op uses memory of an open request; returns where its buffers are."""
         places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
         places = [place for place in places if place.first < place.end]
-        met = {other: None for place in places for other in self._places.overlapping(place)}
+        with self._lock:
+            met = {other: None for place in places for other in self._places.overlapping(place)}
         for other in met:
             self._report("overlap", work.start, other.start)
         return places
 
     def waited(self, work: Any) -> None:
-        """The learner has waited for a request: look whether its buffers were left alone."""
+        """A request is over for the learner: look whether its buffers were left alone."""
         places, versions = self.requests.pop(work, ((), ()))
-        for place in places:
-            self._places.remove(place, work)
+        with self._lock:
+            for place in places:
+                self._places.remove(place, work)
         for tensor, version in versions:
             if tensor._version != version:
                 self._report("written", work.start, 0)
                 break
 
     def _report(self, how, start, other):
-        place = self._recorder.place(sys._getframe(2))
+        place = self._recorder.line_of(sys._getframe(1).f_back)
         self._recorder.log.tell_race(how, start, other, place)
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import site
+import sys
 import sysconfig
 import threading
 import time
@@ -44,6 +45,10 @@ REDUCE_NAMES = {
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
 
+NOWHERE = "", 0, ""
+"""The place of what no line of the learner's led to."""
+_AUTOGRAD_FILE = torch.autograd.graph.__file__
+
 MAX_LOOKS = 100_000
 """How often in a row a rank may ask whether a message is complete, which Gloo never says before
 `wait`."""
@@ -55,6 +60,13 @@ HELD_BACK_S = 2.0
 def is_learners(filename: str) -> bool:
     """Whether a file is the learner's: no library's, nor Python's own."""
     return not filename.startswith(_NOT_LEARNERS)
+
+
+def _in_backward(frame):
+    """The frame that waits for autograd's threads, on the way to this one; None: there is none."""
+    while frame is not None and frame.f_code.co_filename != _AUTOGRAD_FILE:
+        frame = frame.f_back
+    return frame
 
 
 class Recorder:
@@ -111,19 +123,36 @@ class Recorder:
             tuple, tuple
         ] = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
 
-    def site(self, frame: FrameType) -> int:
+    def site(self, frame: FrameType | None) -> int:
         """The number of the learner's line that is being run in this frame, or led to it."""
-        code, instruction = frame.f_code, frame.f_lasti
-        known = self._sites.get((id(code), instruction))
+        key = (id(frame.f_code), frame.f_lasti) if frame is not None else (0, 0)
+        known = self._sites.get(key)
         if known is not None:
             return known[0]
-        place = self.place(frame)
+        place = self.line_of(frame)
         number = self.log.numbers.get(place)
         if number is None:
             number = self.log.define(place, "site", place)
-        if is_learners(code.co_filename):  # what led to a library's line differs
-            self._sites[id(code), instruction] = number, code
+        # What led to a library's line differs.
+        if frame is not None and is_learners(frame.f_code.co_filename):
+            self._sites[key] = number, frame.f_code
         return number
+
+    def line_of(self, frame: FrameType | None) -> tuple[str, int, str]:
+        """The learner's `place` that led to this frame, be it in another thread.
+
+        autograd runs what is on a GPU in a thread of its own, which has no Python frame above it.
+        Its line is that of the thread which waits in ``backward()``; the rank's own comes first.
+        """
+        place = self.place(frame)
+        if place != NOWHERE or threading.get_ident() == self.thread:
+            return place
+        frames = sys._current_frames()
+        for thread in sorted(frames, key=lambda ident: ident != self.thread):
+            waiting = _in_backward(frames[thread])
+            if waiting is not None:
+                return self.place(waiting)
+        return NOWHERE
 
     @staticmethod
     def place(frame: FrameType | None) -> tuple[str, int, str]:
@@ -133,7 +162,7 @@ class Recorder:
             if is_learners(file):
                 return file, frame.f_lineno, function_of(frame.f_code)
             frame = frame.f_back
-        return "", 0, ""
+        return NOWHERE
 
     @staticmethod
     def flag_of_thread() -> int:
@@ -283,6 +312,23 @@ class _Request:
     _source_rank = source_rank
 
 
+class _Nothing:
+    """The request of an op that is complete for whoever asks."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    is_completed = is_success = wait
+
+    def exception(self) -> None:
+        return None
+
+    result = synchronize = exception
+
+
+NOTHING_TO_WAIT_FOR = _Nothing()
+
+
 class BlockingCall(_Request):
     """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
 
@@ -337,10 +383,13 @@ class RecordedWork(_Request, dist.Work):
         return future
 
     def _ended(self):
+        """The op's future is complete, for whoever asks it: told in any thread."""
         if self.gpu is None:
             self._recorder.log.ended(self.start)
         else:
             self._recorder.stream_ends.mark(self.start, self.gpu)
+        if self.pending is not None:
+            self.pending.waited(self)
         self._let_go()
 
     def is_success(self) -> bool:
