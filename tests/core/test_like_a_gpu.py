@@ -166,3 +166,47 @@ def test_calls_of_a_thread_without_frames():
     assert [op.kind for op in run.trace.of_rank(0)] == kinds
     (finding,) = run.findings
     assert finding.kind == "race" and "all_reduce (no line of yours)" in finding.message
+
+
+ASSERTS = "device-side assert triggered"
+TORCHS = f"""CUDA error: {ASSERTS}
+Search for `cudaErrorAssert' in the CUDA documentation for more information.
+CUDA kernel errors might be asynchronously reported at some other API call.
+"""
+NCCLS = f"""NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.28.9
+ncclUnhandledCudaError: Call to CUDA function failed.
+Last error:
+Cuda failure 710 '{ASSERTS}'"""
+
+
+class Failed(Blocking):
+    """The transport of a GPU that has failed."""
+
+    def __init__(self, error, at_wait):
+        self._error, self._at_wait = error, at_wait
+
+    def __getattr__(self, name):
+        return self if self._at_wait else self.wait
+
+    def __call__(self, *args):
+        return self
+
+    def wait(self, *args):
+        raise self._error
+
+
+def calls_after_an_assert(rank, world_size, error, at_wait):
+    dist.group.WORLD._group = Failed(error, at_wait)
+    dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError(TORCHS), dist.DistBackendError(NCCLS)])
+@pytest.mark.parametrize("at_wait", [False, True])
+def test_a_failed_gpu_is_a_failure_of_the_rank(error, at_wait):
+    with pytest.raises(simlib.RankError) as caught:
+        simlib.run(calls_after_an_assert, 1, args=(error, at_wait))
+    first, line = str(caught.value).splitlines()[:2]
+    assert first.startswith(f"rank 0 raised {type(error).__name__}: CUDA error: {ASSERTS} (")
+    assert first.endswith(
+        "CUDA_LAUNCH_BLOCKING=1 in the environment and run again: then each line waits for its GPU."
+    )

@@ -96,6 +96,12 @@ def _advice(report):
             return "simlib calls the function as main(rank, world_size, *args)."
     if report.type in ("BdbQuit", "EOFError"):
         return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
+    if report.message.startswith("CUDA error: "):
+        return (
+            "A GPU reports an error late, so an earlier line may have caused it. Set "
+            "CUDA_LAUNCH_BLOCKING=1 in the environment and run again: then each line waits for "
+            "its GPU."
+        )
     return ""
 
 

@@ -21,6 +21,10 @@ _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py",
 """The files in which calls of torch.distributed are passed on, and waited for."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""
+_OF_A_GPU = re.compile(
+    r"(?:CUDA|HIP) error: (?P<torchs>.+)|Cuda failure (?:\d+ )?'(?P<nccls>[^']+)'"
+)
+"""What torch and NCCL say of a GPU that has failed, whatever it did then."""
 LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
 """What Gloo says where the other rank's process is gone, be it when a call begins."""
 
@@ -91,9 +95,14 @@ def describe(error: BaseException) -> FailureReport:
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
     in_call = innermost in _CALLS
+    of_gpu = _OF_A_GPU.search(message) if isinstance(error, RuntimeError) else None
+    if of_gpu is not None:  # the call at which it is told need not be the one that failed
+        message = f"CUDA error: {of_gpu['torchs'] or of_gpu['nccls']}"
     in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
-    by_others = in_wait or (in_call and bool(LOST.search(message)))
-    if in_call and not by_others and isinstance(error, RuntimeError):
+    by_others = of_gpu is None and (in_wait or (in_call and bool(LOST.search(message))))
+    if of_gpu is not None:
+        refused = False
+    elif in_call and not by_others and isinstance(error, RuntimeError):
         refused = True
         message = _GLOO_WORDS.sub("", message)
     return FailureReport(
