@@ -570,6 +570,29 @@ def test_what_is_only_read_or_lies_apart_is_no_race(engine):
         assert engine(function, 2).findings == [], function
 
 
+@pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])
+def test_a_request_whose_future_is_complete_is_over(engine):
+    def twice(future):
+        (value,) = future.value()
+        dist.all_reduce(value)
+        return value
+
+    def main(rank, world_size):
+        x, y, z, told = torch.ones(3), torch.ones(3), torch.ones(3), threading.Event()
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        dist.all_reduce(x)
+        dist.all_reduce(y, async_op=True).get_future().then(twice).wait()
+        future = dist.all_reduce(z, async_op=True).get_future()
+        future.add_done_callback(lambda _: told.set())
+        while not future.done():
+            pass
+        dist.all_reduce(z)
+        return x[0].item(), y[0].item(), z[0].item(), told.wait(60)
+
+    run = engine(main, 2, strict=True)
+    assert run.results == [(4.0, 4.0, 4.0, True)] * 2 and not run.findings
+
+
 def test_what_leaves_no_trace_on_real_ranks_shows_in_a_simulation():
     def two_phases_from_any_source(rank, n):
         x, heard = torch.zeros(1), []

@@ -105,7 +105,8 @@ class Pending:
         with self._lock:
             met = {other: None for place in places for other in self._places.overlapping(place)}
         for other in met:
-            self._report("overlap", work.start, other.start)
+            if not other.has_come():
+                self._report("overlap", work.start, other.start)
         return places
 
     def waited(self, work: Any) -> None:

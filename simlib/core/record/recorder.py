@@ -351,6 +351,7 @@ class RecordedWork(_Request, dist.Work):
         self._begin(work, recorder, start, source)
         recorder.requests[start] = self
         self.is_number = False
+        self._future: torch.futures.Future | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._recorder.before_wait is not None:
@@ -378,9 +379,13 @@ class RecordedWork(_Request, dist.Work):
     def get_future(self) -> torch.futures.Future:
         log = self._recorder.log
         log.future_taken(self.start)
-        future = self._work.get_future()
+        future = self._future = self._work.get_future()
         future.add_done_callback(lambda _: self._ended())
         return future
+
+    def has_come(self) -> bool:
+        """Whether its future is complete, though `_ended` may be about to be told so."""
+        return self._future is not None and torch.futures.Future.done(self._future)
 
     def _ended(self):
         """The op's future is complete, for whoever asks it: told in any thread."""
