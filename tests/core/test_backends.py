@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import simlib
 from simlib.cli import main as command
 from simlib.cluster.backends import MPI
+from simlib.core.record import pending
 from simlib.core.record.arguments import Place, check_collective, check_message
 from simlib.core.record.group import RecordingGroup
 from simlib.core.record.oplog import (
@@ -266,16 +267,22 @@ class Gpu:
     def work(self, seconds):
         self.busy_until_s = max(self.now_s, self.busy_until_s) + seconds
 
-    def record(self, device):
-        return Event(self, max(self.now_s, self.busy_until_s))
+    def record(self, device, event=None):
+        event = event or Event(self, device)
+        assert event.device == device, "torch refuses: an event stays with its device"
+        event.passed_s = max(self.now_s, self.busy_until_s)
+        return event
 
     def clock(self):
         return self.now_s
 
 
 class Event:
-    def __init__(self, gpu, passed_s):
-        self.gpu, self.passed_s = gpu, passed_s
+    made = 0
+
+    def __init__(self, gpu, device):
+        self.gpu, self.device = gpu, device
+        Event.made += 1
 
     def query(self):
         return self.gpu.now_s >= self.passed_s
@@ -347,7 +354,7 @@ class Failed:
 
 def fails_with_its_gpu(rank, world_size):
     (ends,) = (one for one in gc.get_objects() if type(one) is StreamEnds)
-    ends._record = lambda device: Failed()
+    ends._record = lambda device, event: Failed()
     ends.begin("cuda:0")
     ends.mark(1, "cuda:0")
     print("the last words", end="")
@@ -372,7 +379,7 @@ def test_a_device_may_be_added_while_another_thread_looks():
             return super().query()
 
     ends.begin("cuda:0")
-    ends._record = lambda device: Slow(gpu, 100.0)
+    ends._record = lambda device, event: gpu.record(device, Slow(gpu, device))
     ends.mark(1, "cuda:0")
     ends._record = gpu.record
     ends.look()
@@ -404,7 +411,21 @@ class Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_an_op_on_a_gpu_is_recorded_when_posted_and_nothing_is_synchronised():
+def test_a_rank_looks_once_for_many_ops_and_makes_few_events():
+    gpu, ended, ends = stream()
+    Event.made, counts = 0, set()
+    for number in range(10 * pending.EVERY):
+        ends.look_in_turn()
+        counts.add(len(ended))
+        for device, op in (("cuda:0", number), ("cuda:1", -1 - number)):
+            ends.begin(device)
+            ends.mark(op, device)
+    assert len(counts) == 1 + 10 and len(ended) >= 18 * pending.EVERY
+    assert Event.made <= 2 * (pending.EVERY + 1)
+
+
+def test_an_op_on_a_gpu_is_recorded_when_posted_and_nothing_is_synchronised(monkeypatch):
+    monkeypatch.setattr(pending, "EVERY", 1)
     gpu = Gpu()
     memory = mmap.mmap(-1, 1 << 20)
     log = OpLogWriter(memory, gpu.clock)

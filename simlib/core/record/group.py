@@ -40,6 +40,8 @@ from .transports import FOREVER
 from .transports.backends import Transport
 
 ONCE, PARTS = "once", "parts"
+MAX_SEEN = 1000
+"""How many calls that differ a group keeps in mind."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
 _thread_id = threading.get_ident
@@ -100,6 +102,7 @@ class RecordingGroup(GroupOfItsOwn):
         )
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
+        self._seen: tuple[Any, dict] = None, {}  # the same of calls: what was found in them
         self._rank, self._place = rank, Place(rank, size)
         for device, sort, backend in transport.registered:
             self._register_backend(device, sort, backend)
@@ -147,21 +150,21 @@ class RecordingGroup(GroupOfItsOwn):
         self._description = description
         super()._set_group_desc(description)
 
-    def _post(self, kind, tensors, *, frame=None, to=(None, NOBODY), flags=0, how=(None, None)):
+    def _post(self, kind, told, *, frame=None, to=(None, NOBODY), flags=0):
         """Write one call down; returns its place in the log.
 
-        ``frame`` is where to begin to look for the learner's line, if not at the caller's caller;
-        ``to`` is peer and tag; ``how`` are the reduction, and what goes to whom.
+        ``told`` is the recorder's signature of it. ``frame`` is where to begin to look for the
+        learner's line, if not at the caller's caller; ``to`` is peer and tag.
         """
         peer, tag = to
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
         if recorder.stream_ends.open:
-            recorder.stream_ends.look()
+            recorder.stream_ends.look_in_turn()
         if _thread_id() != recorder.thread:
             flags |= recorder.flag_of_thread()
-        signature, nbytes = recorder.signature(tensors, *how)
+        signature, nbytes = told
         start = self._log.post(
             KIND_ID[kind],
             flags,
@@ -175,6 +178,23 @@ class RecordingGroup(GroupOfItsOwn):
         if self._is_limited:
             recorder.limited.add(start)
         return start
+
+    def _looks(self, method, args, how, look):
+        """What ``look()`` finds in a call: at most once for calls of plain tensors that are alike.
+
+        Such a call breaks no rule, when the one before it broke none.
+        """
+        key = _plain(args)
+        if key is None:
+            return look()
+        numbers, seen = self._seen
+        if numbers is not self._log.numbers or len(seen) > MAX_SEEN:
+            seen = {}
+            self._seen = self._log.numbers, seen
+        found = seen.get((method, how, key))
+        if found is None:
+            found = seen[method, how, key] = look()
+        return found
 
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died).
@@ -240,7 +260,8 @@ class RecordingGroup(GroupOfItsOwn):
         flags, frame = self._caller()
         if peer is None:
             flags |= ANY_SOURCE
-        start = self._post(kind, tensors, frame=frame, to=(peer, tag), flags=flags)
+        told = self._recorder.signature(tensors, None, None)
+        start = self._post(kind, told, frame=frame, to=(peer, tag), flags=flags)
         if self._recorder.fingerprints is not None and peer is not None:
             pair = (self._rank, peer) if kind == "send" else (peer, self._rank)
             self._check_message_fingerprint(start, *pair, tag, tensors[0])
@@ -277,12 +298,13 @@ class RecordingGroup(GroupOfItsOwn):
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.BarrierOptions()
-        start = self._post("barrier", (), flags=_async_flag(opts))
+        told = self._recorder.signature((), None, None)
+        start = self._post("barrier", told, flags=_async_flag(opts))
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         return RecordedWork(self._pass_on(start, "barrier", opts), self._recorder, start)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        start = self._post("barrier", ())
+        start = self._post("barrier", self._recorder.signature((), None, None))
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
         # torch names its default of 30 minutes where the learner gave no limit.
         limit = timeout if timeout is not None and timeout < default_pg_timeout else FOREVER
@@ -305,6 +327,23 @@ class RecordingGroup(GroupOfItsOwn):
         """Who counts the collectives of this group, for torch."""
         group = self._group
         return group if isinstance(group, dist.ProcessGroup) else self.transport.registered[-1][2]
+
+
+def _plain(args):
+    """All that the rules see of one or two dense tensors, each alone; None for anything else."""
+    found: list[Any] = []
+    for arg in args:
+        if type(arg) is list:
+            if len(arg) != 1 or not isinstance(arg[0], torch.Tensor):
+                if arg:
+                    return None
+                continue
+            (arg,) = arg
+        if isinstance(arg, torch.Tensor):
+            if arg.layout is not torch.strided or not arg.is_contiguous():
+                return None
+            found += arg.shape, arg.dtype, arg.device
+    return tuple(found)
 
 
 def _async_flag(opts):
@@ -339,6 +378,7 @@ class _Traits:
     """
 
     reduces: bool = False
+    has_root: bool = False
     splits: Callable | None = None
     copies: str | None = None
     divides: bool = False
@@ -355,19 +395,20 @@ def _collective(kind, method, payload, **traits):
     def record_and_pass_on(self, *args):
         opts = args[-1] if args and not isinstance(args[-1], (list, torch.Tensor)) else None
         flags = _async_flag(opts)
-        root = getattr(opts, "rootRank", None)
-        check_collective(kind, method, self._place, opts, args, self._capabilities)
-        tensors = payload(self, *args)
+        root = getattr(opts, "rootRank", None) if its.has_root else None
         reduce_op = hash(opts.reduceOp) if its.reduces and opts is not None else None
-        start = self._post(
-            kind,
-            tensors,
-            to=(root, NOBODY),
-            flags=flags,
-            how=(reduce_op, its.splits(args, len(self._ranks)) if its.splits else None),
-        )
-        size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
-        dtype = tensors[0].dtype if len(tensors) and size != 0 else None
+
+        def look():
+            check_collective(kind, method, self._place, opts, args, self._capabilities)
+            tensors = payload(self, *args)
+            splits = its.splits(args, len(self._ranks)) if its.splits else None
+            size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
+            dtype = tensors[0].dtype if len(tensors) and size != 0 else None
+            return self._recorder.signature(tensors, reduce_op, splits), dtype, size
+
+        told, dtype, size = self._looks(method, args, (root, reduce_op), look)
+        tensors = payload(self, *args)
+        start = self._post(kind, told, to=(root, NOBODY), flags=flags)
         self._recorder.check_fingerprint(
             start, self._definition, kind, root, reduce_op, dtype, size
         )
@@ -427,17 +468,18 @@ def _define_collectives():
     second_flat = lambda self, _, lists, *__: [x for xs in lists for x in xs]  # noqa: E731
     second_one = lambda self, _, tensor, *__: (tensor,)  # noqa: E731
 
-    _collective("broadcast", "broadcast", first)
+    _collective("broadcast", "broadcast", first, has_root=True)
     _collective("all_reduce", "allreduce", first, reduces=True, divides=True)
     _collective("all_reduce", "allreduce_coalesced", first, reduces=True, copies=ONCE, divides=True)
-    _collective("reduce", "reduce", first, reduces=True, divides=True)
-    _collective("gather", "gather", second, copies=ONCE)
+    _collective("reduce", "reduce", first, reduces=True, divides=True, has_root=True)
+    _collective("gather", "gather", second, copies=ONCE, has_root=True)
     _collective(
         "scatter",
         "scatter",
         lambda self, outputs, inputs, opts, *_: (
             inputs[0] if opts.rootRank == self.rank() else outputs
         ),
+        has_root=True,
     )
     _collective("all_gather", "allgather", second, copies=ONCE)
     _collective("all_gather", "allgather_coalesced", second, copies=ONCE)

@@ -267,9 +267,17 @@ LAST_S, LOOK_S = 1.0, 0.001
 """How long a rank that has left its function waits to see its ops end, and how often it looks."""
 
 
-def record_event(device: torch.device) -> torch.cuda.Event:
-    """An event behind what the device's current stream has been given so far."""
-    event = torch.cuda.Event(enable_timing=True)
+EVERY = 32
+"""After how many ops on a GPU a rank looks which of them it has passed: a look costs some us."""
+
+
+def record_event(device: torch.device, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
+    """An event behind what the device's current stream has been given so far.
+
+    ``event`` is one that nobody asks any more, to be used again: making one costs more.
+    """
+    if event is None:
+        event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
 
@@ -281,7 +289,8 @@ class StreamEnds:
     ----------
     log : OpLogWriter
     record : callable
-        ``device`` -> an event, as of `torch.cuda`: it has ``query()`` and ``elapsed_time(later)``.
+        ``(device, event or None)`` -> an event, as of `torch.cuda`: it has ``query()`` and
+        ``elapsed_time(later)``.
     clock : callable
         The log's.
 
@@ -306,6 +315,9 @@ class StreamEnds:
         self._record = record
         self._clock = clock
         self.open: dict[torch.device, deque] = {}
+        self._posted = 0  # since the last look
+        # Events that have told all they had to tell, by device: an event stays with its own.
+        self._free: dict[torch.device, list] = defaultdict(list)
         self._passed: dict[
             torch.device, tuple[Any, float]
         ] = {}  # device -> (the last event that was passed, when)
@@ -321,16 +333,30 @@ class StreamEnds:
         """An op is about to be posted on this device: there is an event before it."""
         if device not in self._passed:
             recorded_s = self._clock()
-            self._passed[device] = self._record(device), recorded_s
+            self._passed[device] = self._record_one(device), recorded_s
 
     def mark(self, start: int, device: torch.device) -> None:
         """The op ends when the device's stream has come to here; `begin` was called before it."""
         recorded_s = self._clock()
-        event = self._record(device)
+        event = self._record_one(device)
         self.open.setdefault(device, deque()).append((start, event, recorded_s))
+
+    def _record_one(self, device):
+        try:
+            free = self._free[device].pop()
+        except IndexError:  # another thread may have been quicker
+            free = None
+        return self._record(device, free)
+
+    def look_in_turn(self) -> None:
+        """An op comes: `look` at every so many."""
+        self._posted += 1
+        if self._posted >= EVERY:
+            self.look()
 
     def look(self) -> None:
         """Write down the ends of ops that GPUs have passed."""
+        self._posted = 0
         for device, ops in list(self.open.items()):  # other threads may `mark`
             while ops and ops[0][1].query():
                 before, before_s = self._passed[device]
@@ -340,6 +366,7 @@ class StreamEnds:
                 end_s = before_s + before.elapsed_time(event) / 1000
                 end_s = min(max(end_s, recorded_s), self._clock())
                 self._passed[device] = event, end_s
+                self._free[device].append(before)
                 self._log.ended(start, end_s)
 
     def last_look(self, sleep: Callable[[float], Any] = time.sleep) -> None:

@@ -62,6 +62,19 @@ def is_learners(filename: str) -> bool:
     return not filename.startswith(_NOT_LEARNERS)
 
 
+def _innermost(frame):
+    """The innermost frame that is the learner's; None: there is none."""
+    while frame is not None and not is_learners(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _place_of(frame):
+    if frame is None:
+        return NOWHERE
+    return frame.f_code.co_filename, frame.f_lineno, function_of(frame.f_code)
+
+
 def _in_backward(frame):
     """The frame that waits for autograd's threads, on the way to this one; None: there is none."""
     while frame is not None and frame.f_code.co_filename != _AUTOGRAD_FILE:
@@ -125,44 +138,39 @@ class Recorder:
 
     def site(self, frame: FrameType | None) -> int:
         """The number of the learner's line that is being run in this frame, or led to it."""
+        frame = self._learners(frame)
         key = (id(frame.f_code), frame.f_lasti) if frame is not None else (0, 0)
         known = self._sites.get(key)
-        if known is not None:
-            return known[0]
-        place = self.line_of(frame)
-        number = self.log.numbers.get(place)
-        if number is None:
+        if known is None:
+            place = _place_of(frame)
             number = self.log.define(place, "site", place)
-        # What led to a library's line differs.
-        if frame is not None and is_learners(frame.f_code.co_filename):
-            self._sites[key] = number, frame.f_code
-        return number
+            known = self._sites[key] = number, frame and frame.f_code
+        return known[0]
 
     def line_of(self, frame: FrameType | None) -> tuple[str, int, str]:
-        """The learner's `place` that led to this frame, be it in another thread.
+        """(file, line, function) of the learner's line that led to this frame."""
+        return _place_of(self._learners(frame))
+
+    def _learners(self, frame):
+        """The learner's frame that led to this one, be it in another thread; None: there is none.
 
         autograd runs what is on a GPU in a thread of its own, which has no Python frame above it.
         Its line is that of the thread which waits in ``backward()``; the rank's own comes first.
         """
-        place = self.place(frame)
-        if place != NOWHERE or threading.get_ident() == self.thread:
-            return place
+        found = _innermost(frame)
+        if found is not None or threading.get_ident() == self.thread:
+            return found
         frames = sys._current_frames()
         for thread in sorted(frames, key=lambda ident: ident != self.thread):
             waiting = _in_backward(frames[thread])
             if waiting is not None:
-                return self.place(waiting)
-        return NOWHERE
+                return _innermost(waiting)
+        return None
 
     @staticmethod
     def place(frame: FrameType | None) -> tuple[str, int, str]:
         """(file, line, function) of the innermost frame that is the learner's."""
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if is_learners(file):
-                return file, frame.f_lineno, function_of(frame.f_code)
-            frame = frame.f_back
-        return NOWHERE
+        return _place_of(_innermost(frame))
 
     @staticmethod
     def flag_of_thread() -> int:
