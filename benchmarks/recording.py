@@ -85,7 +85,7 @@ def _ratios(seconds, name, reference="plain A"):
     return [a / b for a, b in zip(seconds[name], seconds[reference], strict=True)]
 
 
-def _cpu_per_op(found):
+def cpu_per_op(found: dict) -> list[list[float]]:
     """Seconds of CPU that an op costs more than the plain one: recorded, and its control."""
     return [
         [value - plain for value, plain in zip(found[name], found["plain A"], strict=True)]
@@ -99,12 +99,12 @@ def recording(rounds):
     for what, check, goal_us in (("recorded", False, 10), ("recorded and checked", True, 20)):
         args = 2000, 5 * rounds, AtOnce(), AtOnce()
         found = simlib.run(without_transport, 1, args=args, check=check).results[0]
-        extra, control = _cpu_per_op(found)
+        extra, control = cpu_per_op(found)
         held = statistics.median(extra) <= goal_us * 1e-6
         line(f"CPU per op, {what}, us", spread(extra, 1e6, 1), f"<= {goal_us}", held)
         line("  control: the plain call against itself, us", spread(control, 1e6, 1))
         args = 4, 2000, 5 * rounds, "thread_time"
-        extra, control = _cpu_per_op(simlib.run(blocks, 1, args=args, check=check).results[0])
+        extra, control = cpu_per_op(simlib.run(blocks, 1, args=args, check=check).results[0])
         line("  with Gloo's threads, which sleep and wake, us", spread(extra, 1e6, 1))
         line("  control: plain Gloo against itself, us", spread(control, 1e6, 1))
     for what, nbytes, calls, goal in (("4 B", 4, 300, 1.3), ("10 MB", 10_000_000, 3, None)):
