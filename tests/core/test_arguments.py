@@ -383,6 +383,45 @@ def test_what_gloo_does_is_done(engine):
         assert [found[name] for found in run.results] == expected, name
 
 
+# What a rule sees of a call must be in what counts as alike: a good call comes before each bad one.
+ALIKE = {
+    "dense": (lambda: dist.all_reduce(ones(4)), lambda: dist.all_reduce(ones(8)[::2])),
+    "not cut": (
+        lambda: dist.all_to_all_single(ones(4), ones(4)),
+        lambda: dist.all_to_all_single(ones(4), ones(4), [3], [4]),
+    ),
+    "shape": (
+        lambda: dist.all_gather_into_tensor(ones(4), ones(4)),
+        lambda: dist.all_gather_into_tensor(ones(2, 2), ones(4)),
+    ),
+    "dtype": (
+        lambda: dist.all_reduce(ones(4), op=dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(ones(4).long(), op=dist.ReduceOp.AVG),
+    ),
+    "reduction": (
+        lambda: dist.all_reduce(ones(4)),
+        lambda: dist.all_reduce(ones(4), op=dist.ReduceOp.BAND),
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bad_call_is_refused_after_a_good_one_that_looks_like_it(engine):
+    def main(rank, n):
+        refused = []
+        for name, (good, bad) in ALIKE.items():
+            for _ in range(2):
+                good()
+            try:
+                bad()
+            except simlib.InvalidCallError:
+                refused.append(name)
+        return refused
+
+    (refused,) = engine(main, 1).results
+    assert refused == list(ALIKE)
+
+
 # -- a barrier with a limit ------------------------------------------------------------------------
 
 
