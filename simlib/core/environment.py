@@ -57,6 +57,11 @@ def are_ranks_trusted() -> bool:
     return VARIABLE not in os.environ
 
 
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+"""The environment of a process that sees no GPU of NVIDIA or AMD. CUDA reads it once, so it must
+be there before torch asks for a GPU for the first time."""
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back until the end of the block; it comes then."""

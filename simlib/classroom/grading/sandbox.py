@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.environment import FOLDER, GIVEN, ROOT, VARIABLE
+from ...core.environment import FOLDER, GIVEN, NO_GPUS, ROOT, VARIABLE
 from ..confinement import process_sandbox
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
@@ -468,5 +468,6 @@ def environment():
         "MPLCONFIGDIR": FONTS,
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "TQDM_DISABLE": "1",
+        **NO_GPUS,
         VARIABLE: process_sandbox.__package__,
     }

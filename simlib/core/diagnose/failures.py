@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+import torch
+
 from ..model import errors
 from ..model.errors import (
     DeadlockError,
@@ -33,6 +35,12 @@ MAX_PLACES = 8
 """How many places the live display names when it says where the ranks are."""
 
 _TIMED_OUT = re.compile(r"[Tt]imed out(?: waiting (\d+)ms)?")
+_WANTS_GPU = re.compile(
+    "No CUDA GPUs are available|not compiled with CUDA enabled|Found no NVIDIA driver"
+    "|invalid device ordinal|no CUDA-capable device|deserialize object on a CUDA device"
+    "|No supported gpu backend"
+)
+"""What torch and Lightning say to a program that asks for a GPU where it sees none."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
@@ -40,7 +48,8 @@ def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
     """The error for ranks that died or raised; follow-on errors of the others are folded away."""
     if died:
         return _rank_died(monitor, sorted(died))
-    told = {rank: _failure(*monitor.answers[rank]) for rank in sorted(monitor.answers)}
+    answers, hint = sorted(monitor.answers.items()), monitor.without_gpus
+    told = {rank: _failure(word, content, hint) for rank, (word, content) in answers}
     told = {rank: failure for rank, failure in told.items() if failure is not None}
     first_hand = {rank: failure for rank, failure in told.items() if not failure.report.from_wait}
     return _raised(monitor, first_hand or told)
@@ -61,7 +70,7 @@ class _Failure:
     is_exit: bool = False
 
 
-def _failure(word, content):
+def _failure(word, content, without_gpus):
     """What is told of a rank's answer; None for a rank that returned."""
     if word == "result":
         return None
@@ -86,11 +95,15 @@ def _failure(word, content):
         return _Failure(content, sentence, traceback=content.text)
     message = f": {content.message}" if words else ""
     sentence = f"raised {content.type}{message}"
-    return _Failure(content, sentence, _advice(content), content.text)
+    return _Failure(content, sentence, _advice(content, without_gpus), content.text)
 
 
-def _advice(report):
+def _advice(report, without_gpus):
     """What to do about errors whose own words do not say it."""
+    if without_gpus and _WANTS_GPU.search(report.message):
+        if torch.backends.cuda.is_built():
+            return without_gpus
+        return "This torch has been built without CUDA: keep tensors on the CPU."
     if report.type == "TypeError" and "positional argument" in report.message:
         if not report.frames:
             return "simlib calls the function as main(rank, world_size, *args)."

@@ -389,6 +389,8 @@ class RunMonitor(ABC):
         Whether the others go on when a rank dies.
     forgotten : Forgotten or None
         Of a run that is watched, whose logs roll over: sums of what they hold no more.
+    without_gpus : str
+        What is said to ranks that call for a GPU, where they see none.
     kill : Mapping
         The ranks that were to be killed, and when.
     wire, memory, flops, processes : list or None
@@ -401,6 +403,7 @@ class RunMonitor(ABC):
 
     engine: str = "real"
     survives: bool = False
+    without_gpus: str = ""
     kill: Mapping[int, float] = {}
     forgotten: Evicted | None = None
     wire: list | None = None

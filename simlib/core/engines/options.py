@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import numbers
 import os
 import runpy
@@ -394,13 +395,20 @@ class ByRank(list):
 
 
 def program_of_function(
-    function: Callable[..., Any], args: Any, kwargs: Any, world_size: int, seed: Any = None
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    world_size: int,
+    seed: Any = None,
+    without_gpus: str = "",
 ) -> Program:
-    """The `Program` of a rank function."""
+    """The `Program` of a rank function; ``without_gpus`` says that its ranks see no GPU."""
     own = None
     if isinstance(args, ByRank):
         own, args = [cloudpickle.dumps(tuple(one), protocol=5) for one in args], ()
     payload = pack(function, args, kwargs, world_size)
+    if without_gpus and b"cuda" in payload:  # a tensor on a GPU says so
+        _refuse_tensors_on_gpus(function, args, kwargs, without_gpus)
     name, seeds = name_of(function), check_seed(seed)
     return Program(name=name, payload=payload, per_rank_args=own, seeds=seeds)
 
@@ -517,6 +525,28 @@ def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) 
             stacklevel=4,
         )
     return payload
+
+
+def _refuse_tensors_on_gpus(function, args, kwargs, without_gpus):
+    """Refuse a tensor on a GPU in what is sent to ranks that see none."""
+    for name, value in _parts(function, args, kwargs):
+        try:
+            _OfTheCpu(io.BytesIO(), protocol=5).dump(value)
+        except _OnGpu as found:
+            raise InvalidCallError(f"{name} holds a tensor on {found}. {without_gpus}") from None
+
+
+class _OnGpu(Exception):
+    """There is a tensor on this device."""
+
+
+class _OfTheCpu(cloudpickle.Pickler):
+    """Stops at a tensor that is on a GPU, whatever holds it."""
+
+    def reducer_override(self, value):
+        if isinstance(value, sys.modules["torch"].Tensor) and value.is_cuda:
+            raise _OnGpu(value.device)
+        return super().reducer_override(value)
 
 
 def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[str, Any]]:

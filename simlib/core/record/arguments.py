@@ -88,10 +88,12 @@ def _capabilities_for(what, tensor, capabilities):
     if able is not None:
         return able
     first = next(iter(capabilities.values()))
+    where, otherwise = f"with {first.name}", ", or run with another backend"
+    if first.is_simulated:
+        where, otherwise = "in a simulation", ". A simulated rank has no GPU"
     raise RefusedCall(
-        f"{what} with {first.name} takes tensors on {' or '.join(capabilities)}, and this one is "
-        f"on {tensor.device}: move it there first, for example by x.cpu(), or run with another "
-        "backend"
+        f"{what} {where} takes tensors on {' or '.join(capabilities)}, and this one is on "
+        f"{tensor.device}: move it there first, for example by x.cpu(){otherwise}"
     )
 
 

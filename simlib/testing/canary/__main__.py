@@ -13,13 +13,14 @@ import sys
 import torch
 
 from ...core.engines.torch_versions import IN_CANARY
+from ...core.environment import NO_GPUS
 
 TIMEOUT_S = 60
 
 
 def main(names):
     """Run all programs, or those of these names, by both engines; returns the exit code."""
-    os.environ[IN_CANARY] = "1"
+    os.environ.update({IN_CANARY: "1", **NO_GPUS})
     from ...core.engines.processes.real_run import run
     from ...core.engines.virtual.simulated_run import simulate
     from . import PROGRAMS, programs  # noqa: F401 (which fills the list)

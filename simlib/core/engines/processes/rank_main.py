@@ -8,14 +8,16 @@ import mmap
 import multiprocessing
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ...environment import NO_GPUS
 from ...record import backend, returned, safe_pickle
 from ...record.oplog import CAPACITY, FingerprintTable, OpLogWriter
 from ...record.recorder import Recorder
@@ -76,12 +78,43 @@ class Ends:
     log: Any
 
 
-def rank_main(rank, world_size, backend_name, ties, ends):
+@dataclass(frozen=True)
+class Gpus:
+    """Which GPUs a rank sees: by itself none.
+
+    Attributes
+    ----------
+    variables : Mapping of str to str or None
+        Of the rank's environment: those of `NO_GPUS`, where None is a variable that is not set.
+    own : bool
+        Whether rank r takes GPU r as its current one; where there are fewer, ranks share them.
+    """
+
+    variables: Mapping[str, str | None] = field(default_factory=NO_GPUS.copy)
+    own: bool = False
+
+    def show(self) -> None:
+        """Set the variables; the first thing that a rank does, as CUDA reads them once."""
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def take(self, rank: int) -> None:
+        """Make the rank's GPU its current one; the first is that by itself."""
+        count = torch.cuda.device_count() if self.own else 1
+        if count > 1:
+            torch.cuda.set_device(rank % count)
+
+
+def rank_main(rank, world_size, backend_name, gpus, ties, ends):
     """Serve runs until the kernel closes the control socket.
 
     ``ties`` are what joins the rank to the others, see `worlds.SharedRendezvous`: the store (a
     descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
     """
+    gpus.show()
     confined = confinement()
     confined.process_begins()
     die_with_the_kernel(ends.lifeline.detach())
@@ -92,7 +125,7 @@ def rank_main(rank, world_size, backend_name, ties, ends):
     kernel = Connection(ends.control.detach())
     torch.set_num_threads(1)
     recorder = Recorder(writer, is_alone)
-    plain = functools.partial(_join, BACKENDS[backend_name])
+    plain = functools.partial(_join, BACKENDS[backend_name], gpus)
     rendezvous, fingerprints = confined.join(recorder, rank, world_size, ties, plain)
     membership = backend.Membership(rendezvous)
     multiprocessing.set_start_method(None, force=True)  # the server's is not the learner's
@@ -122,10 +155,10 @@ def rank_main(rank, world_size, backend_name, ties, ends):
             kernel.send(("clean", _clean(baseline, recorder, membership, output)))
 
 
-def _join(spoken, recorder, rank, world_size, store, table):
+def _join(spoken, gpus, recorder, rank, world_size, store, table):
     """Join the others by a `Backend`; returns the store, and the rank's `FingerprintTable`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    spoken.take_device(rank)
+    gpus.take(rank)
     backend.install(backend.member(recorder, spoken), spoken)
     rendezvous = dist.FileStore(_store_path(store), world_size)
     backend.join_world(rendezvous, rank, world_size)

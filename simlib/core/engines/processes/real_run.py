@@ -18,12 +18,12 @@ import psutil
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...diagnose.watching import Watcher
-from ...environment import are_ranks_trusted
+from ...environment import NO_GPUS, are_ranks_trusted
 from ...model import errors
 from ...model.chance import Failures, Slow
 from ...model.trace import Evicted
 from ...record.rolling import segment_of
-from ...record.transports.backends import BACKENDS, Backend, check_for_processes
+from ...record.transports.backends import BACKENDS, Backend, check_for_processes, missing_gpu
 from ...results.run import Run, is_quiescent, make_run, origin_of
 from ..options import (
     NO_FAULTS,
@@ -58,8 +58,8 @@ from ..session import (
     perform,
 )
 from ..torch_versions import warn_of_untested_torch
-from .rank_main import RunRequest
-from .worlds import RankProcess, World, kill_count, pool, sleep_count, why_killed
+from .rank_main import Gpus, RunRequest
+from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, why_killed
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
@@ -69,6 +69,10 @@ SETTLE_S = 1.5
 Shorter, and on a busy machine some of those who fail alike would not be named.
 """
 CHUNK = 1 << 16
+SEES_NO_GPU = (
+    'Ranks of run see no GPU, unless it is called with gpus=True or backend="nccl": ask for GPUs, '
+    "or keep tensors on the CPU."
+)
 
 
 def run(
@@ -89,6 +93,7 @@ def run(
     fresh: bool = False,
     watch: bool | float = False,
     backend: str = "gloo",
+    gpus: bool = False,
     seed: int | str = 0,
     profile: bool = False,
     faults: Faults | None = None,
@@ -149,6 +154,11 @@ def run(
     backend : {"gloo", "nccl"}
         What moves the data. ``nccl`` wants a GPU for each rank, which is then its current one;
         tensors on the CPU still go by Gloo. (``mpi4py`` is for `submit`.)
+    gpus : bool
+        Whether ranks see the GPUs that this process sees. Without it, and without
+        ``backend="nccl"``, they see none, so that a program does the same with a GPU as without.
+        Rank r takes GPU r as its current one, so that ``x.cuda()`` of different ranks is on
+        different GPUs; where there are fewer, ranks share them (r modulo their number).
     seed : int, "same" or "new"
         What random numbers of torch, numpy and `random` begin with. Each rank has a seed of its
         own, as each process of torchrun has: it is drawn from this number, so that a run can be
@@ -186,7 +196,9 @@ def run(
     check_function(function, "run")
     size = _check_world_size(world_size)
     spoken = _check_backend(backend, size)
-    program = program_of_function(function, args, kwargs, size, seed)
+    seen = _check_gpus(gpus, spoken)
+    hint = SEES_NO_GPU if seen == NO_GPU else ""
+    program = program_of_function(function, args, kwargs, size, seed, hint)
     by_keyword = Faults(kill=kill, slow=slow, on_death=on_death)
     asked = checked_faults(either("faults", faults, by_keyword), size)
     watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check, watch=watch)
@@ -199,6 +211,7 @@ def run(
         faults=asked,
         diagnosis=_check_diagnosis(either("diagnosis", diagnosis, watched)),
         backend=spoken,
+        gpus=seen,
         fresh=fresh,
         profile=_check_profile(profile),
     )
@@ -217,14 +230,19 @@ def run_script(
     is_module: bool = False,
     profile: bool = False,
 ) -> Run:
-    """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments."""
-    size = _check_world_size(world_size)
+    """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments.
+
+    Ranks see the GPUs that torchrun's would see, and take one only with ``backend="nccl"``.
+    """
+    size, is_trusted = _check_world_size(world_size), are_ranks_trusted()
+    spoken = _check_backend(backend, size)
     engine = ProcessEngine(
-        backend=_check_backend(backend, size),
+        backend=spoken,
+        gpus=_gpus_here(own=spoken.needs_gpus) if is_trusted else NO_GPU,
         program=program_of_script(path, argv, size, seed, is_module),
         world_size=size,
         diagnosis=_check_diagnosis(diagnosis or Diagnosis()),
-        are_unlike=are_ranks_trusted(),
+        are_unlike=is_trusted,
         profile=_check_profile(profile),
     )
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
@@ -250,6 +268,25 @@ def _check_profile(profile: Any) -> bool:
             "profile=True is not there in a graded run, whose ranks write no files: leave it out"
         )
     return profile
+
+
+def _check_gpus(asked: Any, backend: Backend) -> Gpus:
+    """What ranks are to see; refused where there is no GPU, or ranks are graded."""
+    if not isinstance(asked, bool):
+        raise errors.InvalidCallError(f"gpus={asked!r} must be True or False")
+    if not (asked or backend.needs_gpus):
+        return NO_GPU
+    if not are_ranks_trusted():
+        raise errors.InvalidCallError("graded ranks see no GPU: leave out gpus= and backend=")
+    missing = missing_gpu()
+    if missing:
+        raise errors.InvalidCallError(f"gpus=True is not possible on this machine: {missing}")
+    return _gpus_here(own=True)
+
+
+def _gpus_here(own: bool) -> Gpus:
+    """The GPUs that this process sees, for ranks."""
+    return Gpus({name: os.environ.get(name) for name in NO_GPUS}, own)
 
 
 def _check_diagnosis(asked: Diagnosis) -> Diagnosis:
@@ -279,6 +316,8 @@ class ProcessEngine(Engine):
     ----------
     kill : dict of int to float
         The ranks that are killed, and when, in seconds since they began.
+    gpus : Gpus
+        The GPUs that ranks see.
     fresh : bool
         Whether the processes may have served no run before.
     are_unlike : bool
@@ -295,6 +334,7 @@ class ProcessEngine(Engine):
     kill: Mapping[int, float] = field(default_factory=dict)
     diagnosis: Diagnosis = Diagnosis()
     backend: Backend = BACKENDS["gloo"]
+    gpus: Gpus = NO_GPU
     fresh: bool = False
     are_unlike: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -309,7 +349,9 @@ class ProcessEngine(Engine):
         if not worlds.has_server:
             display.status("starting the rank server, which imports torch (some 3 seconds) ...")
         try:
-            world = worlds.take(self.world_size, self.fresh, self.backend, self.are_unlike)
+            world = worlds.take(
+                self.world_size, self.fresh, self.backend, self.are_unlike, self.gpus
+            )
         except (OSError, EOFError) as error:
             raise errors.SimlibError(
                 f"the {self.world_size} processes of this run could not be started: {error}. "
@@ -321,9 +363,10 @@ class ProcessEngine(Engine):
 
     def execute(self, monitor: ProcessMonitor) -> Failure | None:
         """Run to the end; returns the error that it ends in, or None."""
+        seen = {name: value for name, value in self.gpus.variables.items() if value is not None}
         request = RunRequest(
             payload=self.program.payload,
-            execution_context=context_here(self.program.argv, self.environ),
+            execution_context=context_here(self.program.argv, {**self.environ, **seen}),
             per_rank_args=self.program.per_rank_args,
             cells=new_cells(monitor.world, monitor.cells),
             seeds=self.program.seeds,
@@ -382,6 +425,7 @@ class ProcessMonitor(RunMonitor):
         self.world = world
         if engine.profile:
             self.profile_folder = tempfile.mkdtemp(prefix="simlib-profile-")
+        self.without_gpus = SEES_NO_GPU if engine.gpus == NO_GPU else ""
         self._watcher = None
         every_s = seconds_between_lines(asked.watch) if asked.watch else None
         if every_s is not None:

@@ -30,10 +30,10 @@ from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, other_server, server_context, travelling
-from .rank_main import Ends, rank_main
+from .rank_main import Ends, Gpus, rank_main
 
-GLOO = BACKENDS["gloo"]
-"""Ranks that speak it serve again. Those of another backend hold a GPU, and serve once."""
+GLOO, NO_GPU = BACKENDS["gloo"], Gpus()
+"""Ranks of both serve again. Those of another backend, and those that see GPUs, serve once."""
 BY_KERNEL = ", by the kernel for want of memory"
 PERHAPS = ", perhaps for want of memory"
 LOG_S = 2.0
@@ -103,7 +103,7 @@ class SharedRendezvous:
 class RankProcess:
     """The kernel's side of one rank."""
 
-    def __init__(self, context, rank, world_size, backend_name, ties):
+    def __init__(self, context, rank, world_size, backend_name, gpus, ties):
         self.rank = rank
         own, control = socket.socketpair()
         self.control = kernels_end(own)
@@ -122,6 +122,7 @@ class RankProcess:
                     rank,
                     world_size,
                     backend_name,
+                    gpus,
                     tuple(map(travelling, ties)),
                     Ends(*map(travelling, theirs)),
                 ),
@@ -164,9 +165,9 @@ class World:
     ``are_unlike``: every second rank has another hash seed, so that sets have another order there.
     """
 
-    def __init__(self, world_size, backend=GLOO, are_unlike=False):
+    def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
         self.world_size = world_size
-        self.backend = backend
+        self.serves_again = backend is GLOO and gpus == NO_GPU
         self.sort = world_size, are_unlike
         # Ranks that are not trusted have nothing in common but who carries what they send.
         self._ties = confinement().ties(world_size, SharedRendezvous)
@@ -183,7 +184,8 @@ class World:
                 server = other_server() if are_unlike and rank % 2 else contextlib.nullcontext()
                 with uninterrupted(), server:
                     ties = self._ties.of_rank(rank)
-                    self.ranks.append(RankProcess(context, rank, world_size, backend.name, ties))
+                    one = RankProcess(context, rank, world_size, backend.name, gpus, ties)
+                    self.ranks.append(one)
         except BaseException:
             self.close()
             raise
@@ -285,14 +287,14 @@ class Pool:
         self._in_use = set()
         self.has_server = False
 
-    def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False):
+    def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False, gpus=NO_GPU):
         """A world of this sort, see `World`, ready to run: a rested, the spare, or a new one."""
         sort = world_size, are_unlike
         with self._lock:
             self._stop_timer()
         while True:
-            found = self._find(sort, fresh) if backend is GLOO else None
-            world = found or World(world_size, backend, are_unlike)
+            found = self._find(sort, fresh) if backend is GLOO and gpus == NO_GPU else None
+            world = found or World(world_size, backend, are_unlike, gpus)
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
@@ -324,8 +326,8 @@ class Pool:
         return None
 
     def give_back(self, world, clean):
-        """Return a world after its run; one that is not clean is ended, or not of Gloo."""
-        if not (clean and world.backend is GLOO and world.start_cleaning()):
+        """Return a world after its run; it is ended where it is not clean, or serves once."""
+        if not (clean and world.serves_again and world.start_cleaning()):
             self._end(world)
             clean = False
         with self._lock:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from ...clockwork.simulation import Simulation
+from ...environment import NO_GPUS
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
 from ...record.torch_inside import wrap_backward
@@ -35,6 +36,7 @@ STACK_BYTES = 4 << 20
 
 def child_main(control, lifeline, stdout, stderr, memory):
     """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
+    os.environ.update(NO_GPUS)  # before anything asks torch for a GPU
     confined = confinement()
     confined.process_begins()
     die_with_the_kernel(lifeline.detach())

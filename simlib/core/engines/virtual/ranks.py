@@ -27,7 +27,7 @@ from ...record.oplog import OpLogWriter
 from ...record.recorder import Recorder, is_learners
 from ...record.torch_inside import make_default_group
 from ...record.transports import FOREVER
-from ...record.transports.backends import like_gloo
+from ...record.transports.backends import SIMULATED, like_gloo
 from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
 from . import per_rank
@@ -287,7 +287,7 @@ class Ranks:
         if name:
             channel.gather(per_rank.local.rank)
         member = SimulatedGroup(simulation, channel, rank, recorder.log)
-        transport = like_gloo(member, self._backend)
+        transport = like_gloo(member, self._backend, SIMULATED)
         return group.RecordingGroup(recorder, transport, rank, size, name, ranks)
 
     def _before_output(self, rank):

@@ -13,7 +13,7 @@ from ... import clusters
 from ...clockwork.replay import transfers_of
 from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
 from ...diagnose.findings import Finding
-from ...environment import are_ranks_trusted
+from ...environment import NO_GPUS, are_ranks_trusted
 from ...model import errors
 from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
@@ -195,7 +195,8 @@ def simulate(
     measured = either("measurement", measurement, measured)
     options, seed = _options(on, topology, faulty, measured)
     plan = restarts_of(restarts, plan, size)
-    program = program_of_function(function, args, kwargs, size, measured.seed)
+    hint = SimulationMonitor.without_gpus
+    program = program_of_function(function, args, kwargs, size, measured.seed, hint)
     engine = SimulationEngine(
         program=program,
         world_size=size,
@@ -350,7 +351,7 @@ class SimulationEngine(Engine):
         """Simulate to the end; returns the error that it ends in, or None."""
         request = SimulationRequest(
             payload=self.program.payload,
-            execution_context=context_here(self.program.argv, self.environ),
+            execution_context=context_here(self.program.argv, {**self.environ, **NO_GPUS}),
             per_rank_args=self.program.per_rank_args,
             cells=new_cells(monitor.process, monitor.cells),
             cell_numbers=dict(monitor.cells),

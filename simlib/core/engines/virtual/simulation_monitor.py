@@ -32,6 +32,7 @@ class SimulationMonitor(RunMonitor):
     """Takes in what simulated ranks print and come to, until the process that simulates is done."""
 
     engine = "simulated"
+    without_gpus = "A simulated rank has no GPU: keep its tensors on the CPU."
 
     def __init__(self, engine: Any, process: SimulatorProcess, display: SilentDisplay) -> None:
         name, asked = engine.program.name, engine.diagnosis

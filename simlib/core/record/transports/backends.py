@@ -6,6 +6,7 @@ device, what it can do with tensors there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -75,6 +76,8 @@ class Capabilities:
         Whether it moves memory from a tensor's first byte on, whatever the tensor's steps.
     largest_tag : int
         0: there are no tags.
+    is_simulated : bool
+        Whether simulated ranks talk by it.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Capabilities:
     adds_sparse: bool = True
     moves_memory: bool = True
     largest_tag: int = TORCHS_TAGS
+    is_simulated: bool = False
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -176,6 +180,7 @@ GLOO = Capabilities(
     reduces=frozenset(FLOATS | WHOLES | COMPLEX),
     not_complex=frozenset({"gather", "allgather"}),
 )
+SIMULATED = replace(GLOO, is_simulated=True)
 GLOO_ON_CUDA = replace(
     GLOO,
     lacks={
@@ -204,14 +209,14 @@ NCCL = Capabilities(
 )
 
 
-def like_gloo(group: Any, gloo: Any) -> Transport:
+def like_gloo(group: Any, gloo: Any, able: Capabilities = GLOO) -> Transport:
     """Calls go to ``group``, which keeps Gloo's rules; ``gloo`` is a Gloo for torch to ask."""
     return Transport(
         "gloo",
         GLOOS_CONFIG,
         group,
         ((CPU, TYPES.GLOO, gloo),),
-        {"cpu": GLOO},
+        {"cpu": able},
         gloo._set_default_timeout,
     )
 
@@ -279,10 +284,28 @@ def _around(options, registered):
     return inner
 
 
+def missing_gpu() -> str | None:
+    """A sentence where torch sees no GPU here.
+
+    It counts them by the driver's library (NVML). `torch.cuda.is_available` would start CUDA in
+    this process, whose forked children could not use it any more.
+    """
+    if torch.cuda.device_count():
+        return None
+    why = "torch.cuda.is_available() says so, and nvidia-smi what the driver finds"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not torch.backends.cuda.is_built():
+        why = "it has been built without CUDA"
+    elif chosen is not None:
+        why = f"CUDA_VISIBLE_DEVICES={chosen!r} may hide it"
+    return f"there is no GPU that torch {torch.__version__} can use ({why})"
+
+
 def _missing_for_nccl(world_size: int) -> str | None:
     otherwise = "take backend='gloo' there, which needs no GPU"
-    if not torch.cuda.is_available():
-        return f"there is no GPU that torch {torch.__version__} can use: {otherwise}"
+    missing = missing_gpu()
+    if missing:
+        return f"{missing}: {otherwise}"
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} has been built without NCCL: {otherwise}"
     gpus = torch.cuda.device_count()
