@@ -11,6 +11,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def test_ranks_see_a_gpu_where_they_are_asked_to():
+    def main(rank, world_size):
+        return torch.cuda.is_available(), torch._C._get_accelerator().type
+
+    assert simlib.run(main, 2).results == simlib.simulate(main, 2).results == [(False, "cpu")] * 2
+    assert simlib.run(main, 4, gpus=True).results == [(True, "cuda")] * 4
+    assert simlib.run(main, 1, backend="nccl").results == [(True, "cuda")]
+    assert not torch.cuda.is_initialized()
+
+
 def test_nccl_with_one_rank():
     def main(rank, world_size):
         dist.init_process_group("nccl")
@@ -53,7 +63,7 @@ def test_gloo_with_tensors_on_a_gpu_on_two_ranks():
         dist.all_gather(parts, y + rank)
         return x.tolist(), y.tolist(), [part.tolist() for part in parts]
 
-    run = simlib.run(main, 2, strict=True)
+    run = simlib.run(main, 2, strict=True, gpus=True)
     assert run.results == [([3.0] * 4, [1.0] * 2, [[1.0] * 2, [2.0] * 2])] * 2
     assert all(op.end_s is not None for op in run.trace.ops)
 
@@ -64,5 +74,5 @@ def test_a_message_of_gloos_is_refused_on_a_gpu():
         dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
 
     with pytest.raises(simlib.InvalidCallError) as caught:
-        simlib.run(main, 2)
+        simlib.run(main, 2, gpus=True)
     assert "Gloo has no send: move the tensors to the CPU first" in str(caught.value)

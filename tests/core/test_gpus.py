@@ -255,3 +255,5 @@ def test_a_simulation_says_in_its_own_words_where_tensors_must_be():
     assert "all_reduce with Gloo takes" in told[0] and "run with another backend" in told[0]
     assert "all_reduce in a simulation takes tensors on cpu" in told[1]
     assert PLAIN in told[1] and "backend" not in told[1]
+    with pytest.raises(simlib.InvalidCallError, match="a simulated rank has no GPU"):
+        simlib.simulate(elsewhere, 2, gpus=True)

@@ -60,6 +60,8 @@ def check_algorithms(algorithm_of: Any) -> Any:
                 "profile= is for simlib.run: a simulation has a virtual clock, and a profiler "
                 "reads a real one. What simulated ranks computed is in run.states and run.flops"
             )
+        if kind == "gpus":
+            raise InvalidCallError("gpus= is for simlib.run: a simulated rank has no GPU")
         if kind not in ALGORITHMS:
             raise TypeError(f"simulate() got an unexpected keyword argument {kind!r}")
         choose(kind, 2, 8, name)
