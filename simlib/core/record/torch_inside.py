@@ -199,3 +199,8 @@ class _AtImport:
 
         spec.loader.exec_module = execute_and_act
         return spec
+
+
+def is_profiled() -> bool:
+    """Whether a profiler watches this process."""
+    return torch._C._autograd._profiler_enabled()

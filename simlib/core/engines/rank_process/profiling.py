@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...model.profile import Profile
+from ...record import torch_inside
 from ...record.kineto import KinetoTrace, read_kineto
 
 MARK = "simlib: what time is it"
@@ -66,9 +67,7 @@ def _read_both_clocks() -> list[tuple[float, float]]:
 
 def _seen(profiler: Any, readings: list, ended_s: float, path: Path) -> Profile:
     """End the profiler and read what it has seen."""
-    import torch
-
-    if not torch._C._autograd._profiler_enabled():  # another one has taken its place, and ended
+    if not torch_inside.is_profiled():  # another one has taken its place, and ended
         return Profile(why_none=OWN)
     profiler.stop()
     profiler.export_chrome_trace(str(path))
