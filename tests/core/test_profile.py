@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
+from simlib.core.draw.player.scene import scene_of
 from simlib.core.engines.processes import real_run
 from simlib.core.model.profile import Profile, total, union, without
 from simlib.core.record.kineto import read_kineto
@@ -266,3 +267,22 @@ def test_no_profile_changes_how_a_run_ends_and_no_file_stays(function, error, wh
 def test_a_profile_that_cannot_be_is_refused(call, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         call()
+
+
+def test_lanes_of_streams_in_picture_and_player(gpu_run):
+    names = ["stream 7", "stream 13", "stream 20", "stream 22"]
+    scene = scene_of(gpu_run)
+    for lane in scene["lanes"]:
+        assert [name for name, _ in lane["streams"]] == names
+    by_name = dict(scene["lanes"][1]["streams"])
+    assert list(by_name["stream 13"]) == ["communication kernel", "exposed communication"]
+    exposed_us = [
+        (end - start) * 1e6 for start, end in by_name["stream 13"]["exposed communication"]
+    ]
+    assert exposed_us == pytest.approx([20, 10], abs=0.01)  # after the second stream, and alone
+    for ranks in ((0, 1), (1,)):
+        figure = gpu_run.timeline(ranks=ranks)
+        ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+        assert ticks == [name for rank in ranks for name in (f"rank {rank}", *names)]
+        signs = [text.get_text() for text in figure.legends[1].get_texts()]
+        assert signs == ["kernel", "communication kernel", "exposed communication", "copy"]

@@ -77,6 +77,12 @@ def chosen(
     return _chosen_ranks(run, ranks), *_chosen_time(run, between)
 
 
+def last_moment(run: Any) -> float:
+    """When the last thing happened, be it on a GPU after its rank had returned."""
+    spans = (profile.spans for profile in run.profile or () if profile)
+    return max(run.trace.end_s, *(span.end_s for own in spans for span in own), 0.0) or 1e-6
+
+
 def _chosen_ranks(run, ranks):
     if ranks is None:
         return list(range(run.world_size))
@@ -94,7 +100,7 @@ def _chosen_ranks(run, ranks):
 
 
 def _chosen_time(run, between):
-    last_s = run.trace.end_s or 1e-6
+    last_s = last_moment(run)
     try:
         begin_s, end_s = (0.0, last_s) if between is None else map(float, between)
     except (TypeError, ValueError):

@@ -39,6 +39,7 @@ from .palette import (
     shaded,
     visible,
 )
+from .streams import STREAM_STATES
 from .text import clip, run_in_words
 from .timeline_view import BAND, MAX_ARROWS, View, draw_collectives, draw_messages
 
@@ -72,6 +73,7 @@ def draw_timeline(
     """
     view = View(run, width or WIDTH_IN, ranks, between)
     _draw_lanes(view)
+    _draw_streams(view)
     draw_collectives(view)
     draw_messages(view)
     label_pieces(view)
@@ -146,6 +148,37 @@ def _box_colors(name, plain):
     )
 
 
+def _draw_streams(view):
+    """Fill the lanes of GPUs, and keep labels off them."""
+    for row, rank, states in view.streams:
+        for name in STREAM_STATES:
+            times = np.array(states.get(name, ())).reshape(-1, 2) * view.scale
+            low, high = row + view.half, row - view.half * (name != "copy")
+            boxes = [[(a, high), (b, high), (b, low), (a, low)] for a, b in times]
+            if boxes:
+                drawn = PolyCollection(boxes, **_stream_look(name, rank_color(rank)), zorder=3)
+                view.axes.add_collection(drawn, autolim=False)
+                view.in_legend.add(name)
+            for along in (0, 0.25, 0.5, 0.75, 1):
+                x, y = view.px(times @ (1 - along, along), [row] * len(times))
+                clear = np.column_stack([x, y])
+                view.labels.keep_clear = np.vstack([view.labels.keep_clear, clear])
+
+
+def _stream_look(name, color):
+    """Fill, outline and hatch of a state of a stream."""
+    shares = {"communication kernel": 0.6, "exposed communication": 1.0, "copy": 0.3}
+    look = {"fc": mix(color, PAPER, shares.get(name, 0.0)), "ec": visible(color, 0.25), "lw": 0.4}
+    hatched = {"hatch": "xxxx", "hatchcolor": visible(color)}
+    return look | hatched if name == "exposed communication" else look
+
+
+def _stream_signs(view):
+    """``{label: artist}`` of what occurs in lanes of GPUs, in grey."""
+    shown = [name for name in STREAM_STATES if name in view.in_legend]
+    return {name: Patch(**_stream_look(name, GREY)) for name in shown}
+
+
 def _draw_ticks(view):
     """A short line at each call, so that an op too short to see is still there."""
     lines = [
@@ -198,11 +231,10 @@ def _label_call(view, op, box):
 
 def draw_frame(view: View) -> None:
     """Draw axis, names of ranks, title, legend and notes."""
-    axes, lanes = view.axes, len(view.ranks)
+    axes, lanes, rows = view.axes, len(view.names), list(view.row.values())
     step = max(1, int(np.ceil(9 / view.pitch_px)))
-    rows = range(0, lanes, step)
     size = float(np.clip(view.pitch_px / DPI * 72 * 0.8, 5.5, TEXT_PT + 0.5))
-    axes.set_yticks(list(rows), [f"rank {view.ranks[row]}" for row in rows], fontsize=size)
+    axes.set_yticks(range(0, lanes, step), view.names[::step], fontsize=size)
     axes.tick_params(axis="y", length=0, pad=10, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=TEXT_PT, color=GREY, labelcolor=INK, length=3)
     side = float(np.clip(view.pitch_px / DPI * 72 * 0.3, 2, 7))
@@ -211,7 +243,7 @@ def draw_frame(view: View) -> None:
         "c": [rank_color(rank) for rank in view.ranks],
         "transform": axes.get_yaxis_transform(),
     }
-    axes.scatter([-0.008] * lanes, range(lanes), **look)
+    axes.scatter([-0.008] * len(rows), rows, **look)
     for name in ("left", "right", "top"):
         axes.spines[name].set_visible(False)
     axes.spines["bottom"].set_color(GREY)
@@ -226,10 +258,12 @@ def _draw_margins(view):
     left = 0.1 / width_in
     title = f"{clip(view.run.name, 32)} on {ranks_text(view.run)}"
     figure.text(left, 1 - 0.09 / height_in, title, fontsize=TITLE_PT, va="top", ha="left")
-    below = (0.07 if view.title_rows == 1 else 0.29) / height_in
-    signs = _legend_handles(view)
-    if signs:
-        place = {"loc": "upper right", "bbox_to_anchor": (1 - 0.1 / width_in, 1 - below)}
+    legends = _legend_handles(view), _stream_signs(view)
+    for row, signs in enumerate(legends, view.title_rows - 1):
+        if not signs:
+            continue
+        top = 1 - (0.07 + 0.22 * row) / height_in
+        place = {"loc": "upper right", "bbox_to_anchor": (1 - 0.1 / width_in, top)}
         look = {"fontsize": TEXT_PT - 0.5, "handler_map": {tuple: HandlerTuple(ndivide=1, pad=0)}}
         figure.legend(signs.values(), signs.keys(), ncols=len(signs), **place, **look, **LEGEND)
     clock = "time" if view.run.engine == "real" else "virtual time"

@@ -16,6 +16,7 @@ from ..model.words import short_bytes
 from .figures import DPI, PAPER, SMALL_PT, new_picture
 from .lanes import chosen, in_sight, span_of, unit_of
 from .palette import rank_color, shades_of, visible
+from .streams import MOST_RANKS, hidden_streams, streams_of
 from .text import collective_text, kept_of
 
 MAX_ARROWS = 300  # more arrows, bands or labels than this hide one another
@@ -33,8 +34,8 @@ class View:
     def __init__(self, run, width_in, ranks, between):
         self.run, self.trace = run, run.trace
         self.ranks, self.begin_s, self.end_s = chosen(run, ranks, between)
-        self.row = {rank: row for row, rank in enumerate(self.ranks)}
         begin_s, end_s = self.begin_s, self.end_s
+        self._lay_out()
         self.ops = [o for o in self.trace if o.rank in self.row and in_sight(o, begin_s, end_s)]
         self.pieces = [p for p in self.trace.pieces if p.rank in self.row and self._sees(p)]
         self.shades = shades_of(self.trace)
@@ -43,6 +44,17 @@ class View:
         self.notes, self.in_legend = [], set()
         self._choose()
         self._make_axes(width_in)
+
+    def _lay_out(self):
+        """Give each rank a row, and its streams those below."""
+        self.row, self.streams, self.names = {}, [], []
+        for rank in self.ranks:
+            self.row[rank] = len(self.names)
+            self.names.append(f"rank {rank}")
+            if len(self.ranks) <= MOST_RANKS:
+                for name, states in streams_of(self.run, rank, self.begin_s, self.end_s).items():
+                    self.streams.append((len(self.names), rank, states))
+                    self.names.append(name)
 
     def _sees(self, piece):
         return piece.start_s <= self.end_s and piece.ends_by(self.end_s) >= self.begin_s
@@ -77,6 +89,7 @@ class View:
             self.notes.append("zoom: timeline(between=(t0, t1))")
         if self.crowded:
             self.notes.insert(0, "each pixel of a lane shows what its rank did most")
+        self.notes += hidden_streams(self.run, self.ranks)
         if self.trace.forgotten is not None:
             self.notes.append(kept_of(self.trace))
         if self.trace.dropped:
@@ -90,14 +103,16 @@ class View:
         return things[:most]
 
     def _make_axes(self, width_in):
-        lanes = max(1, len(self.ranks))
+        lanes = max(1, len(self.names))
         pitch_in = float(np.interp(lanes, [1, 4, 8, 16, 64], [0.62, 0.56, 0.42, 0.28, 0.11]))
         pitch_in = min(pitch_in, 7.2 / lanes)
         self.half = float(np.interp(pitch_in, [0.11, 0.42], [0.36, 0.26]))  # of a lane, in pitches
         self.title_rows = 1 if width_in >= 8 else 2
         self.note = textwrap.fill("; ".join(self.notes), int(width_in * 16))
         note_in = 0.14 * len(self.note.splitlines())
-        top, bottom, left, right = 0.12 + 0.24 * self.title_rows, 0.48 + note_in, 0.72, 0.2
+        rows = self.title_rows + bool(self.streams)
+        left = 0.95 if self.streams else 0.72
+        top, bottom, right = 0.12 + 0.24 * rows, 0.48 + note_in, 0.2
         self.pitch_px = pitch_in * DPI
         self.gap_px = self.pitch_px * (1 - 2 * self.half)
         self.plain = self.crowded or self.pitch_px * self.half * 2 < THINNEST_PX

@@ -47,6 +47,8 @@ function legendOf(scene) {
   const shade = (share) => `color-mix(in srgb, currentColor, var(--rbr-ink) ${100 * share}%)`;
   const computing = shades.length ? "outside of pieces" : "computing";
   const pale = rect("currentColor", 0.15);
+  const onGpu = (name) => scene.lanes.some((lane) => streamsOf(lane).some(([, states]) => states[name]));
+  const other = "M0 4L5 12M2 0L10 12M7 0L15 12M12 0L20 12M17 0L20 4.5";
   const signs = {
     [computing]: [has("computing"), shades.length ? pale : rect("currentColor")],
     ...Object.fromEntries(shades.map(([name, share]) => [name, [true, rect(shade(share))]])),
@@ -61,6 +63,12 @@ function legendOf(scene) {
       `<path d="M0 6h14" stroke="currentColor" stroke-width="1.6" stroke-dasharray="3 2"/><circle cx="16" cy="6" r="2.6" fill="none" stroke="currentColor" stroke-width="1.4"/>`],
     collective: [scene.bands.some((band) => band.events.length > 1),
       `<rect width="20" height="12" fill="currentColor" opacity=".22"/>`],
+    kernel: [onGpu("kernel"), rect("currentColor")],
+    operator: [onGpu("operator"), rect("currentColor")],
+    "communication kernel": [onGpu("communication kernel"), rect("currentColor", 0.45)],
+    "exposed communication": [onGpu("exposed communication"),
+      `${rect("none")}<path d="${lines}${other}" stroke="currentColor"/>`],
+    copy: [onGpu("copy"), `<rect y="6" width="20" height="6" fill="currentColor" fill-opacity=".7"/>`],
     "never finished": [scene.lanes.some((lane) => lane.open),
       `<path d="M6 2l8 8M14 2l-8 8" stroke="currentColor" stroke-width="2.2"/>`],
   };

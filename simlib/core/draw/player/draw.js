@@ -1,6 +1,10 @@
 // Drawing a scene on a canvas. Colour says which rank; fill and hatch say what happens.
 
 const GUTTER = 92, RIGHT = 16, TOP = 10, AXIS = 30;
+const STRIP = 12;  // of a stream of a GPU, below the lane of its rank
+
+/** The streams of a lane, each a name and its states; a page of an older simlib has none. */
+const streamsOf = (lane) => lane.streams ?? [];
 
 /** The channels of "#rrggbb" or "rgb(...)". */
 function rgb(color) {
@@ -63,22 +67,26 @@ function layoutOf(scene, width, view) {
   const steps = [[1, 62], [4, 58], [8, 46], [16, 30], [64, 13]];
   const next = Math.max(1, steps.findIndex(([n]) => n >= lanes));
   const [[n0, p0], [n1, p1]] = [steps[next - 1], steps[next]];
-  const pitch = p0 + (p1 - p0) * clamp((lanes - n0) / (n1 - n0), 0, 1);
-  const half = pitch * clamp(0.36 - (pitch - 13) * 0.0033, 0.25, 0.36);
+  const base = p0 + (p1 - p0) * clamp((lanes - n0) / (n1 - n0), 0, 1);
+  const half = base * clamp(0.36 - (base - 13) * 0.0033, 0.25, 0.36);
+  const strips = Math.max(0, ...scene.lanes.map((lane) => streamsOf(lane).length));
+  const pitch = base + strips * STRIP;
+  const y = (row) => TOP + row * pitch + base / 2;
   const left = GUTTER, right = width - RIGHT;
   const perSecond = (right - left) / (view.end - view.begin);
   return {
-    width, height: TOP + pitch * lanes + AXIS, pitch, half, left, right,
+    width, height: TOP + pitch * lanes + AXIS, pitch, base, half, left, right, y,
     bottom: TOP + pitch * lanes,
     x: (t) => left + (t - view.begin) * perSecond,
     t: (x) => view.begin + (x - left) / perSecond,
-    y: (row) => TOP + (row + 0.5) * pitch,
+    gap: (row) => TOP + (row + 1) * pitch,  // between a row and the next, below its strips
+    strip: (row, index) => y(row) + half + 3 + (index + 0.5) * STRIP,
     row: (y) => Math.floor((y - TOP) / pitch),
     perSecond,
   };
 }
 
-function hatchPattern(context, color) {
+function hatchPattern(context, color, crossed = false) {
   const tile = document.createElement("canvas");
   const size = 14;
   tile.width = tile.height = size;
@@ -89,6 +97,10 @@ function hatchPattern(context, color) {
     pen.beginPath();
     pen.moveTo(shift - 2, size + 2);
     pen.lineTo(shift + size + 2, -2);
+    if (crossed) {
+      pen.moveTo(shift - 2, -2);
+      pen.lineTo(shift + size + 2, size + 2);
+    }
     pen.stroke();
   }
   const pattern = context.createPattern(tile, "repeat");
@@ -105,7 +117,7 @@ function drawScene(context, scene, layout, theme, view) {
   context.clip();
   drawGrid(context, scene, layout, theme, view);
   drawBands(context, scene, layout, theme, view);
-  drawLanes(context, scene, layout, theme, view);
+  drawLanes(context, scene, layout, theme, view, labels);
   drawArrows(context, scene, layout, theme, view, labels);
   labelPieces(context, scene, layout, theme, view);
   labelBands(scene, layout, view, labels);
@@ -133,7 +145,7 @@ function drawGrid(context, scene, layout, theme, view) {
   }
 }
 
-function drawLanes(context, scene, layout, theme, view) {
+function drawLanes(context, scene, layout, theme, view, labels) {
   scene.lanes.forEach((lane, row) => {
     const colors = theme.ranks[row], y = layout.y(row), half = layout.half;
     const isNamed = Object.keys(scene.shades).length > 0;
@@ -166,7 +178,36 @@ function drawLanes(context, scene, layout, theme, view) {
       const x = layout.x(scene.events[index].post);
       if (x > layout.left - 2 && x < layout.right + 2) context.fillRect(x - 0.6, y - half, 1.2, 2 * half);
     }
+    drawStreams(context, lane, row, layout, theme, view, labels);
     if (lane.open) drawCross(context, Math.min(layout.x(lane.until), layout.right - 6), y, half, theme);
+  });
+}
+
+/** What a rank's GPU did, a strip for each stream; labels keep off it. */
+function drawStreams(context, lane, row, layout, theme, view, labels) {
+  const { fill, light, edge, hatch } = theme.ranks[row];
+  const fills = {
+    kernel: fill, operator: fill, "communication kernel": light,
+    "exposed communication": hatchPattern(context, hatch, true), copy: mix(fill, theme.paper, 0.3),
+  };
+  streamsOf(lane).forEach(([, states], index) => {
+    const low = layout.strip(row, index) + STRIP / 2 - 1;
+    for (const [name, parts] of Object.entries(states)) {
+      const high = name === "copy" ? (STRIP - 3) / 2 : STRIP - 3;
+      for (const [start, end] of parts) {
+        if (end < view.begin || start > view.end) continue;
+        const x = Math.max(layout.x(start), -20), to = Math.min(layout.x(end), layout.width + 20);
+        const box = [x, low - high, Math.max(to - x, 0.5), high];
+        context.fillStyle = theme.paper;
+        context.fillRect(...box);
+        context.fillStyle = fills[name];
+        context.fillRect(...box);
+        context.strokeStyle = edge;
+        context.lineWidth = 0.6;
+        if (to - x > 2) context.strokeRect(...box);
+        labels.taken.push([x, low - high, to, low]);
+      }
+    }
   });
 }
 
@@ -261,7 +302,7 @@ function arrowEnds(scene, layout, arrow) {
   const way = Math.sign(arrow.dst - arrow.src);
   const x0 = layout.x(arrow.start), y0 = layout.y(arrow.src) + way * layout.half;
   if (arrow.end === null) {
-    return [x0, y0, x0 + 24, layout.y(arrow.src) + way * (layout.pitch * 0.5)];
+    return [x0, y0, x0 + 24, layout.y(arrow.src) + way * (layout.base * 0.5)];
   }
   return [x0, y0, layout.x(arrow.end), layout.y(arrow.dst) - way * layout.half];
 }
@@ -282,7 +323,7 @@ function strokeArrow(context, scene, layout, theme, arrow, strong = false) {
   const [x0, y0, x1, y1] = arrowEnds(scene, layout, arrow);
   const color = theme.ranks[arrow.src].line;
   const length = Math.hypot(x1 - x0, y1 - y0) || 1e-9;
-  const size = Math.min(clamp(layout.pitch * 0.16, 4, 8), length) * (arrow.wire ? 0.75 : 1);
+  const size = Math.min(clamp(layout.base * 0.16, 4, 8), length) * (arrow.wire ? 0.75 : 1);
   const ux = (x1 - x0) / length, uy = (y1 - y0) / length;
   const never = arrow.end === null;
   const width = (arrow.wire ? 0.9 : 1.5) * (strong ? 1.9 : 1);

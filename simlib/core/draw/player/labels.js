@@ -44,11 +44,11 @@ class Labels {
 
   /** Beside an arrow, in a gap between lanes that it passes. */
   along(text, x0, y0, x1, y1, layout) {
-    if (layout.pitch - 2 * layout.half < 15 || Math.abs(y1 - y0) < 8) return;
+    if (layout.base - 2 * layout.half < 15 || Math.abs(y1 - y0) < 8) return;
     const w = this.width(text) / 2 + 7;
     const low = Math.min(y0, y1), high = Math.max(y0, y1);
     for (let row = 0; row + 1 < layout.bottom / layout.pitch; row++) {
-      const y = layout.y(row) + layout.pitch / 2;
+      const y = layout.gap(row);
       if (y < low || y > high) continue;
       const x = x0 + (x1 - x0) * ((y - y0) / (y1 - y0));
       if (this.place(text, x + w, y) || this.place(text, x - w, y)) return;
@@ -56,17 +56,26 @@ class Labels {
   }
 }
 
+/** Name the part of a band between two events: above the lower lane, or half-way. */
+function labelBand(a, b, text, scene, layout, labels) {
+  const low = layout.y(a.row) + layout.half, high = layout.y(b.row) - layout.half;
+  const [above, middle] = [layout.gap(b.row - 1), (low + high) / 2];
+  return (layout.pitch > layout.base ? [above, middle] : [middle]).some((y) => {
+    const between = (one, other) => one + (other - one) * ((y - low) / (high - low));
+    const x0 = Math.max(between(layout.x(a.post), layout.x(b.post)), layout.left);
+    const end = between(layout.x(endOf(scene, a)), layout.x(endOf(scene, b)));
+    const x1 = Math.min(end, layout.right);
+    return x1 - x0 >= labels.width(text) * 0.8 && labels.place(text, (x0 + x1) / 2, y);
+  });
+}
+
 function labelBands(scene, layout, view, labels) {
-  if (layout.pitch - 2 * layout.half < 13 || scene.bands.length > 200) return;
+  if (layout.base - 2 * layout.half < 13 || scene.bands.length > 200) return;
   for (const band of scene.bands) {
     if (band.events.length < 2) continue;
     for (let i = 0; i + 1 < band.events.length; i++) {
       const [a, b] = [scene.events[band.events[i]], scene.events[band.events[i + 1]]];
-      const left = (layout.x(a.post) + layout.x(b.post)) / 2;
-      const right = (layout.x(endOf(scene, a)) + layout.x(endOf(scene, b))) / 2;
-      const [x0, x1] = [Math.max(left, layout.left), Math.min(right, layout.right)];
-      if (x1 - x0 < labels.width(band.text) * 0.8) continue;
-      if (labels.place(band.text, (x0 + x1) / 2, (layout.y(a.row) + layout.y(b.row)) / 2)) break;
+      if (labelBand(a, b, band.text, scene, layout, labels)) break;
     }
   }
 }

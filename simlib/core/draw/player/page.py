@@ -15,7 +15,7 @@ from ...model.errors import InvalidCallError
 from ...model.words import seconds_text
 from ..dark import dark_variant
 from ..figures import png_of
-from ..lanes import Between, Ranks
+from ..lanes import Between, Ranks, last_moment
 from .scene import FOLDER, SCRIPTS, STYLE, scene_of
 
 SUFFIXES = (".html", ".htm")
@@ -134,7 +134,7 @@ def differences_of(comparison: Any) -> list[str]:
 def _scenes(runs, names, ranks, between):
     """The scenes of the runs, all over the same time."""
     if between is None:
-        between = 0.0, max(run.trace.end_s for run in runs) or 1e-6
+        between = 0.0, max(map(last_moment, runs))
     scenes = [scene_of(run, ranks, between) for run in runs]
     for scene, name in zip(scenes, names or [None] * len(scenes), strict=True):
         if name is not None and not scene["title"].startswith(f"{name} on "):

@@ -71,7 +71,7 @@ function shareOfWay(scene, arrow, t, linger) {
 function paintMessage(player, context, arrow, share) {
   const { scene, layout, theme } = player;
   const [x0, y0, x1, y1] = arrowEnds(scene, layout, arrow);
-  const radius = clamp(layout.pitch * 0.1, 3, 6.5);
+  const radius = clamp(layout.base * 0.1, 3, 6.5);
   const [x, y] = [x0 + (x1 - x0) * share, y0 + (y1 - y0) * share];
   dot(context, x, y, radius, theme.ranks[arrow.src].fill, theme.ink);
 }
@@ -87,18 +87,21 @@ function paintFocus(player, context) {
 /** Names of the ranks, what each does now, the axis. */
 function paintFrame(player, context) {
   const { scene, layout, theme } = player;
-  const size = clamp(layout.pitch * 0.8, 9, 13);
-  const both = layout.pitch >= 34;
+  const size = clamp(layout.base * 0.8, 9, 13);
+  const both = layout.base >= 34;
   context.textBaseline = "middle";
   scene.lanes.forEach((lane, row) => {
     const y = layout.y(row);
     context.fillStyle = theme.ranks[row].fill;
-    const side = clamp(layout.pitch * 0.3, 4, 11);
+    const side = clamp(layout.base * 0.3, 4, 11);
     context.fillRect(12 - side / 2, (both ? y - 8 : y) - side / 2, side, side);
     context.textAlign = "left";
     context.fillStyle = theme.ink;
     context.font = `600 ${size}px ${theme.font}`;
     context.fillText(`rank ${lane.rank}`, 23, both ? y - 8 : y);
+    context.font = `10px ${theme.font}`;
+    context.fillStyle = theme.grey;
+    streamsOf(lane).forEach(([name], index) => context.fillText(name, 23, layout.strip(row, index)));
     if (!both) return;
     const state = stateAt(lane, player.t);
     context.fillStyle = theme.grey;

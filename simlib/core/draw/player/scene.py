@@ -29,6 +29,7 @@ from ..lanes import (
     unit_of,
 )
 from ..palette import on_dark, rank_color, shades_of
+from ..streams import MOST_RANKS, hidden_streams, streams_of
 from ..text import carried, collective_text, count, kept_of, run_in_words
 
 Rows = Mapping[Any, int]
@@ -102,6 +103,7 @@ def notes_of(
         )
     if len(shown) < len(asked):
         notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; ranks=[...] chooses others")
+    notes += hidden_streams(run, shown)
     if run.trace.forgotten is not None:
         notes.append(kept_of(run.trace))
     if run.trace.dropped:
@@ -131,6 +133,9 @@ def lanes_of(
                 "open": never_finished(run.trace, rank, own),
                 "states": states,
                 "pieces": pieces_of(run, rank, times, until_s),
+                "streams": list(streams_of(run, rank, *times).items())
+                if len(ranks) <= MOST_RANKS
+                else [],
             }
         )
     if coarse:
