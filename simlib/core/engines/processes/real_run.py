@@ -166,7 +166,7 @@ def run(
         gives every rank the same random numbers.
     profile : bool
         True to take torch's profiler along on each rank: ``run.profile`` says by rank what its GPU
-        did, and pictures and ``run.states`` show it. Where there is no GPU, it is the operators
+        did, and pictures and ``run.states`` show it. Of a rank that used no GPU it is the operators
         that the rank called. It costs time and memory: of a long training, profile a few steps.
 
     Returns
