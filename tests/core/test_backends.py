@@ -402,6 +402,8 @@ class Inner:
     def wait(self, *timeout):
         return True
 
+    block_current_stream = wait
+
 
 class Watch(TorchDispatchMode):
     """The ops on tensors that something needs."""
@@ -458,3 +460,8 @@ def test_an_op_on_a_gpu_is_recorded_when_posted_and_nothing_is_synchronised(monk
     group.allreduce([x], reduction(dist.ReduceOp.SUM))
     ends = [op.end_s for op in OpLogReader(memory, 0).ops(0.0, {})]
     assert ends[:3] == [pytest.approx(102.0), pytest.approx(104.0), None]
+    group.allreduce([x], reduction(dist.ReduceOp.SUM)).block_current_stream()
+    gpu.now_s = 200.0
+    recorder.stream_ends.look()
+    ends = [op.end_s for op in OpLogReader(memory, 0).ops(0.0, {})]
+    assert ends[2:] == [pytest.approx(106.0), None, None, pytest.approx(112.0)]

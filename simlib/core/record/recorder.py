@@ -405,6 +405,13 @@ class RecordedWork(_Request, dist.Work):
             self.pending.waited(self)
         self._let_go()
 
+    def block_current_stream(self) -> None:
+        if self.gpu is None:
+            super().block_current_stream()
+        else:
+            self._work.block_current_stream()
+            self._ended()
+
     def is_success(self) -> bool:
         return self._work.is_success()
 
