@@ -194,13 +194,14 @@ def test_a_program_that_wants_a_gpu_is_told_how_to_get_one(engine, words, monkey
     assert BUILT_WITHOUT in told[1] and ENGINES[engine] not in told[1]
 
 
-def test_ranks_that_see_gpus_are_told_nothing(two_gpus):
+def test_ranks_that_see_gpus_are_told_how_to_share_them(two_gpus):
     def fails(rank, world_size):
         raise RuntimeError("CUDA error: invalid device ordinal")
 
     with pytest.raises(simlib.RankError) as caught:
         simlib.run(fails, 2, gpus=True)
     assert "see no GPU" not in str(caught.value) and BUILT_WITHOUT not in str(caught.value)
+    assert "rank % torch.cuda.device_count() is one that is." in str(caught.value)
 
 
 class OnGpu(torch.Tensor):

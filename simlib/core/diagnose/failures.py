@@ -109,6 +109,8 @@ def _advice(report, without_gpus):
             return "simlib calls the function as main(rank, world_size, *args)."
     if report.type in ("BdbQuit", "EOFError"):
         return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
+    if "invalid device ordinal" in report.message:
+        return "It names a GPU that is not there: rank % torch.cuda.device_count() is one that is."
     if report.message.startswith("CUDA error: "):
         return (
             "A GPU reports an error late, so an earlier line may have caused it. Set "
