@@ -21,6 +21,8 @@ from install import FOR_LEARNERS
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-torch"
 TRIED = (
+    "3.11/2.10.0",
+    "3.11/2.11.0",
     "3.12/2.12.1",
     "3.11/2.13.0",
     "3.13/2.13.0",

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -43,3 +44,19 @@ def test_a_group_knows_its_rank_and_size_whatever_its_backend_says():
     group._register_backend(torch.device("cpu"), kind, one)
     group._set_default_backend(kind)
     assert (group.rank(), group.size()) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("says", "advice"),
+    [
+        ("Backend gloo does not support alltoall", "call dist.all_to_all_single, or install"),
+        ("no module has no attribute 'all_gather_single'", "it dist.all_gather_into_tensor"),
+        ("no module has no attribute 'reduce_scatter_single'", "it dist.reduce_scatter_tensor"),
+    ],
+)
+def test_what_an_older_torch_lacks_is_told_with_what_to_call_instead(says, advice):
+    def main(rank, n):
+        raise RuntimeError(says)
+
+    with pytest.raises(simlib.RankError, match=rf"{says}.* torch \S+ .*{advice}"):
+        simlib.run(main, 1)

@@ -44,6 +44,15 @@ _WANTS_GPU = re.compile(
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
+_OF_OTHER_TORCH = (
+    ("Backend gloo does not support alltoall", "has Gloo without all_to_all of lists: call "
+     "dist.all_to_all_single, or install torch 2.13"),
+    ("has no attribute 'all_gather_single'", "calls it dist.all_gather_into_tensor"),
+    ("has no attribute 'reduce_scatter_single'", "calls it dist.reduce_scatter_tensor"),
+)  # fmt: skip
+"""What an older torch says where it lacks something, and what is true of that torch."""
+
+
 def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
     """The error for ranks that died or raised; follow-on errors of the others are folded away."""
     if died:
@@ -92,7 +101,7 @@ def _failure(word, content, without_gpus):
         return _Failure(content, content.message)
     if content.invalid:
         sentence = f"made a call that cannot be right: {words}"
-        return _Failure(content, sentence, traceback=content.text)
+        return _Failure(content, sentence, _advice(content, without_gpus), content.text)
     message = f": {content.message}" if words else ""
     sentence = f"raised {content.type}{message}"
     return _Failure(content, sentence, _advice(content, without_gpus), content.text)
@@ -107,6 +116,9 @@ def _advice(report, without_gpus):
     if report.type == "TypeError" and "positional argument" in report.message:
         if not report.frames:
             return "simlib calls the function as main(rank, world_size, *args)."
+    for words, what in _OF_OTHER_TORCH:
+        if words in report.message:
+            return f"torch {torch.__version__} {what}."
     if report.type in ("BdbQuit", "EOFError"):
         return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
     if "invalid device ordinal" in report.message:

@@ -16,7 +16,7 @@ import torch
 from ..environment import ROOT, VERSION
 from ..model.errors import SimlibError
 
-OLDEST, NEWEST = (2, 12), (2, 15)
+OLDEST, NEWEST = (2, 10), (2, 15)
 """The range that tests have passed on; docs/install.md has each version with its date."""
 IN_CANARY = "SIMLIB_CANARY"
 """Set in the environment of the canary itself."""

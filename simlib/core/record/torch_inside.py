@@ -77,6 +77,18 @@ def use_world(world: Any) -> None:
     compiled._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
 
 
+def keep_stand_in_for_cuda() -> None:
+    """Let this thread, which outlives all others, own what torch puts in the place of CUDA.
+
+    A torch that is built with CUDA does so for its fake tensors, which DTensor uses, where it sees
+    no GPU. The stand-in is known to all threads and ends with the thread that asked first. Other
+    threads then crash.
+    """
+    compiled_torch = torch._C
+    if hasattr(compiled_torch, "_ensureCUDADeviceGuardSet"):
+        compiled_torch._ensureCUDADeviceGuardSet()
+
+
 def configurations() -> Any:
     """torch's own property of a world that tells the configuration of its groups."""
     return c10d._World.pg_config_info

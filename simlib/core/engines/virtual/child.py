@@ -18,7 +18,7 @@ from ...clockwork.simulation import Simulation
 from ...environment import NO_GPUS
 from ...model.cluster import Topology
 from ...record import backend, safe_pickle
-from ...record.torch_inside import wrap_backward
+from ...record.torch_inside import keep_stand_in_for_cuda, wrap_backward
 from ...record.transports.plain_group import stand_in_backend
 from ..confinement import confinement
 from ..rank_process.isolation import Baseline
@@ -52,6 +52,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a mapped log is a descriptor
     torch.set_num_threads(1)
+    keep_stand_in_for_cuda()
     threading.stack_size(STACK_BYTES)
     process = Process(per_rank.separate_threads(FramedOutput(output), share_one_cpu()))
     backend.install(process.create_group)
