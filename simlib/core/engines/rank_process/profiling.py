@@ -21,7 +21,7 @@ from ...record.kineto import KinetoTrace, read_kineto
 MARK = "simlib: what time is it"
 MARKS = 8
 """So often the clocks are compared: the first times take long."""
-MOST_BYTES = 2 << 30
+MOST_BYTES = 512 << 20
 """Of a profiler's file that a rank reads."""
 OWN = (
     "the program uses torch.profiler itself, and a process has one profiler: read what the "
@@ -71,12 +71,9 @@ def _seen(profiler: Any, readings: list, ended_s: float, path: Path) -> Profile:
         return Profile(why_none=OWN)
     profiler.stop()
     profiler.export_chrome_trace(str(path))
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            return Profile(why_none="the profiler wrote more than 2 GiB: profile fewer steps")
-        trace = read_kineto(path)
-    finally:
-        path.unlink(missing_ok=True)
+    if path.stat().st_size > MOST_BYTES:
+        return Profile(why_none="the profiler wrote more than 512 MiB: profile fewer steps")
+    trace = read_kineto(path)
     if MARK not in trace.marks:
         return Profile(why_none=OWN)
     return profile_of(trace, readings, ended_s)
