@@ -126,7 +126,6 @@ def on_a_gpu(rank, world_size):
     export = torch.profiler.profile.export_chrome_trace
 
     def exported(self, path):
-        torch.profiler.profile.export_chrome_trace = export
         export(self, path)
         content = json.loads(Path(path).read_text())
         of_gpu = two_streams()["traceEvents"]
@@ -173,7 +172,7 @@ def multiplies(rank, world_size):
     sum(range(2000))
     after_s = time.perf_counter()
     dist.all_reduce(matrix)
-    return before_s, after_s
+    return before_s, after_s, os.getpid()
 
 
 def test_clocks_agree_where_there_is_no_gpu(monkeypatch):
@@ -181,11 +180,13 @@ def test_clocks_agree_where_there_is_no_gpu(monkeypatch):
     run = simlib.run(multiplies, 2, profile=True)
     for rank, profile in enumerate(run.profile):
         (product,) = (span for span in profile.spans if span.name == "aten::matmul")
-        before_s, after_s = run.results[rank]
+        before_s, after_s, _ = run.results[rank]
         assert before_s < product.start_s < product.end_s < after_s
         assert profile.on == "cpu" and not any("c10d" in span.name for span in profile.spans)
     assert "in operators" in str(run.states) and "Operators of rank 0 on" in run.in_words()
-    assert simlib.run(multiplies, 2).profile is None
+    plain = simlib.run(multiplies, 2)
+    pids = [{pid for *_, pid in one.results} for one in (run, plain)]
+    assert plain.profile is None and pids[0].isdisjoint(pids[1])
 
 
 def profiles_itself(rank, world_size):
@@ -193,6 +194,8 @@ def profiles_itself(rank, world_size):
 
     with profile() as own:
         torch.ones(3) + 1
+    if rank == 1:
+        profile().start()  # and never ends it
     return any(one.name == "aten::add" for one in own.events())
 
 
@@ -210,14 +213,10 @@ def dies(rank, world_size):
 
 def fails_to_export(rank, world_size):
     def refused(self, path):
-        torch.profiler.profile.export_chrome_trace = export
         Path(path).write_text("half a tr")
         raise RuntimeError("the disk is full")
 
-    export, torch.profiler.profile.export_chrome_trace = (
-        torch.profiler.profile.export_chrome_trace,
-        refused,
-    )
+    torch.profiler.profile.export_chrome_trace = refused
 
 
 def test_a_program_that_profiles_itself_keeps_its_own_profile():
@@ -230,41 +229,39 @@ def test_a_program_that_profiles_itself_keeps_its_own_profile():
 @pytest.mark.parametrize(
     ("function", "error", "why"),
     [
-        (raises, simlib.RankError, [""]),
-        (dies, simlib.RankDiedError, ["no profile of rank"]),
-        (fails_to_export, None, ["no profile of ranks 0 and 1: RuntimeError: the disk is full"]),
+        (raises, simlib.RankError, ""),
+        (dies, simlib.RankDiedError, "no profile of rank"),
+        (fails_to_export, None, "no profile of ranks 0 and 1: RuntimeError: the disk is full"),
     ],
 )
 def test_no_profile_changes_how_a_run_ends_and_no_file_stays(
     function, error, why, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    if error is None:
+    try:
         run = simlib.run(function, 2, profile=True)
-    else:
-        with pytest.raises(error) as raised:
-            simlib.run(function, 2, profile=True)
-        run = raised.value.run
-    for words in why:
-        assert words in str(run)
+        assert error is None
+    except simlib.SimlibError as ended:
+        assert type(ended) is error
+        run = ended.run
+    assert why in str(run)
     if function is raises:
         assert [span.name for span in run.profile[1].spans][:2] == ["aten::ones"] * 2
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "profile", "trusted", "words"),
     [
-        (lambda: simlib.run(dies, 2, profile=1), "profile=1 must be True or False"),
-        (
-            lambda: simlib.simulate(dies, 2, profile=True),
-            "profile= is for simlib.run: a simulation",
-        ),
+        (simlib.run, 1, True, "profile=1 must be True or False"),
+        (simlib.run, True, False, "profile=True is not there in a graded run"),
+        (simlib.simulate, True, True, "profile= is for simlib.run: a simulation has"),
     ],
 )
-def test_a_profile_that_cannot_be_is_refused(call, words):
+def test_a_profile_that_cannot_be_is_refused(call, profile, trusted, words, monkeypatch):
+    monkeypatch.setattr(real_run, "are_ranks_trusted", lambda: trusted)
     with pytest.raises(simlib.InvalidCallError, match=words):
-        call()
+        call(dies, 2, profile=profile)
 
 
 def test_lanes_of_streams_in_picture_and_player(gpu_run):

@@ -405,7 +405,8 @@ class ProcessEngine(Engine):
         failure: Failure | None,
     ) -> None:
         """Give the world back; it serves again where nothing of this run is left in it."""
-        is_as_new = failure is None and not monitor.deaths and not monitor.segment
+        changed = monitor.deaths or monitor.segment or self.profile  # torch keeps a profiler's part
+        is_as_new = failure is None and not changed
         clean = is_as_new and run is not None and is_quiescent(run.trace)
         pool().give_back(monitor.world, clean)
         if self.profile:  # ranks that might still write there have ended
