@@ -16,6 +16,11 @@ NBYTES = 4 * (16 * 8 + 8 + 8 * 4 + 4)
 """Of the model's parameters, and so of its gradients."""
 
 
+def accelerator():
+    """What a rank trains on: its GPU, where it sees one."""
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
 def data():
     random = torch.Generator().manual_seed(0)
     inputs = torch.randn(128, 16, generator=random)
@@ -28,7 +33,7 @@ def model():
 
 
 def weights(net):
-    return torch.cat([p.detach().flatten() for p in net.parameters()])
+    return torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()
 
 
 def shard(rank, world_size):
@@ -89,7 +94,7 @@ def lightning(rank, world_size):
             return torch.optim.SGD(self.parameters(), RATE)
 
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=world_size, strategy="ddp",
+        max_epochs=1, accelerator=accelerator(), devices=world_size, strategy="ddp",
         plugins=[simlib.lightning.environment()], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
@@ -103,7 +108,7 @@ def fabric(rank, world_size):
 
     warnings.simplefilter("ignore")
     own = L.Fabric(
-        accelerator="cpu", devices=world_size, strategy="ddp",
+        accelerator=accelerator(), devices=world_size, strategy="ddp",
         plugins=[simlib.lightning.environment()],
     )  # fmt: skip
     own.launch()
@@ -117,7 +122,7 @@ def accelerate(rank, world_size):
     from accelerate import Accelerator
 
     warnings.simplefilter("ignore")
-    own, net = Accelerator(cpu=True), model()
+    own, net = Accelerator(cpu=accelerator() == "cpu"), model()
     optimizer = torch.optim.SGD(net.parameters(), RATE)
     net, optimizer, loader = own.prepare(net, optimizer, DataLoader(data(), BATCH, shuffle=True))
     assert own.is_main_process == (rank == 0) and own.num_processes == world_size
