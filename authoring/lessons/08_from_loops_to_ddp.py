@@ -124,7 +124,7 @@ for edit, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
 #
 # <details><summary>Answer</summary>
 #
-# `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, then `return loss.item()`. (Equal shards.)
+# `dist.all_reduce(loss, op=dist.ReduceOp.AVG)`, then `return loss.item()`.
 #
 # </details>
 #
@@ -329,8 +329,7 @@ simlib.guess(guess, "yes" if are_equal else "no", of=("yes", "no"))
 # in one broadcast. And in its **first** step it has a single bucket. It watches in which order gradients
 # arrive, and then cuts buckets by that order, rank 0's, which it broadcasts at the start of the second step
 # (36 and 8 bytes). So the first step overlaps nothing, and the second has messages of its own: measure from
-# the third on. (On 3 or more real ranks Gloo adds in an order that depends on
-# a number's place in the bucket. Then torch's first step may differ from ours in the last bit.)
+# the third on.
 #
 # ## See the overlap
 #
@@ -391,7 +390,7 @@ simlib.guess(guess, 100 * (1 - step_s[True] / step_s[False]), within=0.2)
 # (it is linear in $k$, so an end is the maximum). The sum $Lb + Lc$ of backward and network has become, but
 # for one bucket or one layer, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where
 # $5Lf$ become $3Lf + c$. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo,
-# 38.0 % and 35.2 % with NCCL (arXiv 2006.15704). (Time saved, or speed gained? They leave it open.)
+# 38.0 % and 35.2 % with NCCL (arXiv 2006.15704).
 #
 # Below is the executable twin, for three devices: which one gains most? Then, how large should a bucket
 # be? 48 small layers of 64 KiB, and caps from "a bucket per layer" to "one for all".
@@ -429,8 +428,7 @@ for cap_kib in (1, 256, 512, 1024, 3072):
 #
 # Two real ranks on this machine. CPUs that compute have no hands free for the network, unlike GPUs. So a
 # sleep of 4 ms stands in for each layer's backward on a GPU (`pause_s`), with layers of 4 MiB. torch's DDP
-# has no switch for overlap; one bucket for all comes to the same. (LeNet, with real
-# work: `python -m benchmarks ddp`.)
+# has no switch for overlap; one bucket for all comes to the same.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # what part of a step is saved here?
@@ -460,10 +458,59 @@ picture
 # %% [markdown]
 # By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$. The last line has it in
 # numbers of this machine: $b$ from the step without DDP (the little forward counted in), $c$ from what
-# "no overlap" takes longer. How well the two agree depends on the machine: Gloo's threads need cores, too, and
-# where other programs, or the other rank, hold them, less is saved, or nothing. In the
-# picture, pale strips under the bars are requests in flight while a rank works: that is the overlap, whatever
-# it saved.
+# "no overlap" takes longer. Gloo's threads need cores, too: where others hold them, less is saved.
+# Pale strips are requests in flight while a rank works: the overlap.
+#
+# ## On a GPU: streams
+#
+# A GPU takes its work from **streams**, queues of kernels and copies. Order holds within a stream. Between two
+# it holds only by an *event*: one stream waits until the other has passed it. Python fills the queues and runs
+# ahead. `loss.item()` needs a number in Python, so it waits for the GPU, and the lead is gone.
+#
+# One stream zeroes a gradient, fills it in backward, zeroes it again a step later. Another copies it, to be
+# sent. In how many of the four orders is the copy wrong? Then a **recorded** run: two ranks of DDP share an
+# H100, by Gloo. Stream 7 computes, and each bucket has a stream for its copies. Rank 1 begins with a
+# kernel that takes time. Does its Python wait?
+
+# %%
+guess = None  # in how many of four orders is the copy wrong, without events?
+
+
+def orders(one, two):
+    if not (one and two):
+        return [[*one, *two]]
+    first = [[one[0], *rest] for rest in orders(one[1:], two)]
+    return first + [[two[0], *rest] for rest in orders(one, two[1:])]
+
+
+before, after = ("backward", "copy"), ("copy", "zero again")
+for events in ((), (before,), (before, after)):
+    found = orders(["zero", "backward", "zero again"], ["copy"])
+    found = [one for one in found if all(one.index(a) < one.index(b) for a, b in events)]
+    wrong = [one for one in found if one[one.index("copy") - 1] != "backward"]
+    print(f"events: {len(events)}, orders: {len(found)}, wrong: {len(wrong)}")
+    simlib.guess(None if events else guess, len(wrong))
+run = simlib.load("recorded_gpu/ddp.json")
+for rank, profile in enumerate(run.profile):
+    op, *_ = (op for op in run.trace.of_rank(rank) if op.post_s > 0.04)
+    copy, back = (1e3 * span.start_s for span in profile.streams[0, 68])
+    print(f"rank {rank}: posted at {1e3 * op.post_s:.1f} ms, copied at {copy:.1f}, back {back:.1f}")
+run.timeline(between=(0.04, 0.085))
+
+# %% [markdown]
+# Without events three of four orders are wrong. Timing chooses: wrong numbers, now and then. DDP
+# has both: the copy waits for backward, and `wait` lets the computing stream wait for the sum.
+#
+# Rank 0's first buckets leave while stream 7 still computes: overlap. Rank 1's Python did not wait: it posted
+# its first bucket 5.8 ms before the GPU came to it. Rank 0 waits all the same.
+# A **CUDA graph** launches a recorded step without Python.
+#
+# <details><summary>With a GPU of your own</summary>
+#
+# `simlib.run(tower, 2, (DistributedDataParallel,), gpus=True, profile=True)`, with `.cuda()` behind model and
+# input in `tower`; then look at `run.states`.
+#
+# </details>
 #
 # ## Break it: another order on one rank
 #
@@ -503,10 +550,7 @@ simlib.guess(guess, raised)
 # ## Break it: a layer that is not used
 #
 # A model with two heads uses one of them per step. The other's gradients never come, and their bucket is
-# never full. What does ours do? And torch's, as it is and with two options? (Its error comes one step late: it is the
-# next forward pass that notices.) Then rank r uses head r; then step s uses head s.
-#
-# The second cell asks what options cost, with sixty layers, all used. (The milliseconds are this machine's.)
+# never full. What does ours do? And torch's, as it is and with two options? Then rank r uses head r; then step s uses head s.
 
 # %%
 guess, failed = None, []  # your guess: how many of the first four raise an error?
@@ -536,34 +580,11 @@ for way, one in zip("0000rrss", (None, *options, *options[1:] * 2), strict=True)
 simlib.guess(guess, failed.count("0"))
 
 
-# %% tags=["nbval-ignore-output"]
-def with_options(rank, world_size, options, is_modelled):
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(60)))
-    ddp, times = DistributedDataParallel(model, **options), []
-    for _ in range(12):
-        start = time.perf_counter()
-        y = ddp(torch.ones(1, 64))
-        times.append(time.perf_counter() - start)
-        y.sum().backward()
-    return sum(simlib.held().values()) if is_modelled else min(times) * 1e3
-
-
-for one in (*options, {"gradient_as_bucket_view": True}):
-    held = simlib.simulate(with_options, 2, args=(one, True), memory=True)
-    sent = [op.nbytes for op in held.trace.of_rank(0) if op.kind == "all_reduce"][-2:]
-    ms = simlib.run(with_options, 2, args=(one, False)).results[0]
-    name = next(iter(one), "no option")
-    print(
-        f"{name:23} holds {held.results[0]:,} bytes; forward {ms:.2f} ms; last all_reduces: {sent}"
-    )
-
 # %% [markdown]
 # Without the check in `finish`, the replicas would drift apart without a word. `find_unused_parameters=True` lets DDP
 # walk through the graph after every forward pass and mark what will
-# get no gradient. Measured: one more all_reduce in each step, 4 bytes for each tensor.
+# get no gradient, for one more all_reduce in each step.
 # `static_graph=True` promises that every step uses the same weights: no walk, no second all_reduce.
-# `gradient_as_bucket_view=True` makes each `.grad` a view of its bucket: 998,400 bytes less, all
-# gradients once.
 # Where each rank always uses a head of its own, both are right: a rank that did not use a head brings zeros. Where
 # the head changes from step to step only the first is: the second raises.
 #
@@ -650,8 +671,11 @@ for by_all in (True, False):
 #
 # A **communication hook** takes the place of a bucket's all_reduce. torch brings some: `fp16_compress_hook`
 # sends float16; PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of gradients as a product of
-# two thin ones, and adds what it left out to the next step's gradient. Here they serve lesson 07's reader of letters. **Now you write** one for bfloat16: `bucket.buffer()` is the flat tensor;
+# two thin ones, and adds what it left out to the next step's gradient. Our model is lesson 07's reader. **Now you write** one for bfloat16: `bucket.buffer()` is the flat tensor;
 # return a future, as `dist.all_reduce(..., async_op=True).get_future()` gives, `.then(function)`.
+#
+# How far off is each in one step, how far the mean of ten? Which sums over four ranks do 16 bits get wrong:
+# 4 x 17,500; 1 + 3 x 0.001; 4 x 1e-8?
 
 # %%
 F = nn.functional
@@ -676,10 +700,6 @@ class Reader(nn.Module):
 
 def in_bf16(state, bucket):
     return plain.allreduce_hook(None, bucket)  # yours: with half of its bytes
-
-
-# %% [markdown]
-# How far off is each in one step, how far the mean of ten? Which sums over four ranks do 16 bits get wrong: 4 x 17,500; 1 + 3 x 0.001; 4 x 1e-8?
 
 
 # %%
@@ -710,10 +730,9 @@ is_right = off < 0.02 and {op.dtype for op in ops} == {"bfloat16"}
 print("in_bf16 is", "right" if is_right else "not yet: a mean gradient, sent as bfloat16")
 
 # %% [markdown]
-# Twelve steps each (and 6 or 12 bytes of sums). fp16 brings half. PowerSGD, here with products of rank 4, sends its first
+# Twelve steps each. fp16 brings half. PowerSGD, here with products of rank 4, sends its first
 # two steps whole, then a fraction. It is far off *in one step*, but what was left out comes later: the mean of ten steps
-# is three times nearer. (It runs with **one** bucket: with two, its messages start in Gloo's threads, and
-# ranks may differ in their order. Our tries ended in a mismatch or stood still.)
+# is three times nearer.
 # float16 makes `inf` of a sum above 65,504 and 0 of four 1e-8; bfloat16 keeps the range, but has 8 bits: 70,000 becomes
 # 70,144, and 3 x 0.001 vanish beside 1. So sums in 16 bits have a price. (fp16's hook divides by R *before* the sum,
 # for that reason.)
@@ -781,7 +800,6 @@ for way in ("constants", *ways):
 #
 # 1. Of its own shard.
 # 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
-#    (If it shuffles, with another seed on each rank: they see other examples at a time, but each sees all.)
 # 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
 # 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
 # 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
@@ -837,8 +855,7 @@ print("gradient off by less than 1e-6:", off < 1e-6)
 # Modelled GPUs hang on a bus of 12 GB/s (PCIe's order). Device 0 deals out inputs **and all weights**, collects
 # outputs, deals out their gradients, collects gradients: on 4 devices $2(R-1) = 6$ times 1.7 MB pass its link at
 # every step. DDP's ranks keep their weights; each sends and receives $2\frac{R-1}{R} = 1.5$ gradients. With
-# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. Other limits:
-# one computer, one Python interpreter. torch's own documentation advises DDP also for one computer.
+# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. torch's own documentation advises DDP also for one computer.
 #
 # </details>
 
@@ -882,9 +899,6 @@ for devices in (2, 4, 8, 16):
 # `torch.distributed.launch` is a shell around it that adds `--local-rank=1` to the script's arguments. `mpiexec` (MPICH's)
 # knows nothing of torch and sets `PMI_RANK` and `PMI_SIZE`.
 #
-# `del model` before `destroy_process_group()`: else a process may stop with "terminate called without an
-# active exception"; in our tries one job in eight did.
-#
 # </details>
 
 # %%
@@ -915,8 +929,8 @@ if __name__ == "__main__":
 """
 
 # %% [markdown]
-# Somebody else may have a fixed port. So we draw one (below 32768: from there on Linux hands ports out to whoever
-# asks), and where a launcher fails, try again with another.
+# Somebody else may have a fixed port. So we draw one, and where a launcher fails, try
+# again.
 
 # %%
 import json
