@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -151,7 +152,7 @@ class Request:
 
     __slots__ = tuple(
         "rank start simulation end_s deliver source meeting failure give_up limit_s patience_s "
-        "_is_awaited _looked_s _result".split()
+        "_is_awaited _looked_s _result _callbacks".split()
     )
 
     def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:
@@ -169,6 +170,7 @@ class Request:
         self._is_awaited = False
         self._looked_s: float | None = None
         self._result = result
+        self._callbacks: list[Callable[[], Any]] = []
 
     def finish(self, end_s: float) -> None:
         """The op completes at this moment."""
@@ -229,6 +231,21 @@ class Request:
         if deliver is not None:
             self.meeting = None  # which refers to its requests: let go of the tensors
             uncounted(self.simulation.dispatch_modes[self.rank], deliver)
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # as torch does
+                traceback.print_exc()
+
+    def call_at_end(self, callback: Callable[[], Any]) -> None:
+        """Have it called when the rank sees that the op is complete; now, where it has."""
+        self._callbacks.append(callback)
+        is_over = (
+            self.end_s is not None and self.end_s <= self.simulation.scheduler.clocks[self.rank]
+        )
+        if is_over and self.deliver is None and self.failure is None:
+            self._take()
 
     def is_completed(self) -> bool:
         """Whether the op is complete now.
@@ -255,7 +272,7 @@ class Request:
         caller = sys._getframe(1).f_back  # 1 is the request that records
         is_learners_own = caller is not None and is_learners(caller.f_code.co_filename)
         if is_learners_own and not getattr(here, "backward_depth", 0):
-            return SimulatedFuture(self._wait_and_log, self.is_completed)
+            return SimulatedFuture(self._wait_and_log, self.is_completed, self.call_at_end)
         self.simulation.wait_for_data(self)
         future = torch.futures.Future()
         if self.failure is not None:
@@ -307,36 +324,31 @@ class SimulatedFuture(torch.futures.Future):
     What `then` is given runs when the future it returns is waited for.
     """
 
-    def __init__(self, wait: Callable[[], Any], is_done: Callable[[], bool]) -> None:
+    def __init__(
+        self, wait: Callable[[], Any], is_done: Callable[[], bool], call_at_end: Callable
+    ) -> None:
         super().__init__()
         self._wait = wait
         self._is_done = is_done
+        self._call_at_end = call_at_end
         self._come: list = []
-        self._callbacks: list = []
 
     def wait(self) -> Any:
         """Block until it is complete; returns its value."""
         if not self._come:
             self._come.append(self._wait())
-            for callback in self._callbacks:
-                callback(self)
         return self._come[0]
 
     value = wait
 
     def done(self) -> bool:
         """Whether it is complete now, as `Request.is_completed`."""
-        if not self._come and self._is_done():
-            self.wait()
-        return bool(self._come)
+        return bool(self._come) or self._is_done()
 
     def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:
         """A future of ``callback(self)``."""
-        return SimulatedFuture(lambda: callback(self), self.done)
+        return SimulatedFuture(lambda: callback(self), self.done, self._call_at_end)
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Have ``callback(self)`` called as soon as the rank sees that it is complete."""
-        if self._come:
-            callback(self)
-        else:
-            self._callbacks.append(callback)
+        """Have ``callback(self)`` called as soon as the rank sees that the op is complete."""
+        self._call_at_end(lambda: callback(self))
