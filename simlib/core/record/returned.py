@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import torch
+import torch.distributed as dist
 
 from ..model.errors import FailureReport, InvalidCallError, OutOfMemoryError
 from . import safe_pickle
@@ -21,12 +23,15 @@ _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py",
 """The files in which calls of torch.distributed are passed on, and waited for."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
 """What Gloo puts before the words that a learner can use."""
-_OF_A_GPU = re.compile(
-    r"(?:CUDA|HIP) error: (?P<torchs>.+)|Cuda failure (?:\d+ )?'(?P<nccls>[^']+)'"
-)
+_CUDAS = re.compile(r"(?:CUDA|HIP) error: (.+)")
+_NCCLS = re.compile(r"Cuda failure (?:\d+ )?'([^']+)'")
 """What torch and NCCL say of a GPU that has failed, whatever it did then."""
-LOST = re.compile("connection (closed|reset) by peer|broken pipe|socket closed", re.I)
-"""What Gloo says where the other rank's process is gone, be it when a call begins."""
+_OF_THE_CALL = re.compile("ncclInvalid(Usage|Argument)")
+"""Where NCCL refuses a call; its other words are of what has failed."""
+LOST = re.compile(
+    "connection (closed|reset) by (remote )?peer|broken pipe|socket closed|ncclRemoteError", re.I
+)
+"""What Gloo and NCCL say where the other rank's process is gone, be it when a call begins."""
 
 
 def answer_of(
@@ -95,12 +100,11 @@ def describe(error: BaseException) -> FailureReport:
     in_torch = innermost.endswith(os.path.join("distributed", "distributed_c10d.py"))
     refused = in_torch and isinstance(error, (ValueError, TypeError, RuntimeError))
     in_call = innermost in _CALLS
-    of_gpu = _OF_A_GPU.search(message) if isinstance(error, RuntimeError) else None
-    if of_gpu is not None:  # the call at which it is told need not be the one that failed
-        message = f"CUDA error: {of_gpu['torchs'] or of_gpu['nccls']}"
+    of_gpu = _words_of_a_gpu(error, message)
+    message = of_gpu or message
     in_wait = in_call and frames[-1].name in ("wait", "monitored_barrier")
-    by_others = of_gpu is None and (in_wait or (in_call and bool(LOST.search(message))))
-    if of_gpu is not None:
+    by_others = not of_gpu and (in_wait or (in_call and bool(LOST.search(message))))
+    if _has_failed(error, message):
         refused = False
     elif in_call and not by_others and isinstance(error, RuntimeError):
         refused = True
@@ -114,6 +118,21 @@ def describe(error: BaseException) -> FailureReport:
         from_wait=by_others,
         ledger=error.ledger if isinstance(error, OutOfMemoryError) else None,
     )
+
+
+def _words_of_a_gpu(error, message):
+    """CUDA's own words, where they are what is told; the call that tells them need not be wrong."""
+    found = _CUDAS.match(message) if isinstance(error, RuntimeError) else None
+    if isinstance(error, dist.DistBackendError):
+        found = _NCCLS.search(message)
+    return f"CUDA error: {found[1]}" if found else ""
+
+
+def _has_failed(error, message):
+    """Whether something has failed during a call, which may be right."""
+    if isinstance(error, dist.DistBackendError):
+        return not _OF_THE_CALL.search(message)
+    return isinstance(error, torch.OutOfMemoryError) or message.startswith("CUDA error: ")
 
 
 def _learners_traceback(error):
