@@ -5,9 +5,11 @@ blocking collective of NCCL gives no request. A GPU that has failed refuses what
 """
 
 import _thread
+import asyncio
 import collections
 import functools
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,44 +171,171 @@ def test_calls_of_a_thread_without_frames():
 
 
 ASSERTS = "device-side assert triggered"
-TORCHS = f"""CUDA error: {ASSERTS}
-Search for `cudaErrorAssert' in the CUDA documentation for more information.
-CUDA kernel errors might be asynchronously reported at some other API call.
-"""
-NCCLS = f"""NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error, NCCL version 2.28.9
-ncclUnhandledCudaError: Call to CUDA function failed.
-Last error:
-Cuda failure 710 '{ASSERTS}'"""
 
 
-class Failed(Blocking):
-    """The transport of a GPU that has failed."""
-
-    def __init__(self, error, at_wait):
-        self._error, self._at_wait = error, at_wait
-
-    def __getattr__(self, name):
-        return self if self._at_wait else self.wait
-
-    def __call__(self, *args):
-        return self
-
-    def wait(self, *args):
-        raise self._error
+def nccls(what, error, last):
+    """An error as torch makes it of one of NCCL's."""
+    return dist.DistBackendError(
+        f"NCCL error in: ProcessGroupNCCL.cpp:3690, {what}, NCCL version 2.28.9\n"
+        f"{error}: what NCCL says of it.\nLast error:\n{last}"
+    )
 
 
-def calls_after_an_assert(rank, world_size, error, at_wait):
-    dist.group.WORLD._group = Failed(error, at_wait)
+RAISED = {
+    "assert": torch.AcceleratorError(f"CUDA error: {ASSERTS}\nSearch for `cudaErrorAssert' in"),
+    "at an op": nccls(
+        "unhandled cuda error", "ncclUnhandledCudaError", f"Cuda failure 710 '{ASSERTS}'"
+    ),
+    "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "system": nccls("unhandled system error", "ncclSystemError", "no space in /dev/shm"),
+    "usage": nccls("invalid usage", "ncclInvalidUsage", "Duplicate GPU detected"),
+    "remote": nccls("remote process exited", "ncclRemoteError", "Connection closed by remote peer"),
+    "said": RuntimeError("step 5 saw no CUDA error: nothing wrong, but the loss is nan"),
+}
+"""What torch says, by what has happened; ranks cannot build the first by themselves."""
+
+
+class FromC(asyncio.Future):
+    """A transport, and a request, whose methods raise in native code, as torch's do."""
+
+    allreduce = wait = property(operator.methodcaller("result"))
+
+
+class Posts:
+    """A transport whose request raises."""
+
+    def __init__(self, request):
+        self._request = request
+
+    def allreduce(self, *args):
+        return self._request
+
+
+def calls_what_fails(rank, world_size, name, at_wait):
+    failed = FromC(loop=asyncio.new_event_loop())
+    failed.set_exception(RAISED[name])
+    if name == "said":
+        raise RAISED[name]
+    dist.group.WORLD._group = Posts(failed) if at_wait else failed
     dist.all_reduce(torch.ones(2))
 
 
-@pytest.mark.parametrize("error", [torch.AcceleratorError(TORCHS), dist.DistBackendError(NCCLS)])
 @pytest.mark.parametrize("at_wait", [False, True])
-def test_a_failed_gpu_is_a_failure_of_the_rank(error, at_wait):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("assert", f"rank 0 raised AcceleratorError: CUDA error: {ASSERTS} ("),
+        ("at an op", f"rank 0 raised DistBackendError: CUDA error: {ASSERTS} ("),
+        ("memory", "rank 0 raised OutOfMemoryError: CUDA out of memory. Tried"),
+        ("system", "rank 0 raised DistBackendError: NCCL error in"),
+        ("remote", "rank 0 raised DistBackendError: NCCL error in"),
+        (
+            "said",
+            "rank 0 raised RuntimeError: step 5 saw no CUDA error: nothing wrong, but",
+        ),
+    ],
+)
+def test_what_has_failed_is_a_failure_of_the_rank(name, words, at_wait):
     with pytest.raises(simlib.RankError) as caught:
-        simlib.run(calls_after_an_assert, 1, args=(error, at_wait))
-    first, line = str(caught.value).splitlines()[:2]
-    assert first.startswith(f"rank 0 raised {type(error).__name__}: CUDA error: {ASSERTS} (")
-    assert first.endswith(
-        "CUDA_LAUNCH_BLOCKING=1 in the environment and run again: then each line waits for its GPU."
-    )
+        simlib.run(calls_what_fails, 1, args=(name, at_wait))
+    assert str(caught.value).startswith(words)
+    assert ("Set CUDA_LAUNCH_BLOCKING=1" in str(caught.value)) == (ASSERTS in words)
+
+
+def test_a_call_that_nccl_refuses_is_one_that_cannot_be_right():
+    with pytest.raises(simlib.InvalidCallError, match="Duplicate GPU"):
+        simlib.run(calls_what_fails, 1, args=("usage", False))
+
+
+def dies_or_waits(rank, world_size):
+    """Rank 1 fails by itself; NCCL tells rank 0 that it is gone."""
+    failed = FromC(loop=asyncio.new_event_loop())
+    failed.set_exception(RAISED["remote" if rank == 0 else "at an op"])
+    dist.group.WORLD._group = failed
+    dist.all_reduce(torch.ones(2))
+
+
+def test_who_lost_the_failed_rank_is_not_told():
+    with pytest.raises(simlib.RankError) as caught:
+        simlib.run(dies_or_waits, 2)
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("rank 1 raised") and "rank 0" not in first
+
+
+def only_one_comes(rank, world_size):
+    dist.group.WORLD._group = Blocking(dist.group.WORLD._group)
+    if rank == 0:
+        dist.barrier()
+
+
+def test_a_barrier_that_blocks_before_it_returns_is_a_wait():
+    with pytest.raises(simlib.DeadlockError, match="rank 0"):
+        simlib.run(only_one_comes, 2)
+
+
+class Passed:
+    """An event that its GPU has passed."""
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return 0.01
+
+
+def waits_on_the_cpu(rank, world_size):
+    """Ops that end on a GPU; then rank 0 waits for a message that never comes."""
+    recorder = dist.group.WORLD._recorder
+    gpu_of = recorder.gpu_of
+
+    def on_a_gpu(tensors):
+        recorder.stream_ends.begin(torch.device("cuda", 0))
+        return torch.device("cuda", 0)
+
+    recorder.stream_ends._record = lambda device, event: event or Passed()
+    recorder.gpu_of = on_a_gpu
+    for _ in range(20):
+        dist.all_reduce(torch.ones(2))
+    recorder.gpu_of = gpu_of
+    if rank == 0:
+        dist.recv(torch.ones(2), 1)
+
+
+def test_a_rank_looks_at_its_gpu_before_it_waits():
+    with pytest.raises(simlib.DeadlockError) as caught:
+        simlib.run(waits_on_the_cpu, 2)
+    ops = caught.value.run.trace.of_rank(0)
+    assert [op.end_s is None for op in ops] == [False] * 20 + [True]
+
+
+def in_a_pool(rank, world_size):
+    """A thread of Python's calls without a line of the learner's, while the rank goes backward."""
+    with ThreadPoolExecutor(1) as pool:
+
+        class Calls(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                pool.submit(dist.all_reduce, torch.ones(3)).result()
+                return gradient
+
+        Calls.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+def test_a_thread_of_pythons_has_no_line_of_backward():
+    (op,) = simlib.run(in_a_pool, 2).trace.of_rank(0)
+    assert op.site.lineno == 0
+
+
+def of_shapes(rank, world_size, *sizes):
+    for size in sizes:
+        dist.all_reduce(torch.ones(size))
+
+
+def test_what_was_found_in_calls_belongs_to_their_run():
+    for sizes in ((4, 8), (8, 4), (4,)):
+        run = simlib.run(of_shapes, 2, args=sizes)
+        assert [op.shapes for op in run.trace.of_rank(0)] == [((size,),) for size in sizes]

@@ -40,10 +40,11 @@ from .transports import FOREVER
 from .transports.backends import Transport
 
 ONCE, PARTS = "once", "parts"
-MAX_SEEN = 1000
+MAX_CHECKED = 1000
 """How many calls that differ a group keeps in mind."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
+_TENSORS = torch.Tensor, torch.nn.Parameter
 _thread_id = threading.get_ident
 _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
@@ -102,7 +103,7 @@ class RecordingGroup(GroupOfItsOwn):
         )
         self._torch_name = self._description = ""
         self._number = None, None  # the numbers of a log, and what this group is among them
-        self._seen: tuple[Any, dict] = None, {}  # the same of calls: what was found in them
+        self._checked_calls: tuple[Any, dict] = None, {}  # with the numbers of a log, as above
         self._rank, self._place = rank, Place(rank, size)
         for device, sort, backend in transport.registered:
             self._register_backend(device, sort, backend)
@@ -150,11 +151,11 @@ class RecordingGroup(GroupOfItsOwn):
         self._description = description
         super()._set_group_desc(description)
 
-    def _post(self, kind, told, *, frame=None, to=(None, NOBODY), flags=0):
+    def _post(self, kind, signature, *, frame=None, to=(None, NOBODY), flags=0):
         """Write one call down; returns its place in the log.
 
-        ``told`` is the recorder's signature of it. ``frame`` is where to begin to look for the
-        learner's line, if not at the caller's caller; ``to`` is peer and tag.
+        ``signature`` is the recorder's. ``frame`` is where to begin to look for the learner's line,
+        if not at the caller's caller; ``to`` is peer and tag.
         """
         peer, tag = to
         recorder = self._recorder
@@ -164,13 +165,13 @@ class RecordingGroup(GroupOfItsOwn):
             recorder.stream_ends.look_in_turn()
         if _thread_id() != recorder.thread:
             flags |= recorder.flag_of_thread()
-        signature, nbytes = told
+        number, nbytes = signature
         start = self._log.post(
             KIND_ID[kind],
             flags,
             recorder.site(sys._getframe(1).f_back if frame is None else frame),
             self._group_number(),
-            signature,
+            number,
             NOBODY if peer is None else self._ranks[peer],
             tag,
             nbytes,
@@ -179,22 +180,13 @@ class RecordingGroup(GroupOfItsOwn):
             recorder.limited.add(start)
         return start
 
-    def _looks(self, method, args, how, look):
-        """What ``look()`` finds in a call: at most once for calls of plain tensors that are alike.
-
-        Such a call breaks no rule, when the one before it broke none.
-        """
-        key = _plain(args)
-        if key is None:
-            return look()
-        numbers, seen = self._seen
-        if numbers is not self._log.numbers or len(seen) > MAX_SEEN:
-            seen = {}
-            self._seen = self._log.numbers, seen
-        found = seen.get((method, how, key))
-        if found is None:
-            found = seen[method, how, key] = look()
-        return found
+    def _checked(self):
+        """What was found in calls of plain tensors: one that is alike breaks no rule either."""
+        numbers, checked = self._checked_calls
+        if numbers is not self._log.numbers or len(checked) > MAX_CHECKED:
+            checked = {}
+            self._checked_calls = self._log.numbers, checked
+        return checked
 
     def _pass_on(self, start, method, *args):
         """Call the transport; where it refuses, the op has failed (its peer may have died).
@@ -260,8 +252,8 @@ class RecordingGroup(GroupOfItsOwn):
         flags, frame = self._caller()
         if peer is None:
             flags |= ANY_SOURCE
-        told = self._recorder.signature(tensors, None, None)
-        start = self._post(kind, told, frame=frame, to=(peer, tag), flags=flags)
+        signature = self._recorder.signature(tensors, None, None)
+        start = self._post(kind, signature, frame=frame, to=(peer, tag), flags=flags)
         if self._recorder.fingerprints is not None and peer is not None:
             pair = (self._rank, peer) if kind == "send" else (peer, self._rank)
             self._check_message_fingerprint(start, *pair, tag, tensors[0])
@@ -298,9 +290,12 @@ class RecordingGroup(GroupOfItsOwn):
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.BarrierOptions()
-        told = self._recorder.signature((), None, None)
-        start = self._post("barrier", told, flags=_async_flag(opts))
+        flags, signature = _async_flag(opts), self._recorder.signature((), None, None)
+        start = self._post("barrier", signature, flags=flags)
         self._recorder.check_fingerprint(start, self._definition, "barrier", None, None, None, 0)
+        if not flags:  # NCCL's waits for its GPU before it returns
+            recorder = self._recorder
+            self._log.wait_begin(start, start not in recorder.limited and recorder.is_alone())
         return RecordedWork(self._pass_on(start, "barrier", opts), self._recorder, start)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -316,6 +311,13 @@ class RecordingGroup(GroupOfItsOwn):
             raise
         self._log.wait_end(start)
 
+    def _signature_of(self, kind, its, tensors, args, reduce_op):
+        """The signature of a collective, and what its fingerprint takes: dtype and size."""
+        splits = its.splits(args, len(self._ranks)) if its.splits else None
+        size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
+        dtype = tensors[0].dtype if len(tensors) and size != 0 else None
+        return self._recorder.signature(tensors, reduce_op, splits), dtype, size
+
     def _set_sequence_number_for_group(self):
         self._counts._set_sequence_number_for_group()
 
@@ -329,20 +331,17 @@ class RecordingGroup(GroupOfItsOwn):
         return group if isinstance(group, dist.ProcessGroup) else self.transport.registered[-1][2]
 
 
-def _plain(args):
+def _plain(args, opts):
     """All that the rules see of one or two dense tensors, each alone; None for anything else."""
     found: list[Any] = []
     for arg in args:
-        if type(arg) is list:
-            if len(arg) != 1 or not isinstance(arg[0], torch.Tensor):
-                if arg:
-                    return None
-                continue
+        if arg is opts or (type(arg) is list and not arg):
+            continue
+        if type(arg) is list and len(arg) == 1:
             (arg,) = arg
-        if isinstance(arg, torch.Tensor):
-            if arg.layout is not torch.strided or not arg.is_contiguous():
-                return None
-            found += arg.shape, arg.dtype, arg.device
+        if type(arg) not in _TENSORS or arg.layout is not torch.strided or not arg.is_contiguous():
+            return None
+        found += arg.shape, arg.dtype, arg.device
     return tuple(found)
 
 
@@ -398,17 +397,16 @@ def _collective(kind, method, payload, **traits):
         root = getattr(opts, "rootRank", None) if its.has_root else None
         reduce_op = hash(opts.reduceOp) if its.reduces and opts is not None else None
 
-        def look():
+        key = _plain(args, opts)
+        found = key and self._checked().get((method, root, reduce_op, key))
+        if not found:
             check_collective(kind, method, self._place, opts, args, self._capabilities)
-            tensors = payload(self, *args)
-            splits = its.splits(args, len(self._ranks)) if its.splits else None
-            size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
-            dtype = tensors[0].dtype if len(tensors) and size != 0 else None
-            return self._recorder.signature(tensors, reduce_op, splits), dtype, size
-
-        told, dtype, size = self._looks(method, args, (root, reduce_op), look)
+            found = self._signature_of(kind, its, payload(self, *args), args, reduce_op)
+            if key:
+                self._checked()[method, root, reduce_op, key] = found
+        signature, dtype, size = found
         tensors = payload(self, *args)
-        start = self._post(kind, told, to=(root, NOBODY), flags=flags)
+        start = self._post(kind, signature, to=(root, NOBODY), flags=flags)
         self._recorder.check_fingerprint(
             start, self._definition, kind, root, reduce_op, dtype, size
         )

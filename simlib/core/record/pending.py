@@ -4,13 +4,14 @@ Nobody may touch the buffers of a request before it is waited for.
 
 An op on a GPU ends by an event, and nobody waits for the GPU. A request of NCCL is waited for by
 the stream, not by the rank: `wait` returns at once, and the op ends some time later. So an event
-is put into the stream behind it. Whenever the rank comes by (at its next op, say), it asks those
-events that the GPU has passed when that was.
+is put into the stream behind it. Now and then the rank asks the events that the GPU has passed when
+that was: at an op, before it waits, and at its end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -69,7 +70,9 @@ class Pending:
     Noticed are writes through torch, by the tensor's version, where the tensor is no view (views of
     one tensor share its version); and two requests on the same memory, one of which writes.
     Tensors with steps between their elements may lie within each other without sharing any.
-    Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code.
+    Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code. A request
+    whose future somebody has taken is over when that future is complete: whether the program has
+    waited for the future, nobody sees.
 
     Attributes
     ----------
@@ -109,12 +112,17 @@ class Pending:
                 self._report("overlap", work.start, other.start)
         return places
 
-    def waited(self, work: Any) -> None:
-        """A request is over for the learner: look whether its buffers were left alone."""
+    def forget(self, work: Any) -> list[tuple[torch.Tensor, int]]:
+        """A request is over; returns its tensors, and what their versions should be."""
         places, versions = self.requests.pop(work, ((), ()))
         with self._lock:
             for place in places:
                 self._places.remove(place, work)
+        return versions
+
+    def waited(self, work: Any) -> None:
+        """The learner has waited for a request: look whether its buffers were left alone."""
+        versions = self.forget(work)
         for tensor, version in versions:
             if tensor._version != version:
                 self._report("written", work.start, 0)
@@ -267,8 +275,9 @@ LAST_S, LOOK_S = 1.0, 0.001
 """How long a rank that has left its function waits to see its ops end, and how often it looks."""
 
 
-EVERY = 32
-"""After how many ops on a GPU a rank looks which of them it has passed: a look costs some us."""
+EVERY, AT_LEAST_S = 32, 0.001
+"""After how many ops, or seconds, a rank looks which events its GPU has passed: it costs some us
+for each."""
 
 
 def record_event(device: torch.device, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
@@ -315,7 +324,8 @@ class StreamEnds:
         self._record = record
         self._clock = clock
         self.open: dict[torch.device, deque] = {}
-        self._posted = 0  # since the last look
+        self._lock = threading.Lock()  # each GPU has a thread of autograd's
+        self._posted, self._looked_s = 0, -math.inf  # since the last look, and when it was
         # Events that have told all they had to tell, by device: an event stays with its own.
         self._free: dict[torch.device, list] = defaultdict(list)
         self._passed: dict[
@@ -349,25 +359,29 @@ class StreamEnds:
         return self._record(device, free)
 
     def look_in_turn(self) -> None:
-        """An op comes: `look` at every so many."""
+        """An op comes: `look` at every so many, and where the last look is some time ago."""
         self._posted += 1
-        if self._posted >= EVERY:
+        if self._posted >= EVERY or self._clock() - self._looked_s > AT_LEAST_S:
             self.look()
 
     def look(self) -> None:
         """Write down the ends of ops that GPUs have passed."""
-        self._posted = 0
-        for device, ops in list(self.open.items()):  # other threads may `mark`
-            while ops and ops[0][1].query():
-                before, before_s = self._passed[device]
-                if not before.query():  # of another stream, which has not come so far
-                    break
-                start, event, recorded_s = ops.popleft()
-                end_s = before_s + before.elapsed_time(event) / 1000
-                end_s = min(max(end_s, recorded_s), self._clock())
-                self._passed[device] = event, end_s
-                self._free[device].append(before)
-                self._log.ended(start, end_s)
+        with self._lock:
+            self._posted, self._looked_s = 0, self._clock()
+            for device, ops in list(self.open.items()):  # other threads may `mark`
+                self._look_at(device, ops)
+
+    def _look_at(self, device, ops):
+        while ops and ops[0][1].query():
+            before, before_s = self._passed[device]
+            if not before.query():  # of another stream, which has not come so far
+                break
+            start, event, recorded_s = ops.popleft()
+            end_s = before_s + before.elapsed_time(event) / 1000
+            end_s = min(max(end_s, recorded_s), self._clock())
+            self._passed[device] = event, end_s
+            self._free[device].append(before)
+            self._log.ended(start, end_s)
 
     def last_look(self, sleep: Callable[[float], Any] = time.sleep) -> None:
         """Look until all ends are known; a GPU that does not come to them is not waited for.

@@ -77,7 +77,10 @@ def _place_of(frame):
 
 def _in_backward(frame):
     """The frame that waits for autograd's threads, on the way to this one; None: there is none."""
-    while frame is not None and frame.f_code.co_filename != _AUTOGRAD_FILE:
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_engine_run_backward" and code.co_filename == _AUTOGRAD_FILE:
+            break
         frame = frame.f_back
     return frame
 
@@ -158,7 +161,8 @@ class Recorder:
         Its line is that of the thread which waits in ``backward()``; the rank's own comes first.
         """
         found = _innermost(frame)
-        if found is not None or threading.get_ident() == self.thread:
+        is_pythons = threading.get_ident() == self.thread or self.flag_of_thread()
+        if found is not None or is_pythons:
             return found
         frames = sys._current_frames()
         for thread in sorted(frames, key=lambda ident: ident != self.thread):
@@ -293,6 +297,8 @@ class _Request:
         log = self._recorder.log
         # Who waits for a limited time only goes on by itself: that is no deadlock.
         recorder = self._recorder
+        if self.gpu is None and recorder.stream_ends.open:
+            recorder.stream_ends.look()  # the wait may be long
         is_limited = timeout or self.start in recorder.limited
         log.wait_begin(self.start, not is_limited and recorder.is_alone())
         try:
@@ -359,7 +365,7 @@ class RecordedWork(_Request, dist.Work):
         self._begin(work, recorder, start, source)
         recorder.requests[start] = self
         self.is_number = False
-        self._future: torch.futures.Future | None = None
+        self._future: Any = None  # the transport's own, where somebody has taken it
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._recorder.before_wait is not None:
@@ -387,22 +393,24 @@ class RecordedWork(_Request, dist.Work):
     def get_future(self) -> torch.futures.Future:
         log = self._recorder.log
         log.future_taken(self.start)
-        future = self._future = self._work.get_future()
+        future = self._work.get_future()
+        if not isinstance(future, torch.futures.Future):  # those of a simulation tell at once
+            self._future = future
         future.add_done_callback(lambda _: self._ended())
         return future
 
     def has_come(self) -> bool:
         """Whether its future is complete, though `_ended` may be about to be told so."""
-        return self._future is not None and torch.futures.Future.done(self._future)
+        return self._future is not None and self._future.done()
 
     def _ended(self):
-        """The op's future is complete, for whoever asks it: told in any thread."""
+        """The op's future is complete: told in any thread, some time after the rank may know it."""
         if self.gpu is None:
             self._recorder.log.ended(self.start)
         else:
             self._recorder.stream_ends.mark(self.start, self.gpu)
         if self.pending is not None:
-            self.pending.waited(self)
+            self.pending.forget(self)
         self._let_go()
 
     def block_current_stream(self) -> None:
