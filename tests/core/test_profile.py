@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
+import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +22,17 @@ import torch.distributed as dist
 import simlib
 from simlib.core.draw.player.scene import scene_of
 from simlib.core.engines.processes import real_run
-from simlib.core.model.profile import Profile, total, union, without
-from simlib.core.record.kineto import read_kineto
+from simlib.core.engines.rank_process.profiling import (
+    MARK,
+    MARKS,
+    UNREAD,
+    UNSEEN,
+    RankProfiler,
+    profile_of,
+    profiles_in,
+)
+from simlib.core.model.profile import DeviceSpan, Profile, total, union, without
+from simlib.core.record.kineto import KinetoTrace, read_kineto
 
 DATA = Path(__file__).parent / "data"
 BASE_NS, FIRST_US = 1_790_857_026_000_000_000, 4_944_827_300_000.0
@@ -98,11 +111,45 @@ def test_traces_of_a_real_gpu(name, streams, op):
     assert not any(one.name.startswith(("c10d", "aten::empty")) for one in read.operators)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}', "not json"])
-def test_what_is_no_trace_is_refused(tmp_path, text):
-    (tmp_path / "odd.json").write_text(text)
-    with pytest.raises(ValueError, match="odd.json is not a trace that torch's profiler wrote"):
-        read_kineto(tmp_path / "odd.json")
+ENDLESS = '{"schemaVersion": 1, "baseTimeNanoseconds": Infinity, "traceEvents": [1]}'
+PACKED = gzip.compress(json.dumps(two_streams()).encode())
+HALF = '{"traceEvents": [{"ph": "X"}]}'
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", HALF, "not json", ENDLESS, "[" * 200_000, PACKED[:50] + PACKED[51:]]
+)
+def test_what_is_no_trace_is_refused(tmp_path, content):
+    path = tmp_path / ("odd.json" if isinstance(content, str) else "odd.json.gz")
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ValueError, match="odd.json.* is not a trace that torch's profiler wrote"):
+        read_kineto(path)
+
+
+LACKS = object()
+
+
+@pytest.mark.parametrize("cat", ["cpu_op", "kernel", "user_annotation"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ts", math.inf), ("ts", math.nan), ("ts", "12"), ("ts", 10**400), ("dur", LACKS),
+        ("dur", -5), ("dur", math.nan), ("dur", math.inf), ("tid", "thread 12 (main)"),
+        ("name", LACKS), ("name", 7), ("cat", []), ("args", LACKS), ("args", [3]), (None, None),
+    ],
+)  # fmt: skip
+def test_single_odd_events_are_left_out(tmp_path, key, value, cat):
+    content = two_streams()
+    odd = event("odd", cat, 200, 5, 9) | {key: value}
+    content["traceEvents"].append(
+        {name: one for name, one in odd.items() if one is not LACKS} if key else 7
+    )
+    (tmp_path / "odd.json").write_text(json.dumps(content))
+    read = read_kineto(tmp_path / "odd.json")
+    spans = [span for span in read.device_spans + read.operators if span.name != "odd"]
+    assert len(spans) == 2 * len(KERNELS) and read.marks["first"]
+    assert all(0 <= one.start_s <= one.end_s < 1 for one in read.device_spans + read.operators)
+    assert {span.op for span in read.device_spans} <= {"", *(f"aten::{n}" for n in range(5))}
 
 
 def test_intervals_against_a_grid(seed):
@@ -189,6 +236,16 @@ def test_clocks_agree_where_there_is_no_gpu(monkeypatch):
     assert plain.profile is None and pids[0].isdisjoint(pids[1])
 
 
+def test_marks_are_told_apart_by_their_times():
+    starts_us = [10 * number for number in range(MARKS)]
+    readings = [(5 + (at - 1) / 1e6, 5 + (at + 2 + at / 100) / 1e6) for at in starts_us]
+    marks = [(at / 1e6, (at + 1) / 1e6) for at in starts_us]
+    span = DeviceSpan(0, 7, "gemm", "compute", 50e-6, 60e-6)
+    for order in (marks, marks[::-1]):
+        profile = profile_of(KinetoTrace(0, [span], marks={MARK: order}), readings, 6.0)
+        assert profile.spans[0].start_s == pytest.approx(5 + 50e-6, abs=1e-9)
+
+
 def profiles_itself(rank, world_size):
     from torch.profiler import profile
 
@@ -219,6 +276,25 @@ def fails_to_export(rank, world_size):
     torch.profiler.profile.export_chrome_trace = refused
 
 
+def exports_for_ever(rank, world_size, word=""):
+    torch.profiler.profile.export_chrome_trace = lambda self, path: threading.Event().wait()
+    if word and rank == 1:
+        raise ValueError(word)
+    dist.barrier()
+
+
+def dies_in_its_export(rank, world_size):
+    if rank == 1:
+        torch.profiler.profile.export_chrome_trace = lambda self, path: os._exit(9)
+
+
+def uses_a_gpu_unseen(rank, world_size):
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.max_memory_reserved = lambda device: 1 << 20
+    torch.cuda.memory_stats = lambda device: {}
+
+
 def test_a_program_that_profiles_itself_keeps_its_own_profile():
     run = simlib.run(profiles_itself, 2, profile=True)
     assert run.results == [True, True]
@@ -226,9 +302,14 @@ def test_a_program_that_profiles_itself_keeps_its_own_profile():
     assert run.states.on_device is None
 
 
+@pytest.mark.usefixtures("gpu_run")  # the rank server has its folder already
 @pytest.mark.parametrize(
     ("function", "error", "why"),
     [
+        (exports_for_ever, None, f"no profile of ranks 0 and 1: {UNREAD}"),
+        (partial(exports_for_ever, word="no"), simlib.RankError, f"no profile of rank 1: {UNREAD}"),
+        (dies_in_its_export, None, f"no profile of rank 1: {UNREAD}"),
+        (uses_a_gpu_unseen, None, f"no profile of ranks 0 and 1: {UNSEEN}"),
         (raises, simlib.RankError, ""),
         (dies, simlib.RankDiedError, "no profile of rank"),
         (fails_to_export, None, "no profile of ranks 0 and 1: RuntimeError: the disk is full"),
@@ -238,6 +319,9 @@ def test_no_profile_changes_how_a_run_ends_and_no_file_stays(
     function, error, why, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if UNREAD in why and function is not dies_in_its_export:
+        monkeypatch.setattr(real_run, "PROFILES_S", 0.0)
+        monkeypatch.setattr(real_run, "PROFILES_OF_FAILED_S", 0.0)
     try:
         run = simlib.run(function, 2, profile=True)
         assert error is None
@@ -248,6 +332,53 @@ def test_no_profile_changes_how_a_run_ends_and_no_file_stays(
     if function is raises:
         assert [span.name for span in run.profile[1].spans][:2] == ["aten::ones"] * 2
     assert not list(tmp_path.iterdir())
+
+
+class SlowOutput:
+    """Takes longer to flush than all took since the run was asked for."""
+
+    def __init__(self, asked_s):
+        self.asked_s, self.began_s = asked_s, []
+
+    def flush(self):
+        self.began_s.append(time.perf_counter())
+        time.sleep(self.began_s[0] - self.asked_s)
+
+
+def flushes_long(rank, world_size, asked_s):
+    sys.stdout = SlowOutput(asked_s)
+    return sys.stdout.began_s  # the first flush is still to come
+
+
+def test_idle_ends_with_the_function():
+    asked_s = time.perf_counter()
+    run = simlib.run(flushes_long, 2, args=(asked_s,), profile=True)
+    for profile, (began_s, *_) in zip(run.profile, run.results, strict=True):
+        assert not profile.spans and 0 < profile.idle_s < began_s - asked_s
+
+
+def test_what_comes_after_the_function_is_no_operator_of_it(tmp_path):
+    profiler = RankProfiler(str(tmp_path), 0)
+    profiler.start()
+    torch.ones(3)
+    profiler.function_ends()
+    torch.zeros(3)
+    profiler.write()
+    (found,) = profiles_in(str(tmp_path), 1, 0.0, {0})
+    assert {span.name for span in found.spans} == {"aten::ones"}
+
+
+def test_a_profiler_that_cannot_begin_leaves_the_function_alone(tmp_path, monkeypatch):
+    def refused(*args, **kwargs):
+        raise RuntimeError("no CUPTI")
+
+    monkeypatch.setattr(torch.profiler, "profile", refused)
+    profiler = RankProfiler(str(tmp_path), 0)
+    profiler.start()
+    profiler.function_ends()
+    profiler.write()
+    (found,) = profiles_in(str(tmp_path), 1, 0.0, {0})
+    assert found == Profile(why_none="RuntimeError: no CUPTI")
 
 
 @pytest.mark.parametrize(

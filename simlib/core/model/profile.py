@@ -46,7 +46,7 @@ class Profile:
     Attributes
     ----------
     on : {"gpu", "cpu"}
-        ``"cpu"``: there was no GPU. Spans are then the operators that the rank's own thread called,
+        ``"cpu"``: the rank used no GPU. Spans are then the operators that its own thread called,
         and nothing is known of communication.
     spans : list of DeviceSpan
         In order of their start, in seconds since the first rank entered the function. Of more than

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import mmap
@@ -9,7 +10,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -26,7 +26,7 @@ from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..rank_process.gpu_memory import reset_peaks, tell_peaks
 from ..rank_process.isolation import Baseline, begin_random_numbers
-from ..rank_process.profiling import profiled
+from ..rank_process.profiling import RankProfiler
 from ..rank_process.setup import (
     Output,
     die_with_the_kernel,
@@ -147,10 +147,15 @@ def rank_main(rank, world_size, backend_name, gpus, ties, ends):
                 writer.roll_over(request.segment)
             own = kernel.recv()
             request.per_rank_args = None if own is None else {rank: own}
-            answer = _run(request, rank, world_size, recorder)
+            profiler = RankProfiler(request.profile_folder, rank)
+            answer = _run(request, rank, world_size, recorder, profiler)
             if os.getpid() != own_pid:
                 os._exit(0)  # a child that the learner forked has come back from the function
             kernel.send_bytes(answer)
+            if profiler.folder:
+                profiler.write()
+                with contextlib.suppress(OSError):  # the kernel waits no more
+                    kernel.send(("profiled", None))
         else:
             kernel.send(("clean", _clean(baseline, recorder, membership, output)))
 
@@ -169,7 +174,7 @@ def _store_path(store):
     return store if isinstance(store, str) else f"/proc/self/fd/{store.detach()}"
 
 
-def _run(request, rank, world_size, recorder):
+def _run(request, rank, world_size, recorder, profiler):
     """Run the learner's function once; returns the answer for the kernel, as bytes."""
     request.enter_context(os.environ, **rank_environ(rank, [0] * world_size))
     begin_random_numbers(request.seeds.of_rank(rank))
@@ -180,16 +185,17 @@ def _run(request, rank, world_size, recorder):
         here.log = writer
         slow = request.slow.get(rank)
         reset_peaks()
-        with profiled(request.profile_folder, rank):
-            writer.enter()
-            try:
-                with slowed(slow, rank, recorder) if slow is not None else nullcontext():
-                    return function(rank, world_size, *args, **kwargs)
-            finally:
-                writer.leave(recorder.is_alone())
-                flush()
-                recorder.stream_ends.last_look()
-                tell_peaks(writer)
+        profiler.start()
+        writer.enter()
+        try:
+            with slowed(slow, rank, recorder) if slow is not None else contextlib.nullcontext():
+                return function(rank, world_size, *args, **kwargs)
+        finally:
+            writer.leave(recorder.is_alone())
+            profiler.function_ends()
+            flush()
+            recorder.stream_ends.last_look()
+            tell_peaks(writer)
 
     return returned.answer_of(call, request.execution_context.is_script)
 

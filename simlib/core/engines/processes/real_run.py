@@ -63,6 +63,8 @@ from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, w
 
 POLL_S = 0.02
 """How often the kernel looks at the ranks while none of them has anything to say."""
+PROFILES_S, PROFILES_OF_FAILED_S = 600.0, 10.0
+"""How long ranks may take to read what their profilers saw: after a run, and after a failed one."""
 SETTLE_S = 1.5
 """How long, after a first failure, ranks that still compute may take to fail on their own.
 
@@ -378,14 +380,18 @@ class ProcessEngine(Engine):
             number=monitor.world.begin_run(),
             profile_folder=monitor.profile_folder,
         )
-        return monitor.until_the_end(request)
+        failure = monitor.until_the_end(request)
+        if self.profile:
+            monitor.await_profiles(PROFILES_S if failure is None else PROFILES_OF_FAILED_S)
+        return failure
 
     def make_run(self, monitor: ProcessMonitor) -> Run:
         """The `Run` of what the monitor knows now."""
         run = make_run(monitor)
         if self.profile:
             began_s = origin_of(monitor)
-            run.profile = profiles_in(monitor.profile_folder, self.world_size, began_s)
+            folder, size = monitor.profile_folder, self.world_size
+            run.profile = profiles_in(folder, size, began_s, monitor.answers)
         return run
 
     def complete(
@@ -426,6 +432,7 @@ class ProcessMonitor(RunMonitor):
         self.world = world
         if engine.profile:
             self.profile_folder = tempfile.mkdtemp(prefix="simlib-profile-")
+        self._profiled: set[int] = set()
         self.without_gpus = SEES_NO_GPU if engine.gpus == NO_GPU else ""
         self._watcher = None
         every_s = seconds_between_lines(asked.watch) if asked.watch else None
@@ -476,6 +483,14 @@ class ProcessMonitor(RunMonitor):
                 return found
         self._take_in(0)
         return self.failure()
+
+    def await_profiles(self, most_s: float) -> None:
+        """Let ranks that have answered read what their profilers saw, for at most so long."""
+        until_s = time.monotonic() + most_s
+        self._display.status("ranks read what their profilers saw ...")
+        while self.answers.keys() - self._profiled and time.monotonic() < until_s:
+            self._take_in(POLL_S)
+        self._display.status("")
 
     def _keep_watch(self) -> bool:
         """Of a run that is watched, keep up with the logs; returns whether ops disagree."""
@@ -546,6 +561,9 @@ class ProcessMonitor(RunMonitor):
                 self.read_native(rank)
             elif sort == "answer" and rank.rank not in self.answers:
                 self._read_answer(rank)
+            elif sort == "answer" and self.profile_folder:  # it is done with that, or has died
+                self._forget(rank.control)
+                self._profiled.add(rank.rank)
             elif sort == "death" and rank.rank not in self.deaths:
                 self._note_death(rank)
 
@@ -604,6 +622,11 @@ class ProcessMonitor(RunMonitor):
             pass
         self._forget(rank.process.sentinel)
         rank.process.join()
+        if self.profile_folder:
+            if rank.rank not in self.answers and rank.control.poll():  # both at one moment
+                self._read_answer(rank)
+            if rank.rank in self.answers:
+                return  # what it did was over
         code = self.deaths[rank.rank] = rank.process.exitcode
         if rank.rank not in self.kill:
             why = why_killed(code, self._memory_kills, rank.process.pid)

@@ -30,5 +30,10 @@ def tell_peaks(log: OpLogWriter) -> None:
             log.tell_gpu_memory(device, allocated, reserved)
 
 
+def has_used_a_gpu() -> bool:
+    """Whether the rank has held memory of a GPU since `reset_peaks`."""
+    return any(torch.cuda.max_memory_reserved(device) for device in _devices())
+
+
 def _devices():
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)

@@ -1,7 +1,8 @@
 """torch's profiler around the function of a rank, and what it saw, on its way to the kernel.
 
 The kernel makes a folder, and removes it with all that is in it, whatever becomes of the ranks.
-Each rank has its profiler write there, reads that, and leaves its `Profile` in a file.
+Each rank answers first, as without a profiler. Then it has the profiler write into the folder,
+reads that, leaves its `Profile` in a file, and tells the kernel that it is done.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from ...model.profile import Profile
 from ...record import torch_inside
 from ...record.kineto import KinetoTrace, read_kineto
+from .gpu_memory import has_used_a_gpu
 
 MARK = "simlib: what time is it"
 MARKS = 8
@@ -27,29 +29,69 @@ OWN = (
     "the program uses torch.profiler itself, and a process has one profiler: read what the "
     "program's own has seen, or leave it out"
 )
+UNSEEN = (
+    "the rank used a GPU, and torch's profiler saw nothing there: a container may forbid it, or "
+    "another profiler may hold the GPU"
+)
+UNREAD = "reading what its profiler saw took too long, or too much memory: profile fewer steps"
 
 
-@contextlib.contextmanager
-def profiled(folder: str, rank: int) -> Iterator[None]:
-    """Profile the block and leave its `Profile` in the folder; nothing where that is ``""``."""
-    if not folder:
-        yield
-        return
-    from torch.profiler import profile  # no other run needs it
+class RankProfiler:
+    """torch's profiler around one call of a rank's function; nothing where the folder is ``""``."""
 
-    profiler = profile()
-    profiler.start()
-    readings = _read_both_clocks()
-    try:
-        yield
-    finally:
-        ended_s = time.perf_counter()
+    def __init__(self, folder: str, rank: int) -> None:
+        self.folder = folder
+        self._rank = rank
+        self._profiler: Any = None
+        self._readings: list[tuple[float, float]] = []
+        self._ended_s = 0.0
+        self._why_none = "the rank did not enter its function"
+
+    def start(self) -> None:
+        """Begin, just before the function; where that fails, the function runs without."""
+        if not self.folder:
+            return
         try:
-            found = _seen(profiler, readings, ended_s, Path(folder, f"trace{rank}.json"))
+            from torch.profiler import profile  # no other run needs it
+
+            self._profiler = profile()
+            self._profiler.start()
+            self._readings = _read_both_clocks()
+            self._why_none = ""
+        except Exception as error:
+            self._why_none = f"{type(error).__name__}: {error}"
+
+    def function_ends(self) -> None:
+        """Note when the rank leaves its function."""
+        self._ended_s = time.perf_counter()
+
+    def write(self) -> None:
+        """Leave the `Profile` in the folder, as far as there is one."""
+        try:
+            why = self._why_none
+            found = Profile(why_none=why) if why else self._seen()
         except Exception as error:
             found = Profile(why_none=f"{type(error).__name__}: {error}")
         with contextlib.suppress(OSError):  # the kernel has given the run up
-            Path(folder, f"rank{rank}.json").write_text(json.dumps(found.to_record()))
+            path = Path(self.folder, f"rank{self._rank}.json")
+            path.write_text(json.dumps(found.to_record()))
+
+    def _seen(self) -> Profile:
+        """End the profiler and read what it has seen."""
+        if not torch_inside.is_profiled():  # another one has taken its place, and ended
+            return Profile(why_none=OWN)
+        path = Path(self.folder, f"trace{self._rank}.json")
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(path))
+        if path.stat().st_size > MOST_BYTES:
+            size = f"{MOST_BYTES >> 20} MiB"
+            return Profile(why_none=f"the profiler wrote more than {size}: profile fewer steps")
+        trace = read_kineto(path)
+        if len(trace.marks.get(MARK, ())) != len(self._readings):
+            return Profile(why_none=OWN)
+        if not trace.device_spans and has_used_a_gpu():
+            return Profile(why_none=UNSEEN)
+        return profile_of(trace, self._readings, self._ended_s)
 
 
 def _read_both_clocks() -> list[tuple[float, float]]:
@@ -65,26 +107,12 @@ def _read_both_clocks() -> list[tuple[float, float]]:
     return readings
 
 
-def _seen(profiler: Any, readings: list, ended_s: float, path: Path) -> Profile:
-    """End the profiler and read what it has seen."""
-    if not torch_inside.is_profiled():  # another one has taken its place, and ended
-        return Profile(why_none=OWN)
-    profiler.stop()
-    profiler.export_chrome_trace(str(path))
-    if path.stat().st_size > MOST_BYTES:
-        return Profile(why_none="the profiler wrote more than 512 MiB: profile fewer steps")
-    trace = read_kineto(path)
-    if MARK not in trace.marks:
-        return Profile(why_none=OWN)
-    return profile_of(trace, readings, ended_s)
-
-
 def profile_of(trace: KinetoTrace, readings: list[tuple[float, float]], ended_s: float) -> Profile:
     """The `Profile` of a trace in which `MARK` was set at these readings of another clock.
 
     The mark lies within its reading: that which leaves least room tells the difference best.
     """
-    pairs = list(zip(readings, trace.marks[MARK], strict=True))
+    pairs = list(zip(readings, sorted(trace.marks[MARK]), strict=True))
     (before_s, after_s), (start_s, end_s) = min(
         pairs, key=lambda pair: (pair[0][1] - pair[0][0]) - (pair[1][1] - pair[1][0])
     )
@@ -96,17 +124,21 @@ def profile_of(trace: KinetoTrace, readings: list[tuple[float, float]], ended_s:
     moved = [
         replace(span, start_s=span.start_s + shift_s, end_s=span.end_s + shift_s) for span in spans
     ]
+    if on == "cpu":  # what the rank returned is put into bytes before the profiler ends
+        moved = [span for span in moved if span.start_s < ended_s]
     return Profile.of(on, moved, readings[-1][1], ended_s)
 
 
-def profiles_in(folder: str, world_size: int, origin_s: float) -> list[Profile | None]:
-    """By rank, what ranks have left in the folder; None of one that did not come to it."""
+def profiles_in(
+    folder: str, world_size: int, origin_s: float, answered: Container[int]
+) -> list[Profile | None]:
+    """By rank, what ranks have left in the folder; None of one that has not ``answered``."""
     found: list[Profile | None] = []
     for rank in range(world_size):
         try:
             record = json.loads(Path(folder, f"rank{rank}.json").read_text())
         except (OSError, ValueError):
-            found.append(None)
+            found.append(Profile(why_none=UNREAD) if rank in answered else None)
         else:
             found.append(Profile.of_record(record).since(origin_s))
     return found
