@@ -10,6 +10,7 @@ from jobs import by_job
 
 import simlib
 from simlib.classroom.grading.sandbox import environment
+from simlib.core.engines.options import ByRank
 from simlib.core.engines.processes.rank_main import Gpus
 from simlib.core.engines.processes.real_run import SEES_NO_GPU, run_script
 from simlib.core.engines.virtual.simulated_run import simulate_script
@@ -204,6 +205,26 @@ def test_ranks_that_see_gpus_are_told_how_to_share_them(two_gpus):
     assert "rank % torch.cuda.device_count() is one that is." in str(caught.value)
 
 
+def raises(rank, world_size, error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ValueError("my invalid device ordinal in config.yaml"), ""),
+        (RuntimeError("CUDA error: out of memory"), "take a smaller batch"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"), "take a smaller batch"),
+    ],
+)
+def test_advice_fits_the_error(error, advice):
+    with pytest.raises(simlib.RankError) as caught:
+        simlib.run(raises, 1, args=(error,))
+    told = str(caught.value)
+    assert advice in told and BUILT_WITHOUT not in told and SEES_NO_GPU not in told
+    assert "LAUNCH_BLOCKING" not in told
+
+
 class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
 
@@ -232,6 +253,7 @@ LAYER, USES_A_GLOBAL, HAS_ONE, TAKES = of_a_notebook()
     ("function", "args", "kwargs", "name"),
     [
         (TAKES, (1, LAYER.weights), None, "argument 1"),
+        (TAKES, ByRank([(1,), (LAYER.weights,)]), None, "argument 0"),
         (TAKES, (), {"net": LAYER}, "argument 'net'"),
         (USES_A_GLOBAL, (), None, "the global 'layer'"),
         (HAS_ONE, (), None, "the outer variable 'own'"),

@@ -41,6 +41,11 @@ _WANTS_GPU = re.compile(
     "|No supported gpu backend"
 )
 """What torch and Lightning say to a program that asks for a GPU where it sees none."""
+_TYPES_OF_GPU_ERRORS = (
+    "RuntimeError", "AcceleratorError", "AssertionError", "MisconfigurationException",
+)  # fmt: skip
+"""What torch and Lightning raise then; words like theirs in another error are a program's own."""
+_NO_GPU_MEMORY = ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
 
@@ -109,7 +114,8 @@ def _failure(word, content, without_gpus):
 
 def _advice(report, without_gpus):
     """What to do about errors whose own words do not say it."""
-    if without_gpus and _WANTS_GPU.search(report.message):
+    of_torch = report.type in _TYPES_OF_GPU_ERRORS
+    if without_gpus and of_torch and _WANTS_GPU.search(report.message):
         if torch.backends.cuda.is_built():
             return without_gpus
         return "This torch has been built without CUDA: keep tensors on the CPU."
@@ -121,8 +127,10 @@ def _advice(report, without_gpus):
             return f"torch {torch.__version__} {what}."
     if report.type in ("BdbQuit", "EOFError"):
         return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
-    if "invalid device ordinal" in report.message:
+    if of_torch and "invalid device ordinal" in report.message:
         return "It names a GPU that is not there: rank % torch.cuda.device_count() is one that is."
+    if report.message.startswith(_NO_GPU_MEMORY):
+        return "The GPU has no memory left: take a smaller batch, or fewer ranks on this GPU."
     if report.message.startswith("CUDA error: "):
         return (
             "A GPU reports an error late, so an earlier line may have caused it. Set "

@@ -405,7 +405,11 @@ def program_of_function(
     """The `Program` of a rank function; ``without_gpus`` says that its ranks see no GPU."""
     own = None
     if isinstance(args, ByRank):
-        own, args = [cloudpickle.dumps(tuple(one), protocol=5) for one in args], ()
+        own = [cloudpickle.dumps(tuple(one), protocol=5) for one in args]
+        for one, packed in zip(args, own, strict=True):
+            if without_gpus and b"cuda" in packed:
+                _refuse_tensors_on_gpus(function, one, kwargs, without_gpus)
+        args = ()
     payload = pack(function, args, kwargs, world_size)
     if without_gpus and b"cuda" in payload:  # a tensor on a GPU says so
         _refuse_tensors_on_gpus(function, args, kwargs, without_gpus)
@@ -544,6 +548,7 @@ class _OfTheCpu(cloudpickle.Pickler):
     """Stops at a tensor that is on a GPU, whatever holds it."""
 
     def reducer_override(self, value):
+        # Not imported: a notebook without torch sends no tensor, and torch takes seconds to load.
         if isinstance(value, sys.modules["torch"].Tensor) and value.is_cuda:
             raise _OnGpu(value.device)
         return super().reducer_override(value)
