@@ -10,6 +10,7 @@ import collections
 import functools
 import operator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -339,3 +340,56 @@ def test_what_was_found_in_calls_belongs_to_their_run():
     for sizes in ((4, 8), (8, 4), (4,)):
         run = simlib.run(of_shapes, 2, args=sizes)
         assert [op.shapes for op in run.trace.of_rank(0)] == [((size,),) for size in sizes]
+
+
+class Together:
+    """A transport that begins messages together, as NCCL's group calls do."""
+
+    supports_coalescing = True
+
+    def __init__(self, inner):
+        self._inner, self.calls, self._held = inner, [], []
+
+    def _start_coalescing(self, device):
+        self.calls.append("start")
+
+    def send(self, *args):
+        self.calls.append("send")
+        self._held.append(lambda: self._inner.send(*args))
+
+    def recv(self, *args):
+        self.calls.append("recv")
+        self._held.append(lambda: self._inner.recv(*args))
+
+    def _end_coalescing(self, device):
+        self.calls.append("end")
+        self._works = [begin() for begin in self._held]
+        return self
+
+    def wait(self, *timeout):
+        while self._works:
+            self._works.pop().wait()
+        return True
+
+
+def both_send_first(rank, world_size):
+    world = dist.group.WORLD
+    together = Together(world._group)
+    ((device, sort, _),) = world.transport.registered
+    world.transport = replace(world.transport, registered=((device, sort, together),))
+    world._group = together
+    x, other = torch.full((2,), float(rank)), torch.zeros(2)
+    messages = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    for request in dist.batch_isend_irecv(messages):
+        request.wait()
+    return together.calls, other.tolist()
+
+
+def test_messages_of_a_batch_begin_together():
+    run = simlib.run(both_send_first, 2, strict=True)
+    calls = ["start", "send", "recv", "end"]
+    assert run.results == [(calls, [1.0, 1.0]), (calls, [0.0, 0.0])]
+    assert [(op.kind, op.end_s is None) for op in run.trace.of_rank(0)] == [
+        ("send", False),
+        ("recv", False),
+    ]

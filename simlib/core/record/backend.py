@@ -34,6 +34,7 @@ _torch_init = c10d.init_process_group
 _torch_spawn = torch.multiprocessing.spawn
 _torch_destroy = c10d.destroy_process_group
 _torch_monitored_barrier = c10d.monitored_barrier
+_torch_batch = c10d.batch_isend_irecv
 
 
 def member(recorder: Recorder, backend: Backend) -> Callable:
@@ -97,6 +98,7 @@ def install(
         module.init_process_group = _checking_init_process_group(spoken)
         module.destroy_process_group = _destroy_process_group
         module.monitored_barrier = _monitored_barrier
+        module.batch_isend_irecv = _batch_isend_irecv
     torch.multiprocessing.spawn = _spawn
 
 
@@ -166,6 +168,22 @@ def _monitored_barrier(group=dist.GroupMember.WORLD, *args, **kwargs):
     if isinstance(ours, RecordingGroup):
         refuse_what_is_lacking("monitored_barrier", ours.transport.default_capabilities)
     return _torch_monitored_barrier(group, *args, **kwargs)
+
+
+def _batch_isend_irecv(p2p_op_list):
+    """`batch_isend_irecv`: its messages begin together where the backend can do that, as NCCL.
+
+    torch asks it of its own class of groups only. One after the other, two ranks that both send
+    first would wait for each other.
+    """
+    first = p2p_op_list[0] if p2p_op_list else None
+    if isinstance(first, dist.P2POp):
+        group = first.group if first.group is not None else dist.group.WORLD
+        if isinstance(group, RecordingGroup):
+            with group.together(first.tensor.device) as works:
+                works += _torch_batch(p2p_op_list)
+            return works
+    return _torch_batch(p2p_op_list)
 
 
 def _check_init(spoken, backend, told, true):

@@ -8,10 +8,11 @@ the place of torch's own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -265,6 +266,25 @@ class RecordingGroup(GroupOfItsOwn):
         work = make(self._pass_on(start, method, *args), self._recorder, start, source)
         work.limit, work.gpu = self._limit, gpu
         return self._keep(work, flags, buffers)
+
+    @contextlib.contextmanager
+    def together(self, device: torch.device) -> Iterator[list]:
+        """Messages begin together that are posted within; yields a list for their requests.
+
+        Where the backend of this device cannot do that, they begin one after the other.
+        """
+        works: list[RecordedWork] = []
+        backends = {of.type: backend for of, _, backend in self.transport.registered}
+        if not getattr(backends.get(device.type), "supports_coalescing", False):
+            yield works
+            return
+        self._group._start_coalescing(device)
+        try:
+            yield works
+        finally:
+            whole = self._group._end_coalescing(device)
+            for work in works:
+                work.is_part_of(whole)
 
     def _check_message_fingerprint(self, start, src, dst, tag, tensor):
         meeting = self._definition, src, dst, tag

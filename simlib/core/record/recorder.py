@@ -374,6 +374,10 @@ class RecordedWork(_Request, dist.Work):
         self._let_go()
         return result
 
+    def is_part_of(self, whole: Any) -> None:
+        """Its op began together with others, and ``whole`` is the transport's request for all."""
+        self._work = whole
+
     def _let_go(self):
         self._recorder.requests.pop(self.start, None)
         if self.is_number:  # anything larger would hold a learner's memory
