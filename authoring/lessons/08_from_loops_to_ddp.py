@@ -78,7 +78,7 @@ for shard, wait in ((False, False), (True, False), (True, True)):
 # %% [markdown]
 # DDP splits **neither the input nor the model**. Each rank holds all 431,080 weights and works on what
 # you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work: two
-# computers did the work of one. (2.88 ms more: 3 x 32 images, 30 us each on the slow rank.) Sharding
+# computers did the work of one. Sharding
 # is your line, or the `DistributedSampler`'s (lesson 07). A model that does not fit one rank is a matter for
 # [lesson 10](10_splitting_the_model.ipynb). And the barrier changed nothing but the time: the all_reduce of
 # each step holds the ranks together, as far as the data require (lesson 04).
@@ -335,7 +335,7 @@ simlib.guess(guess, "yes" if are_equal else "no", of=("yes", "no"))
 #
 # Six equal layers, a bucket each, on four modelled ranks: 10 Gbit/s, devices of 12.5 Gflop/s. `tower`
 # is a step of such a model, and says how long it took. The pictures show three such layers, without overlap, then
-# with it, at the same scale. (The clock does not begin at 0, as the constructor's broadcasts came before.) In the
+# with it, at the same scale. In the
 # first one the long bar is the whole forward **and** backward. What will the second look like?
 
 # %%
@@ -459,18 +459,22 @@ picture
 # By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$. The last line has it in
 # numbers of this machine: $b$ from the step without DDP (the little forward counted in), $c$ from what
 # "no overlap" takes longer. Gloo's threads need cores, too: where others hold them, less is saved.
-# Pale strips are requests in flight while a rank works: the overlap.
+#
 #
 # ## On a GPU: streams
 #
-# A GPU takes its work from **streams**, queues of kernels and copies. Order holds within a stream. Between two
-# it holds only by an *event*: one stream waits until the other has passed it. Python fills the queues and runs
-# ahead. `loss.item()` needs a number in Python, so it waits for the GPU, and the lead is gone.
+# A *kernel* is a function that runs on the GPU. Python puts kernels and copies into a queue, a **stream**, and
+# runs ahead. The GPU works through each queue in order. Two streams run in any order. To force one, stream A
+# records an *event*, and stream B waits until A has reached it. `loss.item()` needs a number in Python, so
+# Python waits until the GPU has computed it.
 #
-# One stream zeroes a gradient, fills it in backward, zeroes it again a step later. Another copies it, to be
-# sent. In how many of the four orders is the copy wrong? Then a **recorded** run: two ranks of DDP share an
-# H100, by Gloo. Stream 7 computes, and each bucket has a stream for its copies. Rank 1 begins with a
-# kernel that takes time. Does its Python wait?
+# One stream does: zero a gradient, backward, zero it again for the next step. Another copies the gradient, to
+# send it. The copy can fall in four places. In how many is it wrong?
+#
+# Then a **recorded** run: the second step of two ranks of DDP that share one H100, by Gloo (torch 2.11,
+# November 2026; seven layers of 1,024 in buckets of 8 MiB; drawn from torch's profiler). Stream 7 computes. Each
+# all_reduce has another stream for its copies. Rank 1 first starts a kernel that only spins, the long bar. Does
+# its Python wait for it?
 
 # %%
 guess = None  # in how many of four orders is the copy wrong, without events?
@@ -498,17 +502,22 @@ for rank, profile in enumerate(run.profile):
 run.timeline(between=(0.04, 0.085))
 
 # %% [markdown]
-# Without events three of four orders are wrong. Timing chooses: wrong numbers, now and then. DDP
-# has both: the copy waits for backward, and `wait` lets the computing stream wait for the sum.
+# Without events three of four orders are wrong. Timing chooses one, so numbers are wrong now and then. torch's
+# backends set both events: the copy waits for backward, and after `wait` stream 7 waits for the sum.
 #
-# Rank 0's first buckets leave while stream 7 still computes: overlap. Rank 1's Python did not wait: it posted
-# its first bucket 5.8 ms before the GPU came to it. Rank 0 waits all the same.
-# A **CUDA graph** launches a recorded step without Python.
+# A rank's upper lane is Python; "computing" says only that no blocking call was recorded. Rank 1's Python
+# did not wait to *post*: it posted its first bucket at 56.9 ms, and the GPU copied it at 62.7. Rank 0's first
+# two copies begin before its backward ends: that is overlap. Then its stream 7 is idle for 30 ms: rank 0
+# waits for rank 1.
+#
+# Where Python is too slow, a **CUDA graph** starts all stored launches of a step by one call.
 #
 # <details><summary>With a GPU of your own</summary>
 #
-# `simlib.run(tower, 2, (DistributedDataParallel,), gpus=True, profile=True)`, with `.cuda()` behind model and
-# input in `tower`; then look at `run.states`.
+# In `tower`, write `.cuda()` behind `nn.Sequential(...)`, and `device="cuda"` into `torch.ones`. Take small
+# buckets: `wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=1)`. Then
+# `simlib.run(tower, 2, (wrap, LAYERS, WIDTH, BATCH, 4), gpus=True, profile=True).timeline()`: do copies start
+# before stream 7 ends? (Gloo adds on the CPU, so `run.states` has no communication on the GPU.)
 #
 # </details>
 #
@@ -629,8 +638,7 @@ print("right" if right else "not yet: one all_reduce, and the gradient of one pr
 # </details>
 #
 # A quarter of the bytes, or an eighth. (torch's 7: one bucket in its first backward, then two, as the first bucket's
-# default cap is 1 MiB. Summing what is already a mean with new local gradients, and averaging again,
-# happens to be right, too: all ranks hold the same mean.) Note that forward **and** backward stand inside
+# default cap is 1 MiB.) Note that forward **and** backward stand inside
 # `no_sync`.
 #
 # ## Uneven inputs: join
@@ -664,8 +672,7 @@ for by_all in (True, False):
 
 # %% [markdown]
 # By default the divisor stays R, so step 3 counts half: right if every *example* is to weigh the
-# same. With `divide_by_initial_world_size=False` every *step* does. `DistributedSampler` avoids the
-# question: it repeats some examples (lesson 07).
+# same. With `divide_by_initial_world_size=False` every *step* does.
 #
 # ## Fewer bytes: communication hooks
 #
@@ -855,7 +862,7 @@ print("gradient off by less than 1e-6:", off < 1e-6)
 # Modelled GPUs hang on a bus of 12 GB/s (PCIe's order). Device 0 deals out inputs **and all weights**, collects
 # outputs, deals out their gradients, collects gradients: on 4 devices $2(R-1) = 6$ times 1.7 MB pass its link at
 # every step. DDP's ranks keep their weights; each sends and receives $2\frac{R-1}{R} = 1.5$ gradients. With
-# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies. torch's own documentation advises DDP also for one computer.
+# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies.
 #
 # </details>
 
@@ -894,9 +901,8 @@ for devices in (2, 4, 8, 16):
 # The script of the kind that the lecture gives (DTU's MLOps course): an address where the ranks meet
 # (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there), `init_process_group`, DDP, a training step,
 # `destroy_process_group`. `mp.spawn` within the script sets nothing and calls `train(rank, 2)`: you choose the address. `torchrun`
-# sets everything; `LOCAL_RANK` is the rank's number on its node, that is, its GPU. If one rank dies, it ends the others; with
-# `--max-restarts 3` it then starts **all** again ([lesson 14](14_stragglers_and_failures.ipynb)).
-# `torch.distributed.launch` is a shell around it that adds `--local-rank=1` to the script's arguments. `mpiexec` (MPICH's)
+# sets everything; `LOCAL_RANK` is the rank's number on its node, that is, its GPU.
+# `mpiexec` (MPICH's)
 # knows nothing of torch and sets `PMI_RANK` and `PMI_SIZE`.
 #
 # </details>
