@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.engines.virtual.simulated_run import simulate
 from ...core.model.cluster import Cluster
-from ...core.model.ledger import Ledger
 from ...core.model.words import seconds_text
 from ..parts import MEMORY, TIME
 from .rules import Rule, are_enough
 from .verdict import values_are_right
 
 if TYPE_CHECKING:
+    from ...core.model.ledger import Ledger
     from ...core.results.run import Run
 
 ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
@@ -166,5 +166,5 @@ class Fits(Simulated):
 
 def largest_of(run: Run) -> Ledger:
     """The `Ledger` of the rank that held most."""
-    ledgers = (one for one in run.memory or () if isinstance(one, Ledger))
+    ledgers: Any = run.memory  # of a simulation
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)
