@@ -10,7 +10,8 @@ among themselves; optionally all messages between nodes cross one shared backbon
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,24 +44,48 @@ class Link:
 class Device:
     """What a rank computes with.
 
+    With ``flops_per_s`` alone, an operation takes its floating-point operations over that rate.
+    With ``rates`` or ``memory_Bps`` it takes the longer of its arithmetic and of its bytes.
+
     Parameters
     ----------
     flops_per_s : float
-        Floating-point operations per second.
+        Floating-point operations per second, of each dtype that ``rates`` does not name.
     memory_bytes : float
         Memory of one rank.
     reduce_Bps : float
         Bytes per second at which received data are added to one's own; no limit means that
         reductions take no time.
+    rates : dict of str to float, optional
+        Floating-point operations per second by dtype: ``{"bfloat16": 989e12, "float32": 67e12}``.
+    memory_Bps : float
+        Bytes per second that an operation reads and writes.
+    launch_s : float
+        Seconds that the rank takes to begin one operation.
+    workspace_bytes : int
+        Memory that matrix products need beside the tensors.
+    asynchronous : bool
+        Whether the device works through queues, as a GPU does: the rank begins operations and goes
+        on, and waits for them where it asks for a value.
     """
 
     flops_per_s: float = math.inf
     memory_bytes: float = math.inf
     reduce_Bps: float = math.inf
+    rates: Mapping[str, float] | None = field(default=None, hash=False)
+    memory_Bps: float = math.inf
+    launch_s: float = 0.0
+    workspace_bytes: int = 0
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in ("flops_per_s", "memory_bytes", "reduce_Bps", "memory_Bps"):
             check_number(name, getattr(self, name), above=True)
+        for dtype, rate in (self.rates or {}).items():
+            check_number(f"rates[{dtype!r}]", rate, above=True)
+        check_number("launch_s", self.launch_s)
+        check_count("workspace_bytes", self.workspace_bytes, low=0)
+        check_type("asynchronous", self.asynchronous, bool)
 
 
 FREE = Link(0.0, math.inf)
