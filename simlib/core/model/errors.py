@@ -115,6 +115,10 @@ class RefusedType(InvalidCallError, TypeError):
     """The same, where torch raises a TypeError."""
 
 
+class RefusedIndex(InvalidCallError, IndexError):
+    """The same, where torch raises an IndexError."""
+
+
 class RefusedLayout(InvalidCallError, NotImplementedError):
     """The same, where torch has no such op for these tensors, or for none at all."""
 

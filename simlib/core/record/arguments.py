@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..model.errors import RefusedCall, RefusedLayout, RefusedType, RefusedValue
+from ..model.errors import RefusedCall, RefusedIndex, RefusedLayout, RefusedType, RefusedValue
 from .transports.backends import BITS, OPS, TORCHS_TAGS, Capabilities
 
 # Messages
@@ -400,9 +400,10 @@ def _check_all_to_all_single(args, size, *_):
                 f"the {name} of all_to_all_single must be contiguous, its elements one after the "
                 "other in memory, which a transposed tensor is not: pass x.contiguous()"
             )
+    refused = RefusedIndex if output_splits or input_splits else RefusedCall
     for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
         if whole.ndim == 0:
-            raise RefusedCall(
+            raise refused(
                 f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "
                 "has none: pass x.reshape(1)"
             )
