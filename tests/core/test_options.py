@@ -1,6 +1,8 @@
 """Options that belong together, as one object or each by its own keyword."""
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import simlib
 from simlib.core.engines import options
@@ -76,3 +78,16 @@ def test_no_faults_are_not_looked_at():
 def test_what_only_another_call_takes_is_refused_and_not_left_out(call, given, words):
     with pytest.raises(simlib.InvalidCallError, match=words):
         call(three, 3, **given)
+
+
+def test_a_function_takes_ops_and_modules_of_torch_along():
+    """They are no plain modules, functions and classes, which alone cloudpickle knows by name."""
+    kept = {torch.ops.aten.mm.default, torch.ops.aten.mm}
+
+    def main(rank, world_size):
+        with sdpa_kernel(SDPBackend.MATH):
+            is_on = torch.backends.cuda.flash_sdp_enabled()
+        is_filled = torch.utils.deterministic.fill_uninitialized_memory
+        return kept == {torch.ops.aten.mm.default, torch.ops.aten.mm}, is_on, is_filled
+
+    assert simlib.simulate(main, 1).results == [(True, False, True)]

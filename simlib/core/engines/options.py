@@ -7,7 +7,6 @@ together as one object: `Faults`, `Restarts`, `Diagnosis`, `Network`, `Measureme
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import numbers
@@ -21,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
-import cloudpickle.cloudpickle as cloudpickle_state
 
 from ..model.chance import Failures, Seeds, Slow, check_slow
 from ..model.cluster import Cluster, Topology
@@ -32,6 +30,7 @@ from ..model.errors import (
     check_choice,
     check_seconds,
 )
+from .sent_by_name import learn_names
 
 if TYPE_CHECKING:
     from ..results.run import Run
@@ -477,40 +476,13 @@ def module(rank: int, world_size: int, name: str) -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def _reduce_cached(cached):
-    """What cloudpickle sends of a function with a cache (`functools.lru_cache`).
-
-    By itself it sends a name, which no rank knows where the function is a notebook's.
-    """
-    found = cloudpickle_state._lookup_module_and_qualname(cached)
-    if found and not cloudpickle_state._is_registered_pickle_by_value(found[0]):
-        return found[1]
-    return _cached_again, (cached.__wrapped__, cached.cache_parameters())
-
-
-def _cached_again(function, parameters):
-    return functools.lru_cache(**parameters)(function)
-
-
-def _property_again(function, name):
-    made = functools.cached_property(function)
-    made.attrname = name
-    return made
-
-
-cloudpickle.Pickler.dispatch_table[type(functools.cache(len))] = _reduce_cached
-cloudpickle.Pickler.dispatch_table[functools.cached_property] = lambda one: (
-    _property_again,
-    (one.func, one.attrname),
-)
-
-
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
     """The function and its arguments as bytes; a clear error where something cannot travel."""
     if not isinstance(args, (tuple, list)):
         raise InvalidCallError(f"args={args!r} must be a tuple: for one argument args=({args!r},)")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidCallError(f"kwargs={kwargs!r} must be a dict: kwargs={{'name': value}}")
+    learn_names()
     try:
         payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})), protocol=5)
     except Exception as error:
