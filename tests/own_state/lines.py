@@ -16,6 +16,7 @@ import warnings
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_forward_hook
 
 COUNT = []
 
@@ -104,6 +105,24 @@ def default_dtype(rank):
     return str(found)
 
 
+def modes_of_torch(rank):
+    torch.use_deterministic_algorithms(bool(rank))
+    dist.barrier()
+    found = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    return found
+
+
+def global_hooks(rank):
+    calls = []
+    handle = register_module_forward_hook(lambda *_: calls.append(rank))
+    dist.barrier()
+    torch.nn.ReLU()(torch.ones(1))
+    dist.barrier()
+    handle.remove()
+    return calls
+
+
 def warning_filters(rank):
     warnings.filterwarnings("ignore", f"of rank {rank}")
     dist.barrier()
@@ -127,6 +146,8 @@ LINES = {
     "start method": start_method,
     "command line": command_line,
     "default dtype": default_dtype,
+    "modes of torch": modes_of_torch,
+    "global hooks": global_hooks,
     "warning filters": warning_filters,
     "order of sets": order_of_sets,
 }
@@ -143,6 +164,8 @@ WANTED = {
     "start method": lambda rank: "spawn" if rank else "fork",
     "command line": str,
     "default dtype": lambda rank: ["torch.float64", "torch.float32", "torch.bfloat16"][rank],
+    "modes of torch": bool,
+    "global hooks": lambda rank: [rank],
     "warning filters": lambda rank: 1,
 }
 """Of the other lines: what a rank finds where it has its own."""

@@ -213,6 +213,52 @@ class _AtImport:
         return spec
 
 
+class _Flag:
+    """A flag of torch's C++ part, which all threads share, as an attribute."""
+
+    def __init__(self, read, write):
+        self._read, self._write = read, write
+
+    @property
+    def value(self):
+        return self._read()
+
+    @value.setter
+    def value(self, value):
+        self._write(value)
+
+
+def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
+    """Where and what the functions are that set flags of torch's C++ part, and the flags.
+
+    Each flag has an attribute ``value``, to read and to set.
+    """
+    inside = torch._C
+    names = "float32_matmul_precision", "mkldnn_enabled", "sdp_priority_order", "warnAlways"
+    readers = {f"_set_{name}": f"_get_{name}" for name in names}
+    kernels = "flash", "mem_efficient", "math", "cudnn", "overrideable"
+    readers |= {f"_set_sdp_use_{name}": f"_get_{name}_sdp_enabled" for name in kernels}
+    found = [
+        (inside, name, _Flag(getattr(inside, reader), getattr(inside, name)))
+        for name, reader in readers.items()
+        if hasattr(inside, name) and hasattr(inside, reader)
+    ]
+    set_deterministic, set_anomaly = inside._set_deterministic_algorithms, torch.set_anomaly_enabled
+    deterministic = _Flag(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: set_deterministic(value[0], warn_only=value[1]),
+    )
+    anomaly = _Flag(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: set_anomaly(*value),
+    )
+    found.append((inside, "_set_deterministic_algorithms", deterministic))
+    return [*found, (torch, "set_anomaly_enabled", anomaly)]
+
+
 def is_profiled() -> bool:
     """Whether a profiler watches this process."""
     return torch._C._autograd._profiler_enabled()

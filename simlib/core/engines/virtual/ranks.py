@@ -199,6 +199,7 @@ class Ranks:
         local.beside = self._simulation.time.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
         local.before_output = functools.partial(self._before_output, rank)
+        local.about_to_change = self.state.modes.about_to_change
         if not per_rank.own_folder():
             self._modules.shared["the working folder"] = "this system gives a thread none"
         local.beside.handed_on = {

@@ -1,8 +1,8 @@
 """What each simulated rank has to itself although it is only a thread.
 
 torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
-the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype,
-modules, loggers, the working folder and the process id.
+the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype and
+other modes, modules, loggers, the working folder and the process id.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
 from . import process_state, started, surroundings
+from .modes import own_modes
 from .modules import ModulesInTurn
 from .process_state import WorldPerThread, foreign_threads, own_folder, real_process_id
 from .started import WorkBeside
@@ -41,7 +42,9 @@ def separate_threads(write_out, all_cpus):
     surroundings.own_clock()
     os.register_at_fork(after_in_child=surroundings.end_virtual_time)
     process_state.one_profiler_at_a_time()
+    process_state.define_ops_once()
     process_state.refuse_parts_of_torch()
+    own_modes()
     use_world(WorldPerThread())
     started.own_threads_and_processes(write_out, all_cpus)
     process_state.own_loggers()

@@ -157,6 +157,32 @@ def one_profiler_at_a_time():
     profiler._prepare_profiler, profiler._disable_profiler = prepare_if_free, disable_and_free
 
 
+def define_ops_once():
+    """An op of `torch.library` belongs to the process, with what its function closes over."""
+
+    def refuse_others(module):
+        init = module.CustomOpDef.__init__
+        definers: dict[str, weakref.ref] = {}
+
+        def define(op, namespace, name, *args, **kwargs):
+            here = local.__dict__.get("beside")  # it ends with the simulation
+            op_name = f"{namespace}::{name}"
+            other = definers[op_name]() if op_name in definers else None
+            if here is not None and other is not None and other is not here:
+                raise InvalidCallError(
+                    f"rank {other.rank} has defined the op {op_name} already, and simulated ranks "
+                    "share torch's ops: use it on real ranks (simlib.run), or define it in an "
+                    "installed package, which one rank imports for all"
+                )
+            if here is not None:
+                definers[op_name] = weakref.ref(here)
+            init(op, namespace, name, *args, **kwargs)
+
+        module.CustomOpDef.__init__ = define
+
+    when_imported("torch._library.custom_ops", refuse_others)
+
+
 REASONS = {
     # A rank that left it first would leave the others with attention over their own keys only.
     ("torch.distributed.tensor.experimental._context_parallel._attention", "context_parallel"): (

@@ -11,18 +11,25 @@ import numpy as np
 import torch
 
 from ....record.this_rank import here as local
+from .modes import ModesInTurn
 
 _SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
 
 
 class StateInTurn:
-    """torch's random numbers and default dtype, a rank's modules, and what `sys` has for it."""
+    """torch's random numbers, default dtype and modes, a rank's modules, and what `sys` has for it.
+
+    Attributes
+    ----------
+    modes : ModesInTurn
+    """
 
     def __init__(self, seeds, modules):
         world_size = len(seeds)
         self._modules = modules
         modules.begin(world_size)
         self._numbers = _RandomNumbers(seeds)
+        self.modes = ModesInTurn(world_size)
         self._dtypes = [torch.get_default_dtype()] * world_size
         self._of_sys: list = [None] * world_size
         self._at_first = sys.stdout, sys.stderr, sys.argv, sys.path
@@ -39,6 +46,7 @@ class StateInTurn:
         self.look()
         self._numbers.enter(last, rank)
         self._change_modules(last, rank)
+        self.modes.enter(last, rank)
         dtype = torch.get_default_dtype()
         if last is not None:
             self._dtypes[last] = dtype
@@ -69,6 +77,7 @@ class StateInTurn:
         """The ranks have ended, and the process has what is its own again."""
         sys.stdout, sys.stderr, sys.argv, sys.path = self._at_first
         self._modules.begin(0)
+        self.modes.leave()
 
 
 class Turns:
