@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 import simlib
 from simlib.core.collectives import KINDS
-from simlib.core.engines.virtual import memory_meter
 from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
+from simlib.core.engines.virtual.memory_history import MAX_POINTS
 from simlib.core.engines.virtual.memory_meter import MemoryHooks, MemoryMeter
 from simlib.core.model.errors import OutOfMemoryError
 from simlib.core.model.ledger import CATEGORIES, Ledger
@@ -413,7 +413,7 @@ def test_a_long_history_is_thinned_and_keeps_the_peak():
             x = torch.ones(second + 1 if second != 3210 else 10**6)
     ledger = rank.meter.ledger()
     times = [time_s for time_s, _ in ledger.history]
-    assert memory_meter.MAX_POINTS // 2 <= len(times) <= memory_meter.MAX_POINTS + 2
+    assert MAX_POINTS // 2 <= len(times) <= MAX_POINTS + 2
     assert times == sorted(times)
     assert sum(time_s < 2500 for time_s in times) == pytest.approx(len(times) / 2, rel=0.2)
     # The next tensor is there before the large one is released.

@@ -23,7 +23,9 @@ class Ledger:
 
     The categories are ``parameters`` (what an `nn.Parameter` holds), ``gradients`` (what a
     parameter's ``.grad`` holds), ``optimizer state`` (what a `torch.optim.Optimizer` keeps in
-    ``.state``) and ``activations and temporaries``: every other tensor.
+    ``.state``) and ``activations and temporaries``: every other tensor, and the workspaces of
+    matrix products. On a device that works as a GPU does, bytes are those that torch's caching
+    allocator would have allocated, each tensor rounded up to 512.
 
     Attributes
     ----------
@@ -40,6 +42,11 @@ class Ledger:
     by_dtype : dict of str to Ledger
         The same for the tensors of each dtype, ``{"float32": Ledger, ...}``, at the same moments:
         ``ledger.by_dtype["float32"].peak["optimizer state"]``. In sum they are this ledger.
+    reserved_bytes : int, optional
+        The most that the allocator ever had taken from the device, as `GpuMemory` has it; of a
+        device that works as a GPU does.
+    reserved_at_peak_bytes : int, optional
+        What it had taken when the rank held most.
     """
 
     rank: int
@@ -48,6 +55,8 @@ class Ledger:
     peak_s: float
     history: list
     by_dtype: dict = field(default_factory=dict)
+    reserved_bytes: int | None = None
+    reserved_at_peak_bytes: int | None = None
 
     @property
     def current_bytes(self) -> int:
@@ -65,7 +74,11 @@ class Ledger:
             rows.append((name, f"{self.peak[name]:,}", f"{self.current[name]:,}"))
             rows += self._rows_by_dtype(name)
         rows += [("total", f"{self.peak_bytes:,}", f"{self.current_bytes:,}")]
-        return "\n".join(aligned(rows, left=(0,)))
+        lines = aligned(rows, left=(0,))
+        if self.reserved_bytes is not None:
+            at_peak, most = self.reserved_at_peak_bytes, self.reserved_bytes
+            lines.append(f"reserved by the allocator: {at_peak:,} at the peak, {most:,} at most")
+        return "\n".join(lines)
 
     def _rows_by_dtype(self, category):
         """What is held of each dtype, where there is more than one of floating point."""
@@ -82,9 +95,9 @@ class Ledger:
 class GpuMemory:
     """The most bytes that one real rank held on its GPUs, as torch's allocator counted them.
 
-    Beside the `Ledger` of the same program, simulated, compare `peak_bytes`. The allocator rounds
-    each tensor up to 512 bytes, and sees what kernels need while they run. What CUDA itself and
-    NCCL take is in neither.
+    Beside the `Ledger` of the same program, simulated, compare `peak_bytes`, and `reserved_bytes`
+    where the simulated device is ``asynchronous``. The allocator rounds each tensor up to 512
+    bytes, and sees what kernels need while they run. What CUDA itself and NCCL take is in neither.
 
     Attributes
     ----------

@@ -166,6 +166,11 @@ def is_composite(op: Any) -> bool:
     return has_kernel(op.name(), "CompositeImplicitAutograd")
 
 
+def is_in_backward() -> bool:
+    """Whether autograd runs the caller, as a backward pass or what that recomputes."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def wrap_backward(wrap: Callable[[Callable], Callable]) -> None:
     """Put ``wrap(run)`` in the place of what runs a backward pass, for `backward` and `grad`."""
     run = wrap(torch.autograd.graph._engine_run_backward)

@@ -73,7 +73,7 @@ class DispatchMode(TorchDispatchMode):
     def _counted(self, func, args, kwargs):
         out = func(*args, **kwargs)
         if self._memory is not None:
-            self._memory.saw(args, out)
+            self._memory.saw(args, out, func)
         if self._on_flops is not None:
             flops = self._flop_counts.of(func, args, kwargs, out)
             if flops:

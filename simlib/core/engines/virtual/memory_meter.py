@@ -6,6 +6,9 @@ space within an op, is not seen. A storage is a parameter, a gradient or optimiz
 identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it, or when the
 program says so. That is looked up where it is asked for (peak, history, end), as assigning
 ``.grad`` is no op. Its dtype is that of the tensor by which it was met first, or got its role.
+
+On a device that works as a GPU does, a storage counts as large as the block that the caching
+allocator gives it, and products of matrices take a workspace.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import functools
 import threading
 import weakref
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch.nn import Parameter
@@ -34,17 +38,32 @@ from ...model.ledger import (
     in_words,
     make_ledger,
 )
-from ...record.torch_inside import when_imported
+from ...record.torch_inside import is_in_backward, when_imported
+from .allocator import NoMemoryLeftError
+from .memory_history import History, Moment
 
-MAX_POINTS = 256
 _PLAIN = (torch.Tensor, Parameter)
 _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
+_PRODUCTS = frozenset(
+    overload
+    for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
+    for packet in (getattr(torch.ops.aten, name),)
+    for overload in (packet.default, packet.out)
+)
+"""What a GPU's library of matrix products does."""
+
+
+class _Workspace:
+    """What stands for the storage of a workspace, which no tensor holds."""
 
 
 class _Block(weakref.ref):
-    """A live storage: a weak reference to it, with its bytes, category and dtype."""
+    """A live storage: a weak reference to it, with its bytes, category and dtype.
 
-    __slots__ = ("key", "kind", "nbytes", "told")
+    ``given`` is what the allocator gave for it, and ``nbytes`` what it counts.
+    """
+
+    __slots__ = ("given", "key", "kind", "nbytes", "size", "told")
 
     @property
     def category(self):
@@ -78,37 +97,61 @@ class MemoryMeter:
     lock : RLock, optional
         One for all ranks, as the thread of one may release what another holds: threads that ranks
         start run beside each other.
+    allocator : CachingAllocator, optional
+        Deals out the memory of the device, and knows what it has; ``memory_bytes`` is its own.
+    workspace_bytes : int
+        What products of matrices take for ever, once for each thread and stream; as in torch,
+        where autograd has a thread of its own.
+    stream : callable, optional
+        Tells the stream, any hashable, for which something is allocated now.
 
     **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
     point of the history, half a microsecond per parameter.
     """
 
-    def __init__(self, rank, clock, memory_bytes=None, site=None, lock=None):
+    def __init__(
+        self,
+        rank,
+        clock,
+        memory_bytes=None,
+        site=None,
+        lock=None,
+        allocator=None,
+        workspace_bytes=0,
+        stream=int,
+    ):
         self.rank = rank
         self._clock = clock
         self._limit = memory_bytes
         self._site = site
         self._lock = lock or threading.RLock()
+        self._allocator = allocator
+        self._workspace_bytes = workspace_bytes
+        self._workspaces = {}
+        self._stream = stream
+        self._reserved_at_peak = 0
         self._blocks = {}
         self._held = defaultdict(int)  # (category, dtype) -> bytes
         self._total = 0
         self._peak_bytes = 0
-        self._peak = _Moment(0, 0.0, {})
+        self._peak = Moment(0, 0.0, {})
         self._is_peak_new = False
         self._does_peak_last = False
         self._parameters = {}
         self._owners = weakref.WeakSet()  # of shards
         self._optimizers = weakref.WeakSet()
         self._stepping = []
-        self._history = _History()
+        self._history = History()
 
     @_locked
-    def saw(self, args, out):
-        """An op returned ``out``."""
+    def saw(self, args, out, func=None):
+        """An op, ``func``, returned ``out``."""
         for arg in args:
             if type(arg) is Parameter and not self._is_met(arg):
                 self._meet_parameter(arg)
         self._meet(out)
+        if func in _PRODUCTS and self._workspace_bytes:
+            self._take_workspace()
         self._note()
 
     @_locked
@@ -172,7 +215,11 @@ class MemoryMeter:
         self._settle_roles()
         now, peak = self._moment(), self._peak
         points = self._history.with_moments(peak, now)
-        return make_ledger(self.rank, now.held, peak.held, peak.time_s, points)
+        ledger = make_ledger(self.rank, now.held, peak.held, peak.time_s, points)
+        if self._allocator is None:
+            return ledger
+        most = self._allocator.peak_reserved_bytes
+        return replace(ledger, reserved_bytes=most, reserved_at_peak_bytes=self._reserved_at_peak)
 
     def _is_met(self, parameter):
         """Whether a parameter is known with its present storage (``.data`` may be another)."""
@@ -215,10 +262,22 @@ class MemoryMeter:
         if block is None:
             if storage.device.type != "cpu":  # of a meta tensor: there is no memory
                 return
-            block = self._blocks[key] = _Block(storage, self._released)
-            block.key, block.kind, block.nbytes, block.told = key, (OTHER, dtype), 0, None
-        if block.nbytes != nbytes:
+            block = self._blocks[key] = self._new_block(key, storage, dtype)
+        if block.size != nbytes:
             self._resize(block, nbytes)
+
+    def _new_block(self, key, storage, dtype):
+        block = _Block(storage, self._released)
+        block.key, block.kind, block.told = key, (OTHER, dtype), None
+        block.size, block.nbytes, block.given = 0, 0, None
+        return block
+
+    def _take_workspace(self):
+        key = threading.get_ident(), is_in_backward(), self._stream()
+        if key not in self._workspaces:
+            self._workspaces[key] = workspace = _Workspace()
+            block = self._blocks[key] = self._new_block(key, workspace, torch.uint8)
+            self._resize(block, self._workspace_bytes)
 
     @_locked
     def _released(self, block):
@@ -228,10 +287,15 @@ class MemoryMeter:
         if self._history.is_due():
             self._history.add(self._moment())
 
-    def _resize(self, block, nbytes):
+    def _resize(self, block, size):
+        nbytes = size if self._allocator is None else self._exchange(block, size)
         more = nbytes - block.nbytes
         if self._limit is not None and more > 0 and self._total + more > self._limit:
-            self._refuse(more)
+            self._refuse(
+                f"its device has {self._limit:,.0f} bytes, the rank holds {self._total:,} and "
+                f"needs {more:,} more"
+            )
+        block.size = size
         if more < 0:
             if self._is_peak_new:
                 self._keep_peak(self._moment())
@@ -242,6 +306,16 @@ class MemoryMeter:
         if self._total > self._peak_bytes:
             self._peak_bytes = self._total
             self._is_peak_new = True
+            if self._allocator is not None:
+                self._reserved_at_peak = self._allocator.reserved_bytes
+
+    def _exchange(self, block, size):
+        """What counts of a block when the allocator has given memory for this size."""
+        try:
+            block.given = self._allocator.exchange(block.given, size, self._stream())
+        except NoMemoryLeftError as error:
+            self._refuse(str(error))
+        return block.given.nbytes if size else 0
 
     def _note(self):
         """Look up the roles where the moment is to be kept: in the history, or as the peak."""
@@ -262,15 +336,14 @@ class MemoryMeter:
 
     def _moment(self):
         held = {kind: nbytes for kind, nbytes in self._held.items() if nbytes}
-        return _Moment(self._history.number, self._clock(), held)
+        return Moment(self._history.number, self._clock(), held)
 
-    def _refuse(self, more):
+    def _refuse(self, why):
         self._settle_roles()
         site = self._site() if self._site else None
         where = f" ({site.place})" if site else ""
         raise OutOfMemoryError(
-            f"rank {self.rank} is out of memory{where}: its device has {self._limit:,.0f} "
-            f"bytes, the rank holds {self._total:,} and needs {more:,} more; it holds "
+            f"rank {self.rank} is out of memory{where}: {why}; it holds "
             f"{in_words(by_category(self._held))}. "
             "Let the rank hold less (a smaller batch or model, checkpointing, sharding), or give "
             "the device more memory_bytes",
@@ -334,44 +407,6 @@ def _tensors_in(state):
     elif isinstance(state, (dict, list, tuple)):
         for value in state.values() if isinstance(state, dict) else state:
             yield from _tensors_in(value)
-
-
-class _Moment:
-    """What was held after so many events."""
-
-    __slots__ = ("held", "number", "time_s")
-
-    def __init__(self, number, time_s, held):
-        self.number = number
-        self.time_s = time_s
-        self.held = held
-
-
-class _History:
-    """Moments after every k-th event; k doubles whenever `MAX_POINTS` have come together."""
-
-    def __init__(self):
-        self.number = 0
-        self._moments = []
-        self._every = 1
-
-    def is_due(self):
-        """Count an event, and tell whether it is one to keep."""
-        self.number += 1
-        return self.number % self._every == 0
-
-    def add(self, moment):
-        if self._moments and self._moments[-1].held == moment.held:
-            return
-        self._moments.append(moment)
-        if len(self._moments) == MAX_POINTS:
-            self._moments = self._moments[1::2]
-            self._every *= 2
-
-    def with_moments(self, *extra):
-        """(time, what was held) of the kept moments and of some more, in order."""
-        by_number = {moment.number: moment for moment in (*self._moments, *extra)}
-        return [(moment.time_s, moment.held) for _, moment in sorted(by_number.items())]
 
 
 def tell_of_shards(meter_here):

@@ -31,6 +31,7 @@ from ...record.transports.backends import SIMULATED, like_gloo
 from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
 from . import per_rank
+from .allocator import CachingAllocator
 from .dispatch_mode import DispatchMode, FlopCounts
 from .memory_meter import MemoryHooks, MemoryMeter
 from .shared import SimulatedStore
@@ -261,12 +262,15 @@ class Ranks:
 
     def _meter(self, rank, device):
         limit = getattr(device, "memory_bytes", math.inf)
+        is_like_gpu = getattr(device, "asynchronous", False)
         self._meters[rank] = MemoryMeter(
             rank,
             functools.partial(self._simulation.scheduler.clocks.__getitem__, rank),
-            None if limit == math.inf else limit,
+            None if is_like_gpu or limit == math.inf else limit,
             lambda: self._site_of(rank),
             self._meter_lock,
+            CachingAllocator(limit) if is_like_gpu else None,
+            getattr(device, "workspace_bytes", 0),
         )
         return self._meters[rank]
 
