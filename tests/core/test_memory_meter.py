@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from collective_calls import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -481,6 +482,16 @@ def test_what_an_op_took_is_let_go_when_it_ends_whoever_ends_first(root, eager_l
     cluster = simlib.clusters.ethernet_10g(3, device=simlib.Device(flops_per_s=1e9))
     run = simlib.simulate(main, 3, cluster=cluster, eager_limit_bytes=eager_limit_bytes)
     assert {held for found in run.results for held in found.values()} == {0}
+
+
+def test_what_wraps_the_result_of_a_functional_collective_has_no_memory():
+    def main(rank, world_size):
+        gathered = functional.all_gather_tensor(torch.ones(1000), 0, dist.group.WORLD)
+        return type(gathered).__name__, gathered.sum().item()
+
+    run = simlib.simulate(main, 2, memory=True)
+    assert run.results == [("AsyncCollectiveTensor", 2000.0)] * 2
+    assert [ledger.peak_bytes for ledger in run.memory] == [4000 + 8000] * 2
 
 
 def test_a_ledger_is_a_plain_table_and_pickles():

@@ -248,8 +248,9 @@ class MemoryMeter:
 
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
-            if out.layout is torch.strided:  # a sparse tensor has none of its own, but its parts
-                self._block(out.untyped_storage(), out.dtype)
+            for plain in _plain(out):  # what an unfinished collective gives back wraps its result
+                if plain.layout is torch.strided:  # a sparse tensor has none of its own, but parts
+                    self._block(plain.untyped_storage(), plain.dtype)
         elif isinstance(out, (tuple, list)):
             for one in out:
                 self._meet(one)
