@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..record.transports.plain_group import put
+from .values import hand_over
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class Mailbox:
         self._sends[send.src].popleft()
         self._receives.remove(receive)
         receive.request.source = send.src
-        receive.request.deliver = partial(put, (send.content,), (receive.content,))
+        receive.request.deliver = partial(hand_over, (send.content,), (receive.content,))
         if not send.is_eager:
             pair = send.request, receive.request
             self._crossing.add(pair)

@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
-from ..record.transports.plain_group import SharedOutputs, joined, put
+from ..record.transports.plain_group import SharedOutputs, joined
+from .values import forget_values_of, hand_over
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -49,6 +50,7 @@ class Call:
     brings: Any = ()
     takes: Any = ()
     opts: Any = None
+    has_data: bool = True
 
     @property
     def terms(self) -> tuple:
@@ -79,7 +81,7 @@ class Meeting:
         if call.kind in LEAVE_EARLY or getattr(call.opts, "asyncOp", False):
             # What is brought is what was there at the call: the rank goes on, others come later.
             call.brings = [tensor.clone() for tensor in call.brings]
-        if call.kind not in LEAVE_EARLY and self.is_complete and call.brings:
+        if call.kind not in LEAVE_EARLY and self.is_complete and call.brings and self._has_data():
             self._results = results_of_all(call.kind, self.calls, call.opts)
             for other in self.calls:
                 other.brings = ()
@@ -99,10 +101,20 @@ class Meeting:
         """Whether all members have come."""
         return len(self.come) == len(self.calls)
 
+    def _has_data(self):
+        """Whether what members take has values: where tensors have none, nobody brings any."""
+        first = next(iter(self.come.values()))
+        if first.kind in ("broadcast", "scatter"):
+            return self.calls[first.opts.rootRank].has_data
+        return all(call.has_data for call in self.come.values())
+
     def _deliver(self, position):
         """Copy what this member takes into its tensors."""
         call = self.calls[position]
-        if call.takes:
+        if call.takes and call.has_data and not self._has_data():
+            for tensor in call.takes:
+                forget_values_of(tensor)
+        elif call.takes and call.has_data:
             if call.kind in LEAVE_EARLY:
                 result = result_of_rooted(call.kind, self.calls, call.opts, position)
             else:
@@ -110,7 +122,7 @@ class Meeting:
             if isinstance(call.takes, SharedOutputs):
                 call.takes.tensors = result
             elif len(result):
-                put(result, call.takes)
+                hand_over(result, call.takes)
         call.takes = ()
 
     def has_data_for(self, position: int) -> bool:

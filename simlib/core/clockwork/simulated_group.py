@@ -18,6 +18,7 @@ from ..record.transports import FOREVER
 from ..record.transports.plain_group import REDUCING, PlainGroup
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
+from .values import is_fake
 
 if TYPE_CHECKING:
     from .collective_in_flight import Channel
@@ -51,7 +52,9 @@ class SimulatedGroup(PlainGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
-        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensors[0])
+        content = tensors[0]
+        if not is_fake(content):
+            content = uncounted(simulation.dispatch_modes[self._rank], _copy, content)
         post = self._post(tensors, self._position, dst, content)
         post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
         return self._posted(self._mailbox(dst, tag), "send", post)
@@ -89,6 +92,7 @@ class SimulatedGroup(PlainGroup):
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
         reduce_op = getattr(opts, "reduceOp", None)
+        has_data = not any(map(is_fake, payload)) and not any(map(is_fake, takes))
         call = Call(
             kind=kind,
             rank=self._rank,
@@ -98,9 +102,10 @@ class SimulatedGroup(PlainGroup):
             dtype=payload[0].dtype if payload else None,
             shapes=tuple(tensor.shape for tensor in payload),
             splits=splits,
-            brings=brings,
+            brings=brings if has_data else (),
             takes=takes,
             opts=opts,
+            has_data=has_data,
             nbytes=sum(map(count_bytes, payload)),
             itemsize=payload[0].element_size() if payload else 1,
             request=request,

@@ -33,6 +33,7 @@ class Options:
     seed: int | None = None
     compute: str = "flops"
     memory: bool = False
+    data: bool = True
 
     def schedule(self, kind: str, n: int, nbytes: Bytes, **about: Any) -> Schedule:
         """The messages of a collective of this simulation; see `collectives.schedule`."""

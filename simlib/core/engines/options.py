@@ -29,6 +29,7 @@ from ..model.errors import (
     check_by_rank,
     check_choice,
     check_seconds,
+    check_type,
 )
 from .sent_by_name import learn_names
 
@@ -168,6 +169,8 @@ class Measurement:
         What computing takes.
     memory : bool, optional
         Whether to keep the ledger of each rank's memory.
+    data : bool
+        Whether tensors have values.
     seed : int, "same" or "new", optional
         Of the ranks' random numbers; a number also of another order of all that is not ordered.
     """
@@ -175,6 +178,7 @@ class Measurement:
     expand: bool = False
     compute: str = "flops"
     memory: bool | None = None
+    data: bool = True
     seed: int | str | None = None
 
 
@@ -353,6 +357,12 @@ def check_timeout(timeout_s: Any) -> None:
 def checked_measurement(asked: Measurement, cluster: Cluster) -> Measurement:
     """The `Measurement` as the engine takes it: ``memory`` is True or False."""
     check_choice("compute", asked.compute, COMPUTE)
+    check_type("data", asked.data, bool)
+    if not asked.data and asked.compute == "measured":
+        raise InvalidCallError(
+            "data=False computes nothing, so compute='measured' has nothing to measure: "
+            "leave one of them out"
+        )
     keeps = cluster.device is not None if asked.memory is None else bool(asked.memory)
     return replace(asked, memory=keeps)
 

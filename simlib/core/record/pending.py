@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 MAX_WORK = 1000
 """Of how many candidates it is tried at most whether two tensors in pieces have them in common."""
@@ -154,7 +155,7 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
         """Where a tensor lies; an empty place where it has no such memory."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or type(tensor) is FakeTensor:
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
         if tensor.is_contiguous():  # one without elements, too

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..environment import are_ranks_trusted
 from ..model.errors import FailureReport
@@ -200,6 +201,8 @@ def fields_of(record: Any) -> Any:
 def tensor_parts(tensor: torch.Tensor) -> Any:
     """`parts_of` a tensor. Elements that repeat along a dimension (`expand`) are sent once."""
     kind = str(tensor.dtype).removeprefix("torch.")
+    if type(tensor) is FakeTensor:
+        raise pickle.PicklingError("a tensor without data is no plain data")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or kind not in ELEMENTS:
         words = f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device} is no plain data"
         raise pickle.PicklingError(words)

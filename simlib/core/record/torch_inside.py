@@ -264,6 +264,16 @@ def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
     return [*found, (torch, "set_anomaly_enabled", anomaly)]
 
 
+def fake_mode_here() -> Any:
+    """The mode by which the calling thread makes fake tensors, or None."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def group_by_name(group: Any) -> dist.ProcessGroup:
+    """The group that torch's functional collectives call by this name; a group stays what it is."""
+    return c10d._resolve_process_group(group) if isinstance(group, str) else group
+
+
 def is_profiled() -> bool:
     """Whether a profiler watches this process."""
     return torch._C._autograd._profiler_enabled()

@@ -59,9 +59,12 @@ class DispatchMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.paused or FakeTensor in types:  # torch works out shapes with fake tensors
             return func(*args, **kwargs)
-        if types and any(map(_dispatches, types)):
+        if types and any(map(dispatches, types)):
             # A DTensor, say: what it does to its local tensors is what the rank does.
             return NotImplemented
+        return self._decomposed_or_counted(func, args, kwargs)
+
+    def _decomposed_or_counted(self, func, args, kwargs):
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -70,8 +73,11 @@ class DispatchMode(TorchDispatchMode):
         with self._lock:
             return self._counted(func, args, kwargs)
 
+    def _compute(self, func, args, kwargs):
+        return func(*args, **kwargs)
+
     def _counted(self, func, args, kwargs):
-        out = func(*args, **kwargs)
+        out = self._compute(func, args, kwargs)
         if self._memory is not None:
             self._memory.saw(args, out, func)
         if self._on_flops is not None:
@@ -81,7 +87,7 @@ class DispatchMode(TorchDispatchMode):
         return out
 
 
-def _dispatches(kind):
+def dispatches(kind):
     """Whether a class of tensors does ops its own way."""
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 

@@ -20,6 +20,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -42,7 +43,7 @@ from ...record.torch_inside import is_in_backward, when_imported
 from .allocator import NoMemoryLeftError
 from .memory_history import History, Moment
 
-_PLAIN = (torch.Tensor, Parameter)
+_PLAIN = (torch.Tensor, Parameter, FakeTensor)
 _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 _PRODUCTS = frozenset(
     overload
@@ -147,7 +148,7 @@ class MemoryMeter:
     def saw(self, args, out, func=None):
         """An op, ``func``, returned ``out``."""
         for arg in args:
-            if type(arg) is Parameter and not self._is_met(arg):
+            if _is_parameter(arg) and not self._is_met(arg):
                 self._meet_parameter(arg)
         self._meet(out)
         if func in _PRODUCTS and self._workspace_bytes:
@@ -249,7 +250,8 @@ class MemoryMeter:
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
             for plain in _plain(out):  # what an unfinished collective gives back wraps its result
-                if plain.layout is torch.strided:  # a sparse tensor has none of its own, but parts
+                # A sparse tensor has no storage of its own, but its parts, and a meta tensor none.
+                if plain.layout is torch.strided and plain.device.type == "cpu":
                     self._block(plain.untyped_storage(), plain.dtype)
         elif isinstance(out, (tuple, list)):
             for one in out:
@@ -261,8 +263,6 @@ class MemoryMeter:
         nbytes = storage.nbytes()
         block = self._blocks.get(key)
         if block is None:
-            if storage.device.type != "cpu":  # of a meta tensor: there is no memory
-                return
             block = self._blocks[key] = self._new_block(key, storage, dtype)
         if block.size != nbytes:
             self._resize(block, nbytes)
@@ -388,6 +388,10 @@ class MemoryMeter:
         self._held[block.kind] -= block.nbytes
         block.kind = category, dtype
         self._held[block.kind] += block.nbytes
+
+
+def _is_parameter(arg):
+    return type(arg) is Parameter or (type(arg) is FakeTensor and isinstance(arg, Parameter))
 
 
 def _plain(tensor):

@@ -30,7 +30,7 @@ from ...record.transports import FOREVER
 from ...record.transports.backends import SIMULATED, like_gloo
 from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
-from . import per_rank
+from . import dataless, per_rank
 from .allocator import CachingAllocator
 from .dispatch_mode import DispatchMode, FlopCounts
 from .memory_meter import MemoryHooks, MemoryMeter
@@ -110,6 +110,7 @@ class Ranks:
         self._meters = [None] * size
         self._meter_lock = threading.RLock()
         self._flops = [0] * size
+        self._values_asked = [{} for _ in range(size)]
         self._counting = threading.Lock()  # a rank's threads add to one number
         self._flop_counts = FlopCounts()
         region = request.region
@@ -166,6 +167,7 @@ class Ranks:
             "flops": self._flops,
             "shared": self._modules.shared,
             "set_by_many": self._modules.names.of_many(),
+            "values_asked": self._values_asked,
             "processes": [beside.processes for beside in self._simulation.time.beside],
         }
 
@@ -242,9 +244,10 @@ class Ranks:
         options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
         counts_flops = options.compute == "flops" and flops_per_s < math.inf
         beside, meter = simulation.time.beside[rank], None
-        if not (counts_flops or options.memory):
+        if not (counts_flops or options.memory or not options.data):
             beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
+        fake = None if options.data else dataless.new_fake_mode()
         if options.memory:
             meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
 
@@ -254,11 +257,20 @@ class Ranks:
                     self._flops[rank] += flops
                 work(flops / flops_per_s)
 
-            return DispatchMode(on_flops if counts_flops else None, self._flop_counts, meter, lock)
+            counting = on_flops if counts_flops else None, self._flop_counts, meter, lock
+            if fake is None:
+                return DispatchMode(*counting)
+            on_value = functools.partial(self._value_asked, rank)
+            return dataless.DatalessMode(fake, on_value, *counting)
 
         beside.make_mode = functools.partial(counted, beside.add, beside.lock)
         simulation.dispatch_modes[rank] = counted(functools.partial(simulation.time.work, rank))
         return simulation.dispatch_modes[rank]
+
+    def _value_asked(self, rank, frame):
+        place = self._recorders[rank].place(frame)
+        asked = self._values_asked[rank]
+        asked[place] = asked.get(place, 0) + 1
 
     def _meter(self, rank, device):
         limit = getattr(device, "memory_bytes", math.inf)

@@ -65,6 +65,7 @@ def simulate(
     expand: bool = False,
     compute: str = "flops",
     memory: bool | None = None,
+    data: bool = True,
     slow: Slow | None = None,
     kill: Mapping[int | str, float] | Failures | None = None,
     on_death: str = "end",
@@ -115,6 +116,11 @@ def simulate(
     memory : bool, optional
         Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
         cluster has a device.
+    data : bool
+        False to simulate without data, for models that fit no laptop: tensors have shapes, dtypes
+        and a place in the ledger, and no values. The value of a number of floating point is NaN.
+        Asking for whole numbers or truth values is refused, except of small tensors that come from
+        the program itself and not from the model (lengths, indices, orders of samples).
     slow : dict, Jitter or callable, optional
         ``{rank: factor}``: ranks that compute so much slower. A `simlib.scale.Jitter`, or a
         function ``slow(rank, k, random)``, in place of a factor or of the whole dict: noise, drawn
@@ -150,7 +156,7 @@ def simulate(
         ``cluster``, ``placement``, ``sends``, ``eager_limit_bytes``, ``algorithms`` and those of
         kinds of collectives, as one object.
     measurement : Measurement, optional
-        ``expand``, ``compute``, ``memory`` and ``seed`` as one object.
+        ``expand``, ``compute``, ``memory``, ``data`` and ``seed`` as one object.
     faults : Faults, optional
         ``slow``, ``kill``, ``on_death`` and ``detection_s`` as one object.
     diagnosis : Diagnosis, optional
@@ -186,7 +192,7 @@ def simulate(
     topology = Topology(_check_cluster(on.cluster, size), size, on.placement)
     watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check)
     faulty = Faults(slow=slow, kill=kill, on_death=on_death, detection_s=detection_s)
-    measured = Measurement(expand=expand, compute=compute, memory=memory, seed=seed)
+    measured = Measurement(expand=expand, compute=compute, memory=memory, data=data, seed=seed)
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart, restart_s=restart_s)
     asked = either("diagnosis", diagnosis, watched)
     check_timeout(asked.timeout_s)
@@ -276,6 +282,7 @@ def _options(
         slow=wrong.slow,
         compute=kept.compute,
         memory=bool(kept.memory),
+        data=kept.data,
     )
     return options, None if isinstance(kept.seed, str) else kept.seed
 
