@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
 from ..record.transports.plain_group import SharedOutputs, joined
-from .values import forget_values_of, hand_over
+from .values import forget_values_of, hand_over, with_values
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -27,6 +27,8 @@ def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
         return function(*args)
     before, mode.paused = mode.paused, True
     try:
+        if mode.is_dataless:
+            return with_values(function, *args)
         return function(*args)
     finally:
         mode.paused = before

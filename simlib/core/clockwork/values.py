@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -18,6 +19,12 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return type(tensor) is FakeTensor
 
 
+def with_values(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``function`` gives where the tensors that it makes have values."""
+    with unset_fake_temporarily():
+        return function(*args, **kwargs)
+
+
 def forget_values_of(tensor: torch.Tensor) -> None:
     """A tensor has been given what has no data: if it had any, it is NaN from now on."""
     if is_fake(tensor):
@@ -27,8 +34,8 @@ def forget_values_of(tensor: torch.Tensor) -> None:
             f"a tensor of {tensor.dtype} that has values is given what has none in a simulation "
             f"with data=False: {ADVICE}"
         )
-    with unset_fake_temporarily(), torch.no_grad():
-        tensor.fill_(float("nan"))
+    with torch.no_grad():
+        with_values(tensor.fill_, float("nan"))
 
 
 def hand_over(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -39,5 +46,4 @@ def hand_over(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) 
         for target in targets:
             forget_values_of(target)
     else:
-        with unset_fake_temporarily():
-            put(sources, targets)
+        put(sources, targets)

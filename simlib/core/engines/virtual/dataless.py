@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    unset_fake_temporarily,
 )
 from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
 
-from ...clockwork.values import ADVICE, forget_values_of, is_fake
+from ...clockwork.values import ADVICE, forget_values_of, is_fake, with_values
 from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
 from ...record.torch_inside import fake_mode_here, group_by_name
@@ -53,6 +53,8 @@ class DatalessMode(DispatchMode):
         As for `DispatchMode`.
     """
 
+    is_dataless = True
+
     def __init__(self, fake: FakeTensorMode, on_value: Callable, *counting: Any) -> None:
         super().__init__(*counting)
         self._fake = fake
@@ -74,8 +76,10 @@ class DatalessMode(DispatchMode):
         return not self.paused and fake_mode_here() is self._fake
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if not self.is_on or func.namespace == "prim":  # DTensor works out global shapes, say
+        kwargs, fake = kwargs or {}, fake_mode_here()
+        if fake is None:  # the rank pickles objects, say
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.paused or fake is not self._fake or func.namespace == "prim":
             return func(*args, **kwargs)
         if any(kind is not FakeTensor and dispatches(kind) for kind in types):
             return NotImplemented
@@ -84,6 +88,8 @@ class DatalessMode(DispatchMode):
         return self._decomposed_or_counted(func, args, kwargs)
 
     def _compute(self, func, args, kwargs):
+        if fake_mode_here() is None:
+            return func(*args, **kwargs)
         if not _fakes_in((args, kwargs)):
             return self._with_values(func, args, kwargs)
         try:
@@ -96,17 +102,16 @@ class DatalessMode(DispatchMode):
 
     def _with_values(self, func, args, kwargs):
         """No argument lacks data: the result has its values too, unless that would be large."""
-        if not _has_result_of_its_own(func):
-            return _really(func, args, kwargs)
-        try:
-            out = func(*args, **kwargs)
-        except _NO_VALUE:  # such as the places of what is not zero
-            return _really(func, args, kwargs)
-        is_filled = any(True for _ in _tensors_in((args, kwargs)))
-        made = list(_tensors_in(out))
-        if made and not all(_is_small(tensor, is_filled) for tensor in made):
-            return out
-        return _really(func, args, kwargs)
+        if _has_result_of_its_own(func):
+            try:
+                out = func(*args, **kwargs)
+            except _NO_VALUE:  # such as the places of what is not zero
+                return with_values(func, *args, **kwargs)
+            given = [tensor.numel() for tensor in _tensors_in((args, kwargs))]
+            most = max(MOST_WHOLE, sum(given))
+            if any(not _is_small(made, most, bool(given)) for made in _tensors_in(out)):
+                return out
+        return with_values(func, *args, **kwargs)
 
     def _value(self, func, args):
         dtype = next(_tensors_in(args)).dtype
@@ -158,39 +163,39 @@ def _options(make, op=None, root=None):
 
 
 def _all_reduce(group, outs, _, op, *__):
-    return group.allreduce(outs, _options(dist.AllreduceOptions, op))
+    return group.allreduce(outs, _options(c10d.AllreduceOptions, op))
 
 
 def _all_reduce_coalesced(group, outs, _, op, *__):
-    return group.allreduce_coalesced(outs, _options(dist.AllreduceCoalescedOptions, op))
+    return group.allreduce_coalesced(outs, _options(c10d.AllreduceCoalescedOptions, op))
 
 
 def _all_gather(group, outs, tensor, *_):
-    return group._allgather_base(outs[0], tensor, _options(dist.AllgatherOptions))
+    return group._allgather_base(outs[0], tensor, _options(c10d.AllgatherOptions))
 
 
 def _all_gather_coalesced(group, outs, tensors, *_):
-    options = _options(dist.AllgatherOptions)
+    options = _options(c10d.AllgatherOptions)
     return group.allgather_into_tensor_coalesced(outs, list(tensors), options)
 
 
 def _reduce_scatter(group, outs, tensor, op, *_):
-    return group._reduce_scatter_base(outs[0], tensor, _options(dist.ReduceScatterOptions, op))
+    return group._reduce_scatter_base(outs[0], tensor, _options(c10d.ReduceScatterOptions, op))
 
 
 def _reduce_scatter_coalesced(group, outs, tensors, op, *_):
-    options = _options(dist.ReduceScatterOptions, op)
+    options = _options(c10d.ReduceScatterOptions, op)
     return group.reduce_scatter_tensor_coalesced(outs, list(tensors), options)
 
 
 def _all_to_all(group, outs, tensor, output_splits, input_splits, *_):
-    options = _options(dist.AllToAllOptions)
+    options = _options(c10d.AllToAllOptions)
     splits = list(output_splits), list(input_splits)
     return group.alltoall_base(outs[0], tensor, *splits, options)
 
 
 def _broadcast(group, outs, _, root, *__):
-    return group.broadcast(outs, _options(dist.BroadcastOptions, root=root))
+    return group.broadcast(outs, _options(c10d.BroadcastOptions, root=root))
 
 
 _FUNCTIONAL = {
@@ -228,14 +233,10 @@ def _fakes_in(value):
     return any(map(is_fake, _tensors_in(value)))
 
 
-def _really(func, args, kwargs):
-    with unset_fake_temporarily():
-        return func(*args, **kwargs)
-
-
-def _is_small(tensor, is_filled):
+def _is_small(tensor, most, is_given):
+    """Whether a result has values: a number of floating point only where something is given."""
     is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    return tensor.numel() <= MOST_WHOLE and (is_whole or is_filled)
+    return tensor.numel() <= most and (is_whole or is_given)
 
 
 @functools.cache
@@ -283,6 +284,10 @@ def prepare_torch() -> None:
     functional._are_we_tracing = lambda: _here() is None and is_tracing()
     name = "_propagate_tensor_meta_non_cached"
     setattr(ShardingPropagator, name, _paused(getattr(ShardingPropagator, name)))
+    for name in _OF_OBJECTS:
+        function = _with_data(getattr(c10d, name))
+        setattr(c10d, name, function)
+        setattr(dist, name, function)
     torch.nn.Module._apply = _applied(torch.nn.Module._apply)
     scaler = torch.amp.GradScaler
     scaler._maybe_opt_step = _stepping(scaler._maybe_opt_step)
@@ -302,6 +307,29 @@ def _paused(function):
             return function(*args, **kwargs)
         finally:
             mode.paused = False
+
+    return call
+
+
+_OF_OBJECTS = (
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+)
+"""What torch sends as pickled bytes."""
+
+
+def _with_data(function):
+    """The function, whose tensors have values."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if _here() is None:
+            return function(*args, **kwargs)
+        return with_values(function, *args, **kwargs)
 
     return call
 

@@ -47,6 +47,9 @@ class DispatchMode(TorchDispatchMode):
         While True, ops pass unseen: for what the engine does in the rank's thread.
     """
 
+    is_dataless = False
+    """Whether what the rank makes has no values."""
+
     def __init__(self, on_flops=None, flop_counts=None, memory=None, lock=None):
         super().__init__()
         self.paused = False
