@@ -52,9 +52,7 @@ class SimulatedGroup(PlainGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
-        content = tensors[0]
-        if not is_fake(content):
-            content = uncounted(simulation.dispatch_modes[self._rank], _copy, content)
+        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensors[0])
         post = self._post(tensors, self._position, dst, content)
         post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
         return self._posted(self._mailbox(dst, tag), "send", post)

@@ -105,6 +105,8 @@ class MemoryMeter:
         where autograd has a thread of its own.
     stream : callable, optional
         Tells the stream, any hashable, for which something is allocated now.
+    is_dataless : bool
+        Whether tensors without data stand for those that the rank holds.
 
     **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
     point of the history, half a microsecond per parameter.
@@ -120,6 +122,7 @@ class MemoryMeter:
         allocator=None,
         workspace_bytes=0,
         stream=int,
+        is_dataless=False,
     ):
         self.rank = rank
         self._clock = clock
@@ -130,6 +133,7 @@ class MemoryMeter:
         self._workspace_bytes = workspace_bytes
         self._workspaces = {}
         self._stream = stream
+        self._is_dataless = is_dataless
         self._reserved_at_peak = 0
         self._blocks = {}
         self._held = defaultdict(int)  # (category, dtype) -> bytes
@@ -250,12 +254,17 @@ class MemoryMeter:
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
             for plain in _plain(out):  # what an unfinished collective gives back wraps its result
-                # A sparse tensor has no storage of its own, but its parts, and a meta tensor none.
-                if plain.layout is torch.strided and plain.device.type == "cpu":
+                # A sparse tensor has no storage of its own, but its parts. With data, what has none
+                # is a "meta" tensor, or one by which torch works out a shape.
+                if plain.layout is torch.strided and self._is_held(plain):
                     self._block(plain.untyped_storage(), plain.dtype)
         elif isinstance(out, (tuple, list)):
             for one in out:
                 self._meet(one)
+
+    def _is_held(self, tensor):
+        place = tensor if self._is_dataless else tensor.untyped_storage()
+        return place.device.type == "cpu"
 
     def _block(self, storage, dtype=None):
         """Keep the block of a storage, which a tensor of this dtype holds, as large as it is."""

@@ -283,6 +283,7 @@ class Ranks:
             self._meter_lock,
             CachingAllocator(limit) if is_like_gpu else None,
             getattr(device, "workspace_bytes", 0),
+            is_dataless=not self._simulation.options.data,
         )
         return self._meters[rank]
 
