@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..model.errors import RaceError, SharedNameError, SimlibError, UnfinishedError
+from ..model.errors import NoValueError, RaceError, SharedNameError, SimlibError, UnfinishedError
 from ..model.trace import Op, make_site
 from ..model.words import ranks_in_words
 
@@ -22,7 +22,7 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"unfinished"``, ``"race"`` or ``"shared"``.
+        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no value"``.
     message : str
     sites : dict of int to Site
     run : Run or None
@@ -145,7 +145,9 @@ UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
 RACE = FindingKind("race", RaceError, _races)
 SHARED = FindingKind("shared", SharedNameError, lambda evidence: [])
 """Found by the ranks of a simulation, not from their ops: `of_shared_names`."""
-KINDS = (UNFINISHED, RACE, SHARED)
+NO_VALUE = FindingKind("no value", NoValueError, lambda evidence: [])
+"""The same: `of_values_asked`."""
+KINDS = (UNFINISHED, RACE, SHARED, NO_VALUE)
 """All sorts of findings, in the order in which a run lists them."""
 
 
@@ -173,6 +175,32 @@ def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> l
             "the last value, where each real rank has its own. Keep it in a module of your program"
         )
         found.append(Finding(SHARED.name, message, sites))
+    return found
+
+
+def of_values_asked(asked: Sequence[dict], cells: Mapping[str, int]) -> list[Finding]:
+    """The findings where ranks without data asked for a value, and got NaN: one for each line.
+
+    Parameters
+    ----------
+    asked : list of dict
+        By rank, how often at each place.
+    cells : dict
+        File name of a notebook cell -> its execution count.
+    """
+    by_place: dict[tuple, dict[int, int]] = {}
+    for rank, places in enumerate(asked):
+        for place, times in places.items():
+            by_place.setdefault(place, {})[rank] = times
+    found = []
+    for place, times in by_place.items():
+        sites = {rank: make_site("asked for a value", place, cells) for rank in times}
+        message = (
+            f"{ranks_in_words(sorted(times))} asked for the value of a tensor "
+            f"({sites[min(sites)].place}) {sum(times.values()):,} times: a simulation with "
+            "data=False has no values, so they got NaN. A loss or a norm of this run says nothing"
+        )
+        found.append(Finding(NO_VALUE.name, message, sites))
     return found
 
 

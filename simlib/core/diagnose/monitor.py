@@ -14,7 +14,7 @@ from typing import Any
 from ..model.errors import DeadlockError, FailureReport, SimlibError
 from ..model.trace import Evicted, Op, Site
 from . import failures, verdicts
-from .findings import Evidence, Finding, found_in, of_shared_names
+from .findings import Evidence, Finding, found_in, of_shared_names, of_values_asked
 from .matching import Matcher, Mismatch, Wait
 
 KEPT_BYTES = 1 << 20
@@ -399,6 +399,8 @@ class RunMonitor(ABC):
         The same.
     set_by_many : list
         Of a simulation: names of shared modules that several ranks set, see `of_shared_names`.
+    values_asked : list
+        Of a simulation without data: where each rank asked for a value, see `of_values_asked`.
     """
 
     engine: str = "real"
@@ -412,6 +414,7 @@ class RunMonitor(ABC):
     processes: list | None = None
     shared: Mapping[str, str] = {}
     set_by_many: Sequence[tuple] = ()
+    values_asked: Sequence[dict] = ()
     detector: DeadlockDetector
     logs: list
     native: Any
@@ -502,7 +505,8 @@ class RunMonitor(ABC):
     def findings(self) -> list[Finding]:
         """What looked wrong in a run that ended well."""
         found = self.detector.findings(self.deaths)
-        return found + of_shared_names(self.set_by_many, self.cells) if self.set_by_many else found
+        found += of_shared_names(self.set_by_many, self.cells)
+        return found + of_values_asked(self.values_asked, self.cells)
 
     def waits(self) -> dict[int, Wait]:
         """Who waits for whom now, where anything but errors is diagnosed."""

@@ -184,6 +184,12 @@ class SharedNameError(SimlibError):
     kind = "shared"
 
 
+class NoValueError(SimlibError):
+    """With ``strict=True``: a program asked for a value that a simulation without data lacks."""
+
+    kind = "no value"
+
+
 class StuckError(SimlibError):
     """No progress until the limit, and a rank is not waiting but computing."""
 

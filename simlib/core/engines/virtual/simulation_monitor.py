@@ -198,6 +198,7 @@ class SimulationMonitor(RunMonitor):
         self.report, self.wire, self.memory = report, report["wire"], report["memory"]
         self.flops, self.processes = report["flops"], report["processes"]
         self.shared, self.set_by_many = report["shared"], report["set_by_many"]
+        self.values_asked = report["values_asked"]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""
