@@ -31,6 +31,7 @@ from simlib.core.collectives import KINDS
 from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
 from simlib.core.engines.virtual.memory_history import MAX_POINTS
 from simlib.core.engines.virtual.memory_meter import MemoryHooks, MemoryMeter
+from simlib.core.engines.virtual.op_time import FlopTimes
 from simlib.core.model.errors import OutOfMemoryError
 from simlib.core.model.ledger import CATEGORIES, Ledger
 from simlib.core.model.trace import Site
@@ -556,7 +557,8 @@ def rank_function(kind, others):
     def main(rank, world_size):
         meter, counted = MemoryMeter(rank, lambda: 0.0), []
         mesh = init_device_mesh("cpu", (world_size,))
-        mode = DispatchMode(counted.append, FlopCounts(), memory=meter)
+        on_op = lambda flops, _: counted.append(flops)  # noqa: E731
+        mode = DispatchMode(on_op, FlopCounts(), FlopTimes(1.0), memory=meter)
         sgd = {"lr": 0.1, "momentum": 0.9}
         with MemoryHooks(lambda: meter), mode:
             net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))

@@ -31,12 +31,14 @@ class DispatchMode(TorchDispatchMode):
 
     Parameters
     ----------
-    on_flops : callable, optional
-        Called with the floating-point operations of each op that has some, after the op.
+    on_op : callable, optional
+        Called as ``on_op(flops, seconds)`` after each op that takes time.
     flop_counts : FlopCounts, optional
-        Needed with ``on_flops``; the ranks of a process share one.
+        Needed with ``on_op``; the ranks of a process share one.
+    op_times : OpTimes, optional
+        The same.
     memory : MemoryMeter, optional
-        Shown the arguments and results of each op, before ``on_flops`` is called: an op holds its
+        Shown the arguments and results of each op, before ``on_op`` is called: an op holds its
         results from its beginning.
     lock : RLock, optional
         Held while an op runs and is counted: of a thread that a rank has started.
@@ -50,11 +52,12 @@ class DispatchMode(TorchDispatchMode):
     is_dataless = False
     """Whether what the rank makes has no values."""
 
-    def __init__(self, on_flops=None, flop_counts=None, memory=None, lock=None):
+    def __init__(self, on_op=None, flop_counts=None, op_times=None, memory=None, lock=None):
         super().__init__()
         self.paused = False
-        self._on_flops = on_flops
+        self._on_op = on_op
         self._flop_counts = flop_counts
+        self._op_times = op_times
         self._memory = memory
         self._lock = lock
 
@@ -83,10 +86,11 @@ class DispatchMode(TorchDispatchMode):
         out = self._compute(func, args, kwargs)
         if self._memory is not None:
             self._memory.saw(args, out, func)
-        if self._on_flops is not None:
+        if self._on_op is not None:
             flops = self._flop_counts.of(func, args, kwargs, out)
-            if flops:
-                self._on_flops(flops)
+            seconds = self._op_times.seconds(func, args, kwargs, out, flops)
+            if seconds is not None:
+                self._on_op(flops, seconds)
         return out
 
 

@@ -34,6 +34,7 @@ from . import dataless, per_rank
 from .allocator import CachingAllocator
 from .dispatch_mode import DispatchMode, FlopCounts
 from .memory_meter import MemoryHooks, MemoryMeter
+from .op_time import op_times_of
 from .shared import SimulatedStore
 
 RUNNING = struct.Struct("qq")
@@ -241,10 +242,10 @@ class Ranks:
     def _equip(self, rank):
         """The dispatch mode that sees what the rank's function does with tensors, or none."""
         simulation, device = self._simulation, self._simulation.topology.cluster.device
-        options, flops_per_s = simulation.options, getattr(device, "flops_per_s", math.inf)
-        counts_flops = options.compute == "flops" and flops_per_s < math.inf
+        options, op_times = simulation.options, op_times_of(device)
+        takes_time = options.compute == "flops" and op_times is not None
         beside, meter = simulation.time.beside[rank], None
-        if not (counts_flops or options.memory or not options.data):
+        if not (takes_time or options.memory or not options.data):
             beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
         fake = None if options.data else dataless.new_fake_mode()
@@ -252,12 +253,13 @@ class Ranks:
             meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
 
         def counted(work, lock=None):
-            def on_flops(flops):
+            def on_op(flops, seconds):
                 with self._counting:
                     self._flops[rank] += flops
-                work(flops / flops_per_s)
+                work(seconds)
 
-            counting = on_flops if counts_flops else None, self._flop_counts, meter, lock
+            on_op = on_op if takes_time else None
+            counting = on_op, self._flop_counts, op_times, meter, lock
             if fake is None:
                 return DispatchMode(*counting)
             on_value = functools.partial(self._value_asked, rank)

@@ -111,8 +111,8 @@ def simulate(
     expand : bool
         True to keep the messages of collectives, in ``run.wire``.
     compute : {"flops", "measured", "free"}
-        What computing takes: floating-point operations over the device's rate (nothing where the
-        cluster has no device), the time it really takes here, or nothing.
+        What computing takes: what the device needs for each operation (see `Device`; nothing where
+        the cluster has no device), the time it really takes here, or nothing.
     memory : bool, optional
         Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
         cluster has a device.

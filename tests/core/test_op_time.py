@@ -1,0 +1,106 @@
+"""The time of an operation: the longer of its arithmetic and of its bytes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import simlib
+from simlib.core.engines.virtual.dispatch_mode import FlopCounts
+from simlib.core.engines.virtual.op_time import OpTimes
+
+M = 1e6
+DEVICE = simlib.Device(rates={"float32": 1e12, "bfloat16": 4e12}, memory_Bps=1e9)
+
+
+class Watch(TorchDispatchMode):
+    """Notes the seconds of each op."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.times, self.counts, self.found = OpTimes(device), FlopCounts(), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        flops = self.counts.of(func, args, kwargs or {}, out)
+        seconds = self.times.seconds(func, args, kwargs or {}, out, flops)
+        if seconds is not None:
+            self.found.append(seconds)
+        return out
+
+
+def seconds_of(call, device=DEVICE):
+    with Watch(device) as watch:
+        call()
+    return watch.found
+
+
+A, B = torch.rand(1000, 500), torch.rand(500, 2000)
+COLUMN, INDEX = torch.rand(1000, 1), torch.arange(10)
+TABLE = torch.rand(10_000, 100)
+LISTS = [torch.rand(1000), torch.rand(500)], [torch.rand(1000), torch.rand(500)]
+ONE_KB = 1e-6  # of 1000 bytes by a gigabyte a second
+
+
+@pytest.mark.parametrize(
+    "call, kilobytes",
+    [
+        (lambda: A + A, 4000),  # one is read once, and one written
+        (lambda: A.add_(1), 4000),
+        (lambda: A.clone().zero_(), 4000 + 2000),
+        (lambda: A * COLUMN.expand(1000, 500), 4004),
+        (lambda: A.to(torch.bfloat16), 3000),
+        (lambda: torch.zeros(1000), 4),
+        (lambda: F.embedding(INDEX, TABLE), 2 * 4 + 0.08),
+        (lambda: torch._foreach_add_(*LISTS), 3 * 6),
+    ],
+    ids="add in_place zero expanded cast zeros embedding foreach".split(),
+)
+def test_an_op_without_flops_takes_its_bytes(call, kilobytes):
+    assert sum(seconds_of(call)) == pytest.approx(kilobytes * ONE_KB)
+
+
+@pytest.mark.parametrize("call", [lambda: A.t(), lambda: A.view(-1)[3:], lambda: torch.empty(9)])
+def test_a_view_and_empty_memory_begin_no_kernel(call):
+    assert seconds_of(call) == []
+
+
+def test_a_product_takes_its_flops_at_the_rate_of_its_dtype():
+    flops, device = 2 * 1000 * 500 * 2000, simlib.Device(rates=DEVICE.rates)
+    assert seconds_of(lambda: A @ B, device) == [pytest.approx(flops / 1e12)]
+    half = A.bfloat16(), B.bfloat16()
+    assert seconds_of(lambda: half[0] @ half[1], device) == [pytest.approx(flops / 4e12)]
+    other = simlib.Device(flops_per_s=1e9, rates=DEVICE.rates)
+    double = A.double(), B.double()
+    assert seconds_of(lambda: double[0] @ double[1], other) == [pytest.approx(flops / 1e9)]
+
+
+def test_a_small_product_takes_its_bytes():
+    row = torch.rand(1, 500)
+    nbytes = 4 * (500 + 500 * 2000 + 2000)
+    assert seconds_of(lambda: row @ B) == [pytest.approx(nbytes / 1e9)]
+
+
+def test_causal_attention_takes_half():
+    q = torch.rand(1, 2, 64, 16)
+    device = simlib.Device(rates=DEVICE.rates)
+    whole, half = (
+        seconds_of(lambda c=c: F.scaled_dot_product_attention(q, q, q, is_causal=c), device)
+        for c in (False, True)
+    )
+    assert sum(half) == pytest.approx(sum(whole) / 2)
+
+
+def two_products(rank, world_size):
+    for _ in range(2):
+        torch.mm(torch.rand(100, 100), torch.rand(100, 100))
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_simulated_rank_takes_the_time_of_its_operations_and_of_their_launch(data):
+    device = simlib.Device(rates={"float32": 1e12}, memory_Bps=1e9, launch_s=1e-3)
+    cluster = simlib.Cluster(1, 1, simlib.Link(0.0, 1e9), device=device)
+    run = simlib.simulate(two_products, 1, cluster=cluster, data=data)
+    nbytes = 4 * 100 * 100
+    assert run.time_s == pytest.approx(2 * (2 * nbytes + 3 * nbytes) / 1e9 + 6 * 1e-3)
+    assert run.flops == [2 * 2 * 100**3]
