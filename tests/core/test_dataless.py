@@ -1,8 +1,10 @@
-"""Programs of each kind of parallelism call what they call on real ranks."""
+"""Programs of each kind of parallelism without data: what they do is what they do with data."""
 
 import functools
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import simlib
 from tests.dataless_programs import PROGRAMS
@@ -10,7 +12,7 @@ from tests.dataless_programs import PROGRAMS
 CLUSTER = simlib.Cluster(
     2, 2, simlib.Link(5e-6, 1e10), simlib.Link(1e-6, 1e11), simlib.Device(1e12, 1e12)
 )
-QUICK = ("ddp_autocast", "fsdp2_bfloat16", "expert_parallel")
+QUICK = ("ddp_autocast", "fsdp2_selective", "fsdp2_and_tensor_parallel", "one_f_one_b")
 """Tried by every `make test`; the rest by `make test-all`."""
 EACH = pytest.mark.parametrize(
     "name",
@@ -19,8 +21,10 @@ EACH = pytest.mark.parametrize(
 
 
 @functools.cache
-def simulated(name):
-    return simlib.simulate(PROGRAMS[name], 4, cluster=CLUSTER, memory=True, algorithms="nccl")
+def simulated(name, data=True):
+    return simlib.simulate(
+        PROGRAMS[name], 4, cluster=CLUSTER, memory=True, algorithms="nccl", data=data
+    )
 
 
 def _calls(run, rank):
@@ -35,3 +39,95 @@ def test_simulated_ranks_call_what_real_ones_call(name):
     real = simlib.run(PROGRAMS[name], 4)
     for rank in range(4):
         assert _calls(simulated(name), rank) == _calls(real, rank)
+
+
+def _times(run, rank):
+    return [moment for op in run.trace.of_rank(rank) for moment in (op.post_s, op.end_s)]
+
+
+@EACH
+def test_a_program_without_data_does_what_it_does_with_data(name):
+    real, dataless = simulated(name), simulated(name, data=False)
+    for rank in range(4):
+        mine, theirs = _calls(dataless, rank), _calls(real, rank)
+        if name == "saved":  # its ranks tell each other how many bytes they have put into files
+            mine, theirs = mine[:-3], theirs[:-3]
+        assert mine == theirs
+        assert name == "saved" or _times(dataless, rank) == pytest.approx(
+            _times(real, rank), abs=1e-12, rel=0
+        )
+        peak = real.memory[rank].peak_bytes  # garbage collectors may run at other moments
+        assert dataless.memory[rank].peak_bytes == pytest.approx(peak, rel=0.01)
+    assert dataless.flops == real.flops
+
+
+def whole_number():
+    torch.rand(4).argmax().item()
+
+
+def truth_value():
+    if torch.rand(()) > 0.5:
+        dist.barrier()
+
+
+def places():
+    torch.rand(4).gt(0.5).nonzero()
+
+
+def mask():
+    x = torch.rand(4)
+    x[x > 0.5].sum()
+
+
+def numpy():
+    torch.rand(4).numpy()
+
+
+def cuda():
+    torch.rand(4, device="cuda")
+
+
+def own_op():
+    if dist.get_rank() == 0:
+
+        @torch.library.custom_op("of_another_test::double", mutates_args=())
+        def double(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        double(torch.rand(3))
+
+
+REFUSED = {
+    whole_number: "asks for the value of a tensor of torch.int64",
+    truth_value: "asks for the value of a tensor of torch.bool",
+    places: "asks for what is in a tensor of torch.bool",
+    mask: "asks for what is in a tensor of torch.float32",
+    numpy: r"numpy\(\) gives values",
+    cuda: "no device 'cuda': keep tensors on 'cpu'",
+    own_op: "of_another_test::double does not say which shapes it gives",
+}
+
+
+def call(rank, world_size, part):
+    part()
+
+
+@pytest.mark.parametrize("part", REFUSED, ids=lambda part: part.__name__)
+def test_what_needs_data_is_refused_with_the_line(part):
+    with pytest.raises(simlib.InvalidCallError, match=REFUSED[part]) as caught:
+        simlib.simulate(call, 2, args=(part,), data=False)
+    begin = part.__code__.co_firstlineno
+    lines = [f"(test_dataless.py, line {begin + more})" for more in range(1, 8)]
+    assert any(line in str(caught.value) for line in lines)
+
+
+def known(rank, world_size):
+    """What a program writes down has values; what it computes of others has none."""
+    total = torch.tensor(0.0)
+    total += torch.rand(100_000).sum()
+    return torch.tensor([1, 2]).tolist(), sorted(torch.randperm(4).tolist()), f"{total:.1f}"
+
+
+def test_what_is_known_without_data_has_values():
+    found = simlib.simulate(known, 2, data=False).results
+    assert found == [([1, 2], [0, 1, 2, 3], "nan")] * 2

@@ -71,7 +71,7 @@ def test_run_warns_once_of_an_untested_torch(newer):
 
 
 def test_simulate_refuses_where_the_canary_fails_and_asks_it_once(newer):
-    asked = newer("fsdp2 on simulate: a world of 1\n20 programs, both engines: 1 failed")
+    asked = newer("fsdp2 on simulate: a world of 1\n21 programs, both engines: 1 failed")
     for _ in range(2):
         with pytest.raises(simlib.SimlibError, match=r"pip install 'torch>[^']*'\s+fsdp2 on sim"):
             simlib.simulate(rank_and_size, 2)
@@ -80,7 +80,7 @@ def test_simulate_refuses_where_the_canary_fails_and_asks_it_once(newer):
 
 
 def test_simulate_goes_on_where_the_canary_passes(newer):
-    newer("20 programs, both engines: none failed")
+    newer("21 programs, both engines: none failed")
     assert simlib.simulate(rank_and_size, 2).results == [(0, 2), (1, 2)]
 
 
@@ -90,8 +90,8 @@ def test_a_canary_that_crashes_has_not_passed(newer):
         simlib.simulate(rank_and_size, 2)
 
 
-def test_the_canary_has_twenty_programs_that_look_at_their_world():
-    assert len(PROGRAMS) == 20
+def test_the_canary_has_its_programs_that_look_at_their_world():
+    assert len(PROGRAMS) == 21
     assert {program.function.__module__ for program in PROGRAMS} == {
         programs.__name__,
     }
@@ -101,7 +101,7 @@ def test_the_canary_has_twenty_programs_that_look_at_their_world():
 def test_the_canary_passes_with_this_torch():
     command = [sys.executable, "-m", "simlib.engines.canary"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stdout) == (0, "20 programs, both engines: none failed\n")
+    assert (done.returncode, done.stdout) == (0, "21 programs, both engines: none failed\n")
 
 
 @pytest.mark.parametrize("engine", [simlib.run, simlib.simulate])

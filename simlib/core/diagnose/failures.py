@@ -38,7 +38,7 @@ _TIMED_OUT = re.compile(r"[Tt]imed out(?: waiting (\d+)ms)?")
 _WANTS_GPU = re.compile(
     "No CUDA GPUs are available|not compiled with CUDA enabled|Found no NVIDIA driver"
     "|invalid device ordinal|no CUDA-capable device|deserialize object on a CUDA device"
-    "|No supported gpu backend"
+    "|No supported gpu backend|not linked with support for cuda"
 )
 """What torch and Lightning say to a program that asks for a GPU where it sees none."""
 _TYPES_OF_GPU_ERRORS = (

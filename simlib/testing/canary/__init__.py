@@ -1,4 +1,4 @@
-"""Twenty small programs that tell whether a version of torch works.
+"""Small programs that tell whether a version of torch works.
 
 ``python -m simlib.engines.canary`` runs them.
 

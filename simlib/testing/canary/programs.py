@@ -242,6 +242,18 @@ def tensor_parallel(rank, n):
     return _train(model, _batch())
 
 
+@canary(_alone)
+def fsdp2_and_tensor_parallel(rank, n):
+    check_world(rank, n)
+    mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = parallelize_module(_model(), mesh["tensor"], plan)
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh["data"])
+    assert model[0].weight.to_local().numel() == 32 // n, "the layer has not been cut twice"
+    return _train(model, _batch().chunk(n // 2)[mesh.get_local_rank("data")])
+
+
 def _loss(output, target):
     return output.square().mean()
 

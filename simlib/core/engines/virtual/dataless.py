@@ -90,12 +90,15 @@ class DatalessMode(DispatchMode):
     def _compute(self, func, args, kwargs):
         if fake_mode_here() is None:
             return func(*args, **kwargs)
+        _check_device(kwargs.get("device"))
         if not _fakes_in((args, kwargs)):
             return self._with_values(func, args, kwargs)
         try:
             out = func(*args, **kwargs)
         except _NO_VALUE:
             return self._value(func, args)
+        except RuntimeError as error:
+            raise _of_unknown_shape(func, error) from None
         if func._schema.is_mutable:
             _forget_values(func, args, kwargs)
         return out
@@ -292,6 +295,38 @@ def prepare_torch() -> None:
     scaler = torch.amp.GradScaler
     scaler._maybe_opt_step = _stepping(scaler._maybe_opt_step)
     FakeTensor.__reduce_ex__ = _as_meta
+    FakeTensor.__format__ = _formatted
+    FakeTensor.numpy = _no_numpy
+
+
+def _check_device(device):
+    if device is not None and torch.device(device).type not in ("cpu", "meta"):
+        raise InvalidCallError(
+            f"a simulated rank has no device {str(device)!r}: keep tensors on 'cpu', which stands "
+            "for the device of the cluster"
+        )
+
+
+def _of_unknown_shape(func, error):
+    """What to say of an op of somebody's own that torch cannot run without data."""
+    if "fake impl" not in str(error):
+        return error
+    name = func.name()
+    return InvalidCallError(
+        f"the op {name} does not say which shapes it gives, and a simulation with data=False has "
+        "no values to run it on: say it by `torch.library.register_fake`"
+    )
+
+
+def _formatted(tensor, how):
+    """A tensor without data in a text, as `f"{loss:.3f}"`: a number where it is one."""
+    return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
+
+
+def _no_numpy(tensor, *args, **kwargs):
+    raise InvalidCallError(
+        f"numpy() gives values, and a simulation with data=False has none: {ADVICE}"
+    )
 
 
 def _paused(function):
