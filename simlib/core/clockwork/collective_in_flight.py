@@ -347,6 +347,7 @@ class Channel:
         self._posted = [0] * len(members)
         self._ended = [0] * len(members)
         self._free_s = [0.0] * len(members)
+        self._reached: dict[tuple[int, int], float] = {}  # before it was a member's turn -> when
         self._dead: set[int] = set()  # positions, where survivors go on
 
     def gather(self, rank: int) -> None:
@@ -362,7 +363,18 @@ class Channel:
         self._simulation.time.catch_up(rank, moment)
 
     def post(self, position: int, call: Call) -> Meeting:
-        """A member calls its next collective."""
+        """A member calls its next collective, and begins it when it has ended those before."""
+        number = self.join(position, call)
+        meeting = self._meetings[number]
+        self.reach(position, number, self._simulation.scheduler.clocks[call.rank])
+        return meeting
+
+    def meeting(self, number: int) -> Meeting:
+        """The collective of this number, while a member has yet to end it."""
+        return self._meetings[number]
+
+    def join(self, position: int, call: Call) -> int:
+        """A member calls its next collective, which `reach` begins; returns its number."""
         number = self._posted[position]
         self._posted[position] += 1
         meeting = self._meetings.get(number)
@@ -372,9 +384,14 @@ class Channel:
         uncounted(mode, meeting.join, position, call)
         if call.request.limit_s is not None:
             call.request.give_up = partial(self._give_up, position, meeting)
-        if not meeting.is_held and number == self._ended[position]:
-            self._enter(position, meeting, self._simulation.scheduler.clocks[call.rank])
-        return meeting
+        return number
+
+    def reach(self, position: int, number: int, time_s: float) -> None:
+        """A member may begin a collective from this moment on, after those before it."""
+        if number == self._ended[position] and not self._meetings[number].is_held:
+            self._enter(position, self._meetings[number], time_s)
+        else:
+            self._reached[position, number] = time_s
 
     def member_died(self, position: int, time_s: float) -> None:
         """A member is dead: it comes to no collective, and those under way lose it."""
@@ -451,10 +468,9 @@ class Channel:
             meeting.in_flight = None  # which refers to the meeting: let go of the tensors
             del self._meetings[number]
         number = self._ended[position] = number + 1
-        if number < self._posted[position]:
-            following = self._meetings[number]
-            if not following.is_held:
-                self._enter(position, following, end_s)
+        reached_s = self._reached.pop((position, number), None)
+        if reached_s is not None and not self._meetings[number].is_held:
+            self._enter(position, self._meetings[number], max(reached_s, end_s))
 
 
 def _nbytes_of(meeting, call, n):

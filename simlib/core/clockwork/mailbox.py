@@ -16,8 +16,8 @@ class Post:
 
     ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
     ``content`` is a copy of what is sent, or the tensor that receives. ``arrived_s`` says of an
-    eager send when its message came, ``met`` which receive waits for it; None before. ``is_lost``
-    of a send whose sender died before anybody had asked for it.
+    eager send when its message came, ``met`` the other end; None before. ``is_lost`` of a send
+    whose sender died before anybody had asked for it. ``is_here``: its stream has come to it.
     """
 
     src: int | None
@@ -31,6 +31,7 @@ class Post:
     arrived_s: float | None = None
     met: Post | None = None
     is_lost: bool = False
+    is_here: bool = True
 
 
 class Mailbox:
@@ -52,13 +53,30 @@ class Mailbox:
     def send(self, post: Post) -> None:
         """A message is offered."""
         self._sends[post.src].append(post)
-        if post.is_eager:
-            request, post.request = post.request, None  # it has the tensor, and the sender is done
-            request.finish(post.posted_s)
-            self._start(post, partial(self._has_arrived, post))
+        if post.is_eager and post.is_here:
+            self._begin_eager(post)
         self._match()
         if self._simulation.deaths:
             self._fail_if_dead(post, self._dst, self._sends[post.src])
+
+    def _begin_eager(self, post):
+        request, post.request = post.request, None  # it has the tensor, and the sender is done
+        request.finish(post.posted_s)
+        self._start(post, partial(self._has_arrived, post))
+
+    def send_is_here(self, post: Post, time_s: float) -> None:
+        """The stream of a send has come to it."""
+        post.is_here, post.posted_s = True, time_s
+        if post.is_eager:
+            self._begin_eager(post)
+        elif post.met is not None:
+            self._go_on(post, post.met)
+
+    def receive_is_here(self, post: Post, time_s: float) -> None:
+        """The stream of a receive has come to it."""
+        post.is_here, post.posted_s = True, time_s
+        if post.met is not None:
+            self._go_on(post.met, post)
 
     def receive(self, post: Post) -> None:
         """A message is asked for."""
@@ -171,12 +189,22 @@ class Mailbox:
         self._receives.remove(receive)
         receive.request.source = send.src
         receive.request.deliver = partial(hand_over, (send.content,), (receive.content,))
-        if not send.is_eager:
+        self._simulation.have_met(receive.request)
+        self._go_on(send, receive)
+
+    def _go_on(self, send, receive):
+        """Move a message whose ends have met, as soon as both are here."""
+        if not (send.is_here and receive.is_here):
+            send.met, receive.met = receive, send
+        elif not send.is_eager:
+            send.met = receive.met = None
             pair = send.request, receive.request
             self._crossing.add(pair)
             self._start(send, partial(self._is_through, pair))
         elif send.arrived_s is None:
             send.met = receive
+        elif receive.request.moment is not None:
+            receive.request.finish(max(send.arrived_s, receive.posted_s))
         else:
             clock = self._simulation.scheduler.clocks[receive.request.rank]
             receive.request.finish(max(send.arrived_s, clock))
@@ -189,7 +217,7 @@ class Mailbox:
 
     def _has_arrived(self, send, transfer):
         send.arrived_s = transfer.end_s
-        if send.met is not None:
+        if send.met is not None and send.met.is_here:
             send.met.request.finish(transfer.end_s)
         else:
             self._match()

@@ -95,6 +95,11 @@ def _are_alike(trace, recorded):
 
 def _played(recorded, cluster, placement, options):
     """The trace of a replay, and the `Simulation` that made it."""
+    if cluster.device is not None and cluster.device.asynchronous:
+        raise InvalidCallError(
+            "a run cannot be replayed on an asynchronous device: the trace does not say what was "
+            "in which stream. Simulate it on that cluster"
+        )
     has_left = recorded.spans and all(None not in span for span in recorded.spans)
     if not has_left or any(op.end_s is None and not op.async_op for op in recorded):
         raise InvalidCallError(

@@ -268,12 +268,15 @@ class VirtualTime:
         By rank.
     beside : list of WorkBeside or None
         By rank: what else works on its device.
+    streams : list of Streams or None
+        By rank: the queues of its device, where that is asynchronous.
     """
 
     def __init__(self, scheduler: Scheduler, slow: Any, kill: Any, is_measured: bool) -> None:
         world_size = len(scheduler.clocks)
         self.logs: list = []
         self.beside: list | None = None
+        self.streams: list | None = None
         self._scheduler = scheduler
         self._clocks = scheduler.clocks
         self._kill = kill
@@ -320,17 +323,23 @@ class VirtualTime:
 
     def advance(self, rank: int, seconds: float) -> None:
         """The rank calls `simlib.compute`: a piece of its own, longer where the rank is slow."""
-        pace = self._paces.get(rank)
+        pace, factor = self._paces.get(rank), 1.0
         if pace is not None:
-            seconds *= pace.factor(self._calls[rank])
+            factor = pace.factor(self._calls[rank])
             self._calls[rank] += 1
-        self._clocks[rank] += seconds
+        self._busy(rank, seconds, factor)
         if self._clocks[rank] > self._kill.get(rank, inf):
             self.settle(rank)  # it is dead by then, and does nothing of what follows
 
     def work(self, rank: int, seconds: float, number: int | None = None) -> None:
         """The rank computes for so long, before the op of this number: by default its next one."""
-        pace = self._paces.get(rank)
+        pace, factor = self._paces.get(rank), 1.0
         if pace is not None:
-            seconds *= pace.factor(self.logs[rank].posted if number is None else number)
-        self._clocks[rank] += seconds
+            factor = pace.factor(self.logs[rank].posted if number is None else number)
+        self._busy(rank, seconds, factor)
+
+    def _busy(self, rank, seconds, factor):
+        if self.streams is None:
+            self._clocks[rank] += seconds * factor
+        else:
+            self.streams[rank].launch(seconds, factor)

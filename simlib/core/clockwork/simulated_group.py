@@ -23,6 +23,7 @@ from .values import is_fake
 if TYPE_CHECKING:
     from .collective_in_flight import Channel
     from .simulation import Simulation
+    from .streams import Moment
 
 
 class SimulatedGroup(PlainGroup):
@@ -47,6 +48,8 @@ class SimulatedGroup(PlainGroup):
         self._rank = channel.members[position]
         self._log = log
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (dst, tag) -> Mailbox
+        streams = simulation.streams
+        self._streams = None if streams is None else streams[self._rank]
 
     # Messages
 
@@ -63,7 +66,7 @@ class SimulatedGroup(PlainGroup):
 
     def _post(self, tensors, src, dst, content):
         request = Request(self._simulation, self._rank, self._log.last, tensors)
-        request.patience_s = self.patience_s
+        request.patience_s, request.has_data = self.patience_s, not is_fake(content)
         clock = self._simulation.scheduler.clocks[self._rank]
         return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
 
@@ -72,7 +75,19 @@ class SimulatedGroup(PlainGroup):
         if self.limit_s is not None:
             request.limit_s = self.limit_s
             request.give_up = functools.partial(mailbox.withdraw, post)
+        if self._streams is None:
+            getattr(mailbox, method)(post)
+            return request
+        if post.src is None:
+            raise InvalidCallError(
+                "an asynchronous device has no receive of any source, as NCCL has none: name src="
+            )
+        post.is_here, request.kind = False, "send" if method == "send" else "recv"
         getattr(mailbox, method)(post)
+        # Messages of one direction go in order, and do not wait for those of the other.
+        of = self._group, method, post.src, post.dst
+        enter = mailbox.send_is_here if method == "send" else mailbox.receive_is_here
+        self._streams.post(request, of, functools.partial(enter, post))
         return request
 
     def _mailbox(self, dst, tag):
@@ -109,8 +124,18 @@ class SimulatedGroup(PlainGroup):
             request=request,
         )
         request.limit_s, request.patience_s = self.limit_s, self.patience_s
-        meeting = self._channel.post(self._position, call)
-        request.meeting = meeting, self._position
+        request.has_data = has_data
+        channel, position = self._channel, self._position
+        if self._streams is None:
+            request.meeting = channel.post(position, call), position
+            return request
+        number = channel.join(position, call)
+        request.meeting, request.kind = (channel.meeting(number), position), kind
+        # As NCCL: what returns a request has a stream of its own, else it is the current one.
+        of = channel if opts is None or opts.asyncOp else None
+        self._streams.post(request, of, functools.partial(channel.reach, position, number))
+        if kind == "barrier" and of is None:
+            self._streams.hold(self._streams.record())
         return request
 
     def monitored_barrier(self, timeout: timedelta = FOREVER, wait_all_ranks: bool = False) -> None:
@@ -151,11 +176,14 @@ class Request:
     shows the old values, every time. ``start`` is the op's place in the rank's log, ``meeting`` the
     collective it belongs to, and the rank's position there. ``failure`` is why it will never
     complete, or None; ``give_up()`` takes it back where the rank has waited for ``limit_s``.
+
+    On an asynchronous device ``moment`` is the `Moment` of its end on its stream, which goes on by
+    ``then(end_s)``.
     """
 
     __slots__ = tuple(
         "rank start simulation end_s deliver source meeting failure give_up limit_s patience_s "
-        "_is_awaited _looked_s _result _callbacks".split()
+        "has_data kind moment then _is_awaited _looked_s _result _callbacks".split()
     )
 
     def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:
@@ -170,6 +198,10 @@ class Request:
         self.give_up: Callable[[], None] | None = None
         self.limit_s: float | None = None
         self.patience_s = PlainGroup.patience_s
+        self.kind = ""
+        self.has_data = True
+        self.moment: Moment | None = None
+        self.then: Callable[[float], Any] | None = None
         self._is_awaited = False
         self._looked_s: float | None = None
         self._result = result
@@ -178,6 +210,8 @@ class Request:
     def finish(self, end_s: float) -> None:
         """The op completes at this moment."""
         self.end_s = end_s
+        if self.then is not None:
+            self.then(end_s)
         if self._is_awaited:
             self._is_awaited = False
             scheduler = self.simulation.scheduler
@@ -192,6 +226,8 @@ class Request:
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the op completes; returns True. Raises where it has failed."""
+        if self.moment is not None:
+            return self._wait_on_stream(timeout)
         scheduler = self.simulation.scheduler
         self.simulation.time.take_in(self.rank)
         if self.end_s is None:
@@ -214,6 +250,21 @@ class Request:
         self.simulation.time.catch_up(self.rank, self.end_s)
         if self.failure is not None:
             raise RuntimeError(self.failure)
+        self._take()
+        return True
+
+    def _wait_on_stream(self, timeout):
+        """The rank's current stream waits, and the rank only for data, while no time passes."""
+        if timeout:
+            raise InvalidCallError(
+                "wait(timeout) is not simulated on an asynchronous device, where the stream waits "
+                "and not the rank: leave the time limit out, or use a device that is synchronous"
+            )
+        self.simulation.wait_for_data(self)
+        streams = self.simulation.streams[self.rank]
+        streams.current.wait(self.moment)
+        if self.kind == "barrier":
+            streams.hold(streams.record())
         self._take()
         return True
 

@@ -12,6 +12,7 @@ from .collective_in_flight import Channel, Transfers
 from .mailbox import Mailbox
 from .network import Network
 from .scheduler import Scheduler, VirtualTime
+from .streams import Streams
 
 if TYPE_CHECKING:
     from .simulation_options import Options
@@ -34,9 +35,16 @@ class Simulation:
         is_measured = options.compute == "measured"
         self.time = VirtualTime(self.scheduler, options.slow, options.kill, is_measured)
         self.transfers = Transfers(topology, self.scheduler, options)
+        device = topology.cluster.device
+        self.streams: list[Streams] | None = None
+        if device is not None and device.asynchronous:
+            ranks = range(topology.world_size)
+            self.streams = [Streams(self, rank, device.launch_s) for rank in ranks]
+            self.time.streams = self.streams
         self._channels: dict[tuple, Channel] = {}
         self._mailboxes: dict[tuple, Mailbox] = {}
         self._futures: list[list] = [[] for _ in range(topology.world_size)]
+        self._unmet: dict[Any, Callable[[], None]] = {}  # receives whose ranks wait for data
         self.deaths: dict[
             int, float
         ] = {}  # rank -> when survivors see that it has died, where they go on
@@ -88,18 +96,30 @@ class Simulation:
     # C++ code that waits where nobody sees it
 
     def wait_for_data(self, request: Any) -> None:
-        """Block until the data of a collective have come; no time passes for the rank."""
-        if request.meeting is None:
-            return
-        meeting, position = request.meeting
-        if request.failure is not None or meeting.has_data_for(position) and not meeting.is_held:
+        """Block until the data of an op have come; no time passes for the rank."""
+        if not request.has_data:
             return
         rank, log = request.rank, self.time.logs[request.rank]
         clock = self.scheduler.clocks[rank]
+        if request.kind == "recv":
+            if request.source is not None:
+                return
+            self._unmet[request] = lambda: self.scheduler.ready(rank, clock)
+        elif request.meeting is None or request.failure is not None:
+            return
+        else:
+            meeting, position = request.meeting
+            if meeting.has_data_for(position) and not meeting.is_held:
+                return
+            meeting.when_data_have_come(position, lambda: self.scheduler.ready(rank, clock))
         log.begin_hidden_wait(request.start)
-        meeting.when_data_have_come(position, lambda: self.scheduler.ready(rank, clock))
         self.scheduler.block(rank)
         log.wait_failed()
+
+    def have_met(self, request: Any) -> None:
+        """A receive has found its send: whoever waits for its data goes on."""
+        if request in self._unmet:
+            self._unmet.pop(request)()
 
     def future_taken(self, request: Any) -> None:
         """C++ code has the future of an op: it is waited for when `backward` returns."""
@@ -114,6 +134,9 @@ class Simulation:
         taken, self._futures[rank] = self._futures[rank], []
         log = self.time.logs[rank]
         for request in taken:
+            if self.streams is not None:
+                request.wait()  # its end is written down when its stream has come so far
+                continue
             log.wait_begin(request.start)
             request.wait()
             log.wait_end(request.start, request.end_s)

@@ -431,6 +431,12 @@ def at_rest(monitor: Any) -> SimlibError:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
         message = f"{who} for what no rank will ever do (a key of the store that nobody sets?)"
         error = errors.StuckError
+    elif monitor.has_streams:
+        message = (
+            "nothing can go on: all ranks have called what they wait for, but their streams come "
+            "to it in different orders: call ops of several groups in one order on every rank"
+        )
+        error = errors.DeadlockError
     else:
         message = "nothing can go on: every rank that has not finished waits for another"
         error = errors.DeadlockError

@@ -387,6 +387,8 @@ class RunMonitor(ABC):
         What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
     survives : bool
         Whether the others go on when a rank dies.
+    has_streams : bool
+        Whether simulated devices work beside their ranks.
     forgotten : Forgotten or None
         Of a run that is watched, whose logs roll over: sums of what they hold no more.
     without_gpus : str
@@ -405,6 +407,7 @@ class RunMonitor(ABC):
 
     engine: str = "real"
     survives: bool = False
+    has_streams: bool = False
     without_gpus: str = ""
     kill: Mapping[int, float] = {}
     forgotten: Evicted | None = None

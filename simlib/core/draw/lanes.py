@@ -133,7 +133,9 @@ def states_of(run: Any, rank: int, ops: Iterable[Op], until_s: float) -> dict[st
     "transferring" are in order, and never overlap.
     """
     span = span_of(run.trace, rank)
-    flights = [(op.async_op, time) for op in ops if (time := in_flight(op, until_s))]
+    # Who only puts ops into the streams of a device is in none of them.
+    on_streams = run.engine == "simulated" and bool(run.profile)
+    flights = [(op.async_op or on_streams, time) for op in ops if (time := in_flight(op, until_s))]
     parts = [part for op in ops for part in blocked_parts(op, until_s, run.transfers)]
     return {
         "computing": [span[:2]] if span else [],

@@ -318,6 +318,9 @@ class StreamEnds:
     exact from the first event on that is recorded where the stream has nothing left to do.
     """
 
+    holds_rank_up = True
+    """Whether a rank may have to wait in `wait`, as NCCL's options have it."""
+
     def __init__(
         self, log: Any, record: Callable = record_event, clock: Callable = time.perf_counter
     ) -> None:
@@ -339,6 +342,11 @@ class StreamEnds:
     def clear(self) -> None:
         """Forget the ops of a run."""
         self.open.clear()
+
+    @staticmethod
+    def device_of(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+        """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
+        return tensors[0].device if len(tensors) and tensors[0].is_cuda else None
 
     def begin(self, device: torch.device) -> None:
         """An op is about to be posted on this device: there is an event before it."""

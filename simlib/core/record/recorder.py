@@ -238,10 +238,9 @@ class Recorder:
 
     def gpu_of(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
         """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
-        if not len(tensors) or not tensors[0].is_cuda:
-            return None
-        device = tensors[0].device
-        self.stream_ends.begin(device)
+        device = self.stream_ends.device_of(tensors)
+        if device is not None:
+            self.stream_ends.begin(device)
         return device
 
     def group(self, definition: tuple[str, tuple[int, ...]]) -> int:
@@ -300,7 +299,8 @@ class _Request:
         if self.gpu is None and recorder.stream_ends.open:
             recorder.stream_ends.look()  # the wait may be long
         is_limited = timeout or self.start in recorder.limited
-        log.wait_begin(self.start, not is_limited and recorder.is_alone())
+        if self.gpu is None or recorder.stream_ends.holds_rank_up:
+            log.wait_begin(self.start, not is_limited and recorder.is_alone())
         try:
             limit = timeout or self.limit
             self._result = self._work.wait(limit) if limit else self._work.wait()

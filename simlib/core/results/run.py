@@ -22,6 +22,7 @@ from ..model.trace import Group, Op, Trace, WireMessage
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
 from .chrome import write_chrome_trace
+from .exposed import Exposed, exposed_in
 from .states import (
     Bubble,
     States,
@@ -80,7 +81,8 @@ class Run(Displayed):
     processes : list of int or None
         How many processes each simulated rank started. Nothing that they compute is counted.
     profile : list of Profile or None
-        With ``run(profile=True)``, what each rank's GPU did, by rank, None for a rank that died.
+        What each rank's GPU did, by rank, None for a rank that died: with ``run(profile=True)``,
+        and of a simulation on a cluster whose device is asynchronous.
     attempts : list of Run
         With ``restarts=``: this run and those before it that failed, in order.
     began_s : float
@@ -261,6 +263,21 @@ class Run(Displayed):
         """
         return bubble_in(self)
 
+    def exposed(self) -> Exposed:
+        """How long communication was under way on each rank's device while nothing computed.
+
+        Returns
+        -------
+        Exposed
+            With ``exposed_s``, ``communicating_s`` and ``computing_s`` by rank, and ``share``.
+
+        Raises
+        ------
+        InvalidCallError
+            The device is synchronous, or the run was on real ranks without ``profile=True``.
+        """
+        return exposed_in(self)
+
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
         return draw.draw_traffic(self)
@@ -291,6 +308,11 @@ class Run(Displayed):
         from ..clockwork.replay import replay, transfers_of
         from ..clockwork.simulation_options import replay_options
 
+        if self.engine == "simulated" and self.profile:
+            raise InvalidCallError(
+                "a run on an asynchronous device cannot be replayed: its trace says when a rank "
+                "called each op, not what its streams computed in between. Simulate it again"
+            )
         chosen = replay_options(self.world_size, **options)
         trace, wire = replay(self.trace, cluster, placement, chosen)
         again = Run(self.name, trace, self.results, self.output, engine="replayed")

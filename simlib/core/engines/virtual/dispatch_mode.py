@@ -43,6 +43,9 @@ class DispatchMode(TorchDispatchMode):
     lock : RLock, optional
         Held while an op runs and is counted: of a thread that a rank has started.
 
+    on_read : callable, optional
+        Called before an op that gives the rank itself a value.
+
     Attributes
     ----------
     paused : bool
@@ -52,7 +55,9 @@ class DispatchMode(TorchDispatchMode):
     is_dataless = False
     """Whether what the rank makes has no values."""
 
-    def __init__(self, on_op=None, flop_counts=None, op_times=None, memory=None, lock=None):
+    def __init__(
+        self, on_op=None, flop_counts=None, op_times=None, memory=None, lock=None, on_read=None
+    ):
         super().__init__()
         self.paused = False
         self._on_op = on_op
@@ -60,6 +65,7 @@ class DispatchMode(TorchDispatchMode):
         self._op_times = op_times
         self._memory = memory
         self._lock = lock
+        self._on_read = on_read
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -83,6 +89,8 @@ class DispatchMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _counted(self, func, args, kwargs):
+        if self._on_read is not None and func in _READS:
+            self._on_read()
         out = self._compute(func, args, kwargs)
         if self._memory is not None:
             self._memory.saw(args, out, func)
@@ -100,6 +108,17 @@ def dispatches(kind):
 
 
 aten = torch.ops.aten
+_READS = frozenset(
+    (
+        aten._local_scalar_dense.default,
+        aten.equal.default,
+        aten.is_nonzero.default,
+        aten.masked_select.default,
+        aten.nonzero.default,
+        aten._unique2.default,
+    )
+)
+"""For these a rank waits until its device has come so far: it is given numbers, or their count."""
 
 
 def _rnn_layer(steps, input_weight, hidden_weight, *_, **__):

@@ -19,6 +19,7 @@ import cloudpickle
 import torch.distributed as dist
 
 from ...clockwork.simulated_group import SimulatedGroup
+from ...clockwork.streams import StreamEndsOf
 from ...environment import FOLDER
 from ...model.cluster import Cluster
 from ...model.trace import make_site
@@ -127,6 +128,8 @@ class Ranks:
             Recorder(log, always, functools.partial(simulation.time.settle, rank))
             for rank, log in enumerate(simulation.time.logs)
         ]
+        for rank, streams in enumerate(simulation.streams or ()):
+            self._recorders[rank].stream_ends = StreamEndsOf(streams, simulation.time.logs[rank])
         for recorder in self._recorders:
             recorder.survives = simulation.options.on_death == "continue"
             recorder.timeout_s = request.timeout_s or math.inf
@@ -166,6 +169,10 @@ class Ranks:
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
             "flops": self._flops,
+            "streams": [
+                [(stream.kernels, stream.ops) for stream in streams.all]
+                for streams in self._simulation.streams or ()
+            ],
             "shared": self._modules.shared,
             "set_by_many": self._modules.names.of_many(),
             "values_asked": self._values_asked,
@@ -202,6 +209,7 @@ class Ranks:
         local.sleep = functools.partial(self._simulation.time.sleep, rank)
         local.beside = self._simulation.time.beside[rank]
         local.settle = functools.partial(scheduler.settle, rank)
+        local.streams = self._simulation.streams and self._simulation.streams[rank]
         local.before_output = functools.partial(self._before_output, rank)
         local.about_to_change = self.state.modes.about_to_change
         if not per_rank.own_folder():
@@ -230,7 +238,10 @@ class Ranks:
         self._simulation.time.begin_to_measure(rank)
         try:
             with self._equip(rank):
-                return function(rank, self._size, *args, **kwargs)
+                result = function(rank, self._size, *args, **kwargs)
+            if self._simulation.streams is not None:
+                self._simulation.streams[rank].drain()
+            return result
         finally:
             per_rank.flush(self._streams)
             if per_rank.real_process_id() != self._pid:
@@ -245,7 +256,8 @@ class Ranks:
         options, op_times = simulation.options, op_times_of(device)
         takes_time = options.compute == "flops" and op_times is not None
         beside, meter = simulation.time.beside[rank], None
-        if not (takes_time or options.memory or not options.data):
+        streams = simulation.streams and simulation.streams[rank]
+        if not (takes_time or options.memory or streams or not options.data):
             beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
         fake = None if options.data else dataless.new_fake_mode()
@@ -258,8 +270,9 @@ class Ranks:
                     self._flops[rank] += flops
                 work(seconds)
 
+            on_read = streams and (lambda: streams.hold(streams.record()))
             on_op = on_op if takes_time else None
-            counting = on_op, self._flop_counts, op_times, meter, lock
+            counting = on_op, self._flop_counts, op_times, meter, lock, on_read
             if fake is None:
                 return DispatchMode(*counting)
             on_value = functools.partial(self._value_asked, rank)
@@ -277,6 +290,7 @@ class Ranks:
     def _meter(self, rank, device):
         limit = getattr(device, "memory_bytes", math.inf)
         is_like_gpu = getattr(device, "asynchronous", False)
+        streams = self._simulation.streams
         self._meters[rank] = MemoryMeter(
             rank,
             functools.partial(self._simulation.scheduler.clocks.__getitem__, rank),
@@ -285,6 +299,7 @@ class Ranks:
             self._meter_lock,
             CachingAllocator(limit) if is_like_gpu else None,
             getattr(device, "workspace_bytes", 0),
+            (lambda: streams[rank].current) if streams else int,
             is_dataless=not self._simulation.options.data,
         )
         return self._meters[rank]
@@ -332,6 +347,8 @@ class Ranks:
         scheduler, options = self._simulation.scheduler, self._simulation.options
         self.deaths[rank] = code
         self._died_s[rank] = scheduler.now_s
+        if self._simulation.streams is not None:
+            self._simulation.streams[rank].die()
         if options.on_death == "continue":
             self._simulation.die(rank, detection_s)
         elif options.is_restarted:

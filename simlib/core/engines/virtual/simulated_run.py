@@ -18,7 +18,8 @@ from ...model import errors
 from ...model.chance import Failures, Slow, deaths_after
 from ...model.cluster import Cluster, Topology
 from ...model.errors import check_choice
-from ...results.run import Run, make_run
+from ...model.profile import COMMUNICATION, COMPUTE, DeviceSpan, Profile
+from ...results.run import Run, make_run, origin_of
 from ..options import (
     Diagnosis,
     Faults,
@@ -271,6 +272,8 @@ def _options(
     algorithms = check_algorithms(network.algorithm_of)
     wrong = checked_faults(faults, topology.world_size, topology)
     kept = checked_measurement(measurement, topology.cluster)
+    if topology.cluster.device is not None and topology.cluster.device.asynchronous:
+        _check_asynchronous(wrong.on_death, kept.compute)
     options = Options(
         eager_limit_bytes=limit,
         policy=policy,
@@ -285,6 +288,20 @@ def _options(
         data=kept.data,
     )
     return options, None if isinstance(kept.seed, str) else kept.seed
+
+
+def _check_asynchronous(on_death: str, compute: str) -> None:
+    """Refuse what is not simulated where devices work beside their ranks."""
+    if on_death == "continue":
+        raise errors.InvalidCallError(
+            'on_death="continue" is what survivors see on Gloo; after a death NCCL ends the ranks '
+            "of an asynchronous device: leave it out, or give the cluster a synchronous device"
+        )
+    if compute == "measured":
+        raise errors.InvalidCallError(
+            'compute="measured" times the rank on this machine, and not what an asynchronous '
+            'device would take: leave it out, so that the device says it, or use compute="free"'
+        )
 
 
 def _attempts(engine: SimulationEngine, plan: Restarts) -> Run:
@@ -374,7 +391,10 @@ class SimulationEngine(Engine):
 
     def make_run(self, monitor: SimulationMonitor) -> Run:
         """The `Run` of what the monitor knows now."""
-        return make_run(monitor)
+        run = make_run(monitor)
+        if monitor.report and monitor.report["streams"]:
+            run.profile = profiles_of(monitor.report["streams"], monitor)
+        return run
 
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
@@ -448,6 +468,26 @@ class SimulationEngine(Engine):
         again, failure, monitor = Session(self, SilentDisplay()).once()
         same = failure is None and _are_same(run, again, answers, _answers(monitor))
         return [found] if same else []
+
+
+def profiles_of(streams: list, monitor: SimulationMonitor) -> list[Profile | None]:
+    """What the modelled device of each rank did, by rank and stream."""
+    origin_s = origin_of(monitor)
+    found: list[Profile | None] = []
+    for log, own in zip(monitor.logs, streams, strict=True):
+        spans = []
+        for number, (kernels, ops) in enumerate(own):
+            for start_s, end_s in kernels:
+                spans.append(DeviceSpan(0, number, "kernels", COMPUTE, start_s, end_s))
+            for kind, start_s, end_s in ops:
+                spans.append(DeviceSpan(0, number, kind, COMMUNICATION, start_s, end_s))
+        if log.entered_s is None:
+            found.append(None)
+            continue
+        last_s = max((span.end_s for span in spans), default=log.entered_s)
+        left_s = last_s if log.left_s is None else log.left_s
+        found.append(Profile.of("gpu", spans, log.entered_s, left_s).since(origin_s))
+    return found
 
 
 def _answers(monitor: SimulationMonitor) -> dict:

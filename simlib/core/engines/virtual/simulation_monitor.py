@@ -49,6 +49,8 @@ class SimulationMonitor(RunMonitor):
             self._selector.register(source, selectors.EVENT_READ, sort)
         self._eager_limit_bytes = engine.options.eager_limit_bytes
         self.kill = engine.options.kill
+        device = engine.cluster.device
+        self.has_streams = device is not None and device.asynchronous
         self.survives = engine.options.on_death == "continue"
         self.logs = []
         self.report = None

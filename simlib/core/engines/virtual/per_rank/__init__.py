@@ -17,6 +17,7 @@ from .modes import own_modes
 from .modules import ModulesInTurn
 from .process_state import WorldPerThread, foreign_threads, own_folder, real_process_id
 from .started import WorkBeside
+from .streams import own_streams
 from .surroundings import EnvironmentPerRank, OutputPerRank, flush
 from .turns import StateInTurn, Turns, own_random_numbers
 
@@ -39,6 +40,7 @@ def separate_threads(write_out, all_cpus):
     Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
     """
     own_random_numbers()
+    own_streams()
     surroundings.own_clock()
     os.register_at_fork(after_in_child=surroundings.end_virtual_time)
     process_state.one_profiler_at_a_time()

@@ -1,0 +1,260 @@
+"""The queues of a device that works beside its rank, each with a clock of its own.
+
+A rank puts kernels, events and ops of torch.distributed into a stream and goes on. As long as a
+stream waits for nothing, its clock is set forward at once: no event of the scheduler is spent on a
+kernel. Behind an op, whose end others decide, everything stands in a queue until that is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+MODELLED = "a modelled device"
+
+
+class Moment:
+    """When a stream comes to a place in its queue: ``time_s``, None while nobody knows."""
+
+    __slots__ = ("_then", "stream", "time_s")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.time_s: float | None = None
+        self._then: list[Callable[[float], Any]] = []
+
+    def come(self, time_s: float) -> None:
+        """It is known now."""
+        self.time_s = time_s
+        then, self._then = self._then, []
+        for action in then:
+            action(time_s)
+
+    def then(self, action: Callable[[float], Any]) -> None:
+        """Call ``action(time_s)`` as soon as the time is known."""
+        if self.time_s is None:
+            self._then.append(action)
+        else:
+            action(self.time_s)
+
+    def awaited(self) -> Any:
+        """The op (a `Request`) without whose end the time cannot be known."""
+        held: Any = self
+        while isinstance(held, Moment):
+            held = held.stream.held_by
+        return held
+
+
+class Stream:
+    """One queue of a device.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+
+    Attributes
+    ----------
+    clock_s : float
+        When all is done that has been in the queue and is known.
+    held_by : Request, Moment or None
+        The op under way, or the moment that the stream waits for.
+    kernels : list of [float, float]
+        When kernels ran: start and end; those without a gap are one.
+    handle : Stream of `torch.cpu`, or None
+        The rank's own object for it.
+    ops : list of (str, float, float)
+        The ops of torch.distributed: kind, when the stream came to it, and its end.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.clock_s = 0.0
+        self.held_by: Any = None
+        self.kernels: list[list[float]] = []
+        self.ops: list[tuple[str, float, float]] = []
+        self.handle: Any = None
+        self._queue: deque[tuple] = deque()
+        self._is_dead = False
+
+    def launch(self, seconds: float, launched_s: float) -> None:
+        """A kernel of so many seconds, launched at this moment of its rank's clock."""
+        if self.held_by is not None:
+            self._queue.append((self.launch, seconds, launched_s))
+            return
+        start_s = self.clock_s
+        if start_s < launched_s:
+            start_s = launched_s
+        self.clock_s = end_s = start_s + seconds
+        kernels = self.kernels
+        if kernels and kernels[-1][1] >= start_s:
+            kernels[-1][1] = end_s
+        else:
+            kernels.append([start_s, end_s])
+
+    def record(self, launched_s: float) -> Moment:
+        """When all is done that is in the queue now."""
+        moment = Moment(self)
+        self._record(moment, launched_s)
+        return moment
+
+    def _record(self, moment, launched_s):
+        if self.held_by is not None:
+            self._queue.append((self._record, moment, launched_s))
+        else:
+            moment.come(max(self.clock_s, launched_s))
+
+    def wait(self, moment: Moment) -> None:
+        """What follows begins after a moment."""
+        if self.held_by is not None:
+            self._queue.append((self.wait, moment))
+        elif moment.time_s is not None:
+            self.clock_s = max(self.clock_s, moment.time_s)
+        else:
+            self.held_by = moment
+            moment.then(self._go_on)
+
+    def carry(self, request: Any, enter: Callable[[float], Any], launched_s: float) -> None:
+        """An op of torch.distributed: ``enter(time_s)`` is called when the stream comes to it."""
+        if self.held_by is not None:
+            self._queue.append((self.carry, request, enter, launched_s))
+            return
+        time_s = max(self.clock_s, launched_s)
+        self.held_by = request
+        request.then = partial(self._has_ended, request.kind, time_s)
+        self._scheduler.at(time_s, partial(self._begin, enter, time_s))
+
+    def _begin(self, enter, time_s):
+        if not self._is_dead:
+            enter(time_s)
+
+    def _has_ended(self, kind, begin_s, end_s):
+        self.ops.append((kind, begin_s, end_s))
+        self._go_on(end_s)
+
+    def die(self, time_s: float) -> None:
+        """What has not begun at this moment never does."""
+        self._is_dead = True
+        self.kernels = [[start, min(end, time_s)] for start, end in self.kernels if start < time_s]
+
+    def _go_on(self, time_s):
+        if self._is_dead:
+            return
+        self.held_by = None
+        self.clock_s = max(self.clock_s, time_s)
+        while self._queue and self.held_by is None:
+            action, *args = self._queue.popleft()
+            action(*args)
+
+
+class StreamEndsOf:
+    """Writes down when ops of one rank end that are waited for; in the place of `StreamEnds`.
+
+    Parameters
+    ----------
+    streams : Streams
+    log : OpLogWriter
+    """
+
+    holds_rank_up = False
+    open = ()
+
+    def __init__(self, streams: Streams, log: Any) -> None:
+        self._streams = streams
+        self._log = log
+
+    @staticmethod
+    def device_of(tensors: Any) -> Any:
+        """The device on whose stream an op of these tensors ends."""
+        return MODELLED
+
+    def begin(self, device: Any) -> None:
+        """An op is about to be posted."""
+
+    def mark(self, start: int, device: Any) -> None:
+        """The rank, or its stream, waits for the op at this place of the log."""
+        moment = self._streams.ends.pop(start, None)
+        if moment is not None:
+            moment.then(partial(self._log.ended, start))
+
+    look = clear = lambda self: None
+
+
+class Streams:
+    """All streams of one rank, and its waiting for them.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    rank : int
+    launch_s : float
+        Seconds that the rank takes to put one kernel into a stream.
+
+    Attributes
+    ----------
+    current : Stream
+        Where kernels go.
+    ends : dict of int to Moment
+        By its place in the log, the end of each op that nobody has waited for.
+    """
+
+    def __init__(self, simulation: Any, rank: int, launch_s: float) -> None:
+        self._simulation = simulation
+        self._rank = rank
+        self._launch_s = launch_s
+        self._clocks = simulation.scheduler.clocks
+        self.all: list[Stream] = []
+        self.ends: dict[int, Moment] = {}
+        self.current = self.new()
+        self._of_ops: dict[Any, Stream] = {}
+
+    def new(self) -> Stream:
+        """One more stream."""
+        self.all.append(Stream(self._simulation.scheduler))
+        return self.all[-1]
+
+    def launch(self, seconds: float, factor: float = 1.0) -> None:
+        """The rank puts a kernel into the current stream; ``factor`` says how slow the rank is."""
+        rank = self._rank
+        self._clocks[rank] += self._launch_s * factor
+        self.current.launch(seconds * factor, self._clocks[rank])
+
+    def post(self, request: Any, of: Any, enter: Callable[[float], Any]) -> None:
+        """The rank has called an op: it runs on the current stream.
+
+        Where the op has a stream of its own, named ``of``, it runs there, after all that is in the
+        current stream now.
+        """
+        now_s, stream = self._clocks[self._rank], self.current
+        if of is not None:
+            stream = self._of_ops.get(of) or self._of_ops.setdefault(of, self.new())
+            stream.wait(self.current.record(now_s))
+        stream.carry(request, enter, now_s)
+        request.moment = self.ends[request.start] = stream.record(now_s)
+
+    def record(self, stream: Stream | None = None) -> Moment:
+        """When a stream, by default the current one, has done what is in it now."""
+        return (stream or self.current).record(self._clocks[self._rank])
+
+    def hold(self, moment: Moment) -> None:
+        """The rank itself waits for a moment."""
+        simulation, rank = self._simulation, self._rank
+        log = simulation.time.logs[rank]
+        while moment.time_s is None:
+            request = moment.awaited()
+            log.begin_hidden_wait(request.start)
+            request.await_end()
+            simulation.scheduler.block(rank)
+            log.wait_failed()
+        simulation.time.catch_up(rank, moment.time_s)
+
+    def die(self) -> None:
+        """The rank has died, and its device does nothing more."""
+        for stream in self.all:
+            stream.die(self._simulation.scheduler.now_s)
+
+    def drain(self) -> None:
+        """The rank waits until all its streams have done all."""
+        for stream in self.all:
+            self.hold(self.record(stream))

@@ -1,0 +1,130 @@
+"""`torch.cpu.Stream` and its kin: with clocks, where a rank's modelled device has streams.
+
+torch's own are dummies: all that runs on a CPU is over when the call returns. FSDP2 takes streams
+and events from ``torch.cpu`` where its tensors are there, and so do programs that are written for
+any device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....model.errors import InvalidCallError
+from ....record.this_rank import here as local
+
+
+def _streams():
+    """The `Streams` of the calling rank; None where its device has none."""
+    return getattr(local, "streams", None)
+
+
+class Stream(torch.cpu.Stream):
+    """A stream of the calling rank's device."""
+
+    def __init__(self, *args, queue=None, **kwargs):
+        streams = _streams()
+        self.queue = streams.new() if queue is None and streams is not None else queue
+
+    def wait_stream(self, stream):
+        if self.queue is not None:
+            self.queue.wait(_streams().record(stream.queue))
+
+    def record_event(self, event=None):
+        if self.queue is not None:
+            event = Event() if event is None else event
+            event.record(self)
+        return event
+
+    def wait_event(self, event):
+        if self.queue is not None:
+            event.wait(self)
+
+    def synchronize(self):
+        if self.queue is not None:
+            _streams().hold(_streams().record(self.queue))
+
+    def query(self):
+        """Whether all that is in the stream is done."""
+        return self.queue is None or _is_over(_streams().record(self.queue))
+
+
+class Event(torch.cpu.Event):
+    """An event of the calling rank's device."""
+
+    def __init__(self, *args, **kwargs):
+        self._moment = None
+
+    def record(self, stream=None):
+        streams = _streams()
+        if streams is not None:
+            self._moment = streams.record((stream or current_stream()).queue)
+
+    def wait(self, stream=None):
+        if self._moment is not None:
+            (stream or current_stream()).queue.wait(self._moment)
+
+    def query(self):
+        return self._moment is None or _is_over(self._moment)
+
+    def synchronize(self):
+        if self._moment is not None:
+            _streams().hold(self._moment)
+
+    def elapsed_time(self, end_event):
+        """Milliseconds from this event to a later one; both must have been waited for."""
+        times = [getattr(event._moment, "time_s", None) for event in (self, end_event)]
+        if None in times:
+            raise InvalidCallError(
+                "elapsed_time is known when both events are over: call end.synchronize() first"
+            )
+        return 1000 * (times[1] - times[0])
+
+
+def _is_over(moment):
+    local.settle()
+    return moment.time_s is not None and moment.time_s <= local.clock()
+
+
+_DUMMY = torch.cpu.current_stream()
+
+
+def current_stream(device=None):
+    """The stream in which the calling rank's kernels go."""
+    streams = _streams()
+    if streams is None:
+        return _DUMMY
+    if streams.current.handle is None:
+        streams.current.handle = Stream(queue=streams.current)
+    return streams.current.handle
+
+
+class StreamContext(torch.cpu.StreamContext):
+    """Within it, the calling rank's kernels go into another stream."""
+
+    def __enter__(self):
+        streams = _streams()
+        if streams is not None and self.stream is not None:
+            self._before, streams.current = streams.current, self.stream.queue
+
+    def __exit__(self, *error):
+        streams = _streams()
+        if streams is not None and self.stream is not None:
+            streams.current = self._before
+
+
+def synchronize(device=None):
+    """Wait until all streams of the calling rank have done all."""
+    streams = _streams()
+    if streams is not None:
+        streams.drain()
+
+
+def own_streams():
+    """Give each rank streams of its own."""
+    module = torch.cpu
+    module.Stream, module.Event, module.StreamContext = Stream, Event, StreamContext
+    module.stream, module.current_stream, module.synchronize = (
+        StreamContext,
+        current_stream,
+        synchronize,
+    )

@@ -1,0 +1,69 @@
+"""How well communication hid behind computing, by rank, where a run knows what its devices did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.errors import InvalidCallError
+from ..model.words import aligned, seconds_text
+from .states import MAX_ROWS, Recorded, device_of
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Exposed:
+    """Seconds of each rank's device, all of shape (world_size,); NaN where nobody knows them.
+
+    Attributes
+    ----------
+    exposed_s : ndarray of float
+        An op of torch.distributed was under way, or waited for other ranks, in one of the streams,
+        and no stream computed.
+    communicating_s : ndarray of float
+        An op was under way in one of the streams, whatever the others did.
+    computing_s : ndarray of float
+        One of the streams computed.
+    """
+
+    exposed_s: np.ndarray
+    communicating_s: np.ndarray
+    computing_s: np.ndarray
+
+    @property
+    def share(self) -> float:
+        """The share of the communication of all ranks that was exposed; 0 where there was none."""
+        whole_s = float(np.nansum(self.communicating_s))
+        return float(np.nansum(self.exposed_s)) / whole_s if whole_s else 0.0
+
+    def table(self) -> str:
+        """A row for each rank, at most 20."""
+        columns = self.exposed_s, self.communicating_s, self.computing_s
+        rows: list[tuple[str, ...]] = [("rank", "exposed", "communication", "computing")]
+        for rank, seconds in enumerate(zip(*columns, strict=True)):
+            cells = ("-" if np.isnan(one) else seconds_text(one) for one in seconds)
+            rows.append((str(rank), *cells))
+        left_out = len(rows) - 1 - MAX_ROWS
+        more = [f"... and {left_out:,} more ranks"] if left_out > 0 else []
+        return "\n".join([*aligned(rows[: MAX_ROWS + 1]), *more])
+
+    def __repr__(self) -> str:
+        return self.table()
+
+
+def exposed_in(run: Recorded) -> Exposed:
+    """The `Exposed` of a run.
+
+    Raises
+    ------
+    InvalidCallError
+        Nobody knows what the devices of this run did.
+    """
+    device = device_of(run.profile)
+    if device is None or device.on == "cpu":
+        raise InvalidCallError(
+            "run.exposed() needs to know what the streams of each device did: simulate on a "
+            "cluster with Device(asynchronous=True), or run on GPUs with profile=True. Where "
+            "devices are synchronous, run.states says how long ranks waited and transferred"
+        )
+    return Exposed(device.exposed_s, device.communicating_s, device.computing_s)
