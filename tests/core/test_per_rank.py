@@ -35,7 +35,9 @@ def test_each_rank_draws_as_if_it_were_alone(monkeypatch, seed, memory_is_known)
         monkeypatch.setattr(turns, "memory_of", lambda generator: None)
     drawn = random.Random(seed)
     steps = [(drawn.randrange(3), drawn.choice(list(DRAWS))) for _ in range(300)]
-    in_turn = turns.StateInTurn([11, 12, 13], unittest.mock.Mock(of_rank=[{}, {}, {}]))
+    in_turn = turns.StateInTurn(
+        [11, 12, 13], unittest.mock.Mock(of_rank=[{}, {}, {}]), unittest.mock.Mock()
+    )
     found = {rank: [] for rank in range(3)}
     for rank, what in steps:
         in_turn.enter(rank)

@@ -294,6 +294,7 @@ def prepare_torch() -> None:
     torch.nn.Module._apply = _applied(torch.nn.Module._apply)
     scaler = torch.amp.GradScaler
     scaler._maybe_opt_step = _stepping(scaler._maybe_opt_step)
+    scaler.update = _without_scale(scaler.update)
     FakeTensor.__reduce_ex__ = _as_meta
     FakeTensor.__format__ = _formatted
     FakeTensor.numpy = _no_numpy
@@ -344,6 +345,18 @@ def _paused(function):
             mode.paused = False
 
     return call
+
+
+def _without_scale(update):
+    """So the scale stays as it is."""
+
+    def update_here(scaler, new_scale=None):
+        if _here() is None:
+            update(scaler, new_scale)
+        else:
+            scaler._per_optimizer_states.clear()
+
+    return update_here
 
 
 _OF_OBJECTS = (

@@ -138,7 +138,9 @@ class Ranks:
         self.store = SimulatedStore(scheduler)
         running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
         self._seeds = [request.seeds.of_rank(rank) for rank in range(size)]
-        self.state = state = per_rank.StateInTurn(self._seeds, self._modules)
+        self.state = state = per_rank.StateInTurn(
+            self._seeds, self._modules, per_rank.ModesInTurn(size)
+        )
         self._turns = per_rank.Turns(running, self.deaths, state, self._park)
         scheduler.on_resume = self._turns.enter
         simulation.time.beside = [per_rank.WorkBeside(rank) for rank in range(size)]

@@ -13,7 +13,7 @@ import sys
 from ....record.this_rank import here as local
 from ....record.torch_inside import use_world
 from . import process_state, started, surroundings
-from .modes import own_modes
+from .modes import ModesInTurn, own_modes
 from .modules import ModulesInTurn
 from .process_state import WorldPerThread, foreign_threads, own_folder, real_process_id
 from .started import WorkBeside
@@ -22,6 +22,7 @@ from .surroundings import EnvironmentPerRank, OutputPerRank, flush
 from .turns import StateInTurn, Turns, own_random_numbers
 
 __all__ = [
+    "ModesInTurn",
     "ModulesInTurn",
     "StateInTurn",
     "Turns",

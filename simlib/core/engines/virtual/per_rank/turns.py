@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ....record.this_rank import here as local
-from .modes import ModesInTurn
 
 _SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
 
@@ -19,17 +18,19 @@ _SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
 class StateInTurn:
     """torch's random numbers, default dtype and modes, a rank's modules, and what `sys` has for it.
 
-    Attributes
+    Parameters
     ----------
-    modes : ModesInTurn
+    seeds : list of int
+        By rank.
+    modules, modes : ModulesInTurn, ModesInTurn
     """
 
-    def __init__(self, seeds, modules):
+    def __init__(self, seeds, modules, modes):
         world_size = len(seeds)
         self._modules = modules
         modules.begin(world_size)
         self._numbers = _RandomNumbers(seeds)
-        self.modes = ModesInTurn(world_size)
+        self.modes = modes
         self._dtypes = [torch.get_default_dtype()] * world_size
         self._of_sys: list = [None] * world_size
         self._at_first = sys.stdout, sys.stderr, sys.argv, sys.path
