@@ -121,6 +121,20 @@ def test_what_needs_data_is_refused_with_the_line(part):
     assert any(line in str(caught.value) for line in lines)
 
 
+def scaled(rank, world_size):
+    model = torch.nn.Linear(2, 2)
+    optimizer, scaler = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        scaler.scale(model(torch.rand(2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return len(optimizer.state)
+
+
+def test_a_scaler_of_gradients_takes_each_step():
+    assert simlib.simulate(scaled, 1, data=False).results == [2]
+
+
 def known(rank, world_size):
     """What a program writes down has values; what it computes of others has none."""
     total = torch.tensor(0.0)

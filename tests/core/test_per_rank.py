@@ -36,7 +36,7 @@ def test_each_rank_draws_as_if_it_were_alone(monkeypatch, seed, memory_is_known)
     drawn = random.Random(seed)
     steps = [(drawn.randrange(3), drawn.choice(list(DRAWS))) for _ in range(300)]
     in_turn = turns.StateInTurn(
-        [11, 12, 13], unittest.mock.Mock(of_rank=[{}, {}, {}]), unittest.mock.Mock()
+        [11, 12, 13], unittest.mock.Mock(of_rank=[{}, {}, {}]), unittest.mock.Mock(of_rank={})
     )
     found = {rank: [] for rank in range(3)}
     for rank, what in steps:

@@ -17,19 +17,19 @@ class Limit(NamedTuple):
 
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
-    "modules of the core": Limit(135, 140),
-    "code lines of the core": Limit(19_994, 18_000),
-    "modules": Limit(246, 240),
-    "code lines": Limit(38_231, 31_000),
+    "modules of the core": Limit(144, 140),
+    "code lines of the core": Limit(21_463, 18_000),
+    "modules": Limit(255, 240),
+    "code lines": Limit(39_735, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
-    "functions of many parameters": Limit(27, 25),
-    "lines of tests": Limit(50_318, 34_000),
-    "files of a run": Limit(9, 9),
+    "functions of many parameters": Limit(28, 25),
+    "lines of tests": Limit(52_126, 34_000),
+    "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),
-    "files of a job": Limit(17, 15),
+    "files of a job": Limit(18, 15),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .values import hand_over
+from ..record.transports.plain_group import hand_over
 
 
 @dataclass(slots=True)

@@ -12,8 +12,13 @@ import torch.distributed as dist
 
 from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
-from ..record.transports.plain_group import SharedOutputs, joined
-from .values import forget_values_of, hand_over, with_values
+from ..record.transports.plain_group import (
+    SharedOutputs,
+    forget_values_of,
+    hand_over,
+    joined,
+    with_values,
+)
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""

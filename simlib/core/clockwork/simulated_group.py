@@ -15,10 +15,9 @@ from ..model.errors import InvalidCallError
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
 from ..record.transports import FOREVER
-from ..record.transports.plain_group import REDUCING, PlainGroup
+from ..record.transports.plain_group import REDUCING, PlainGroup, is_fake
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
-from .values import is_fake
 
 if TYPE_CHECKING:
     from .collective_in_flight import Channel

@@ -508,8 +508,11 @@ class RunMonitor(ABC):
     def findings(self) -> list[Finding]:
         """What looked wrong in a run that ended well."""
         found = self.detector.findings(self.deaths)
-        found += of_shared_names(self.set_by_many, self.cells)
-        return found + of_values_asked(self.values_asked, self.cells)
+        if self.set_by_many:
+            found += of_shared_names(self.set_by_many, self.cells)
+        if any(self.values_asked):
+            found += of_values_asked(self.values_asked, self.cells)
+        return found
 
     def waits(self) -> dict[int, Wait]:
         """Who waits for whom now, where anything but errors is diagnosed."""

@@ -26,10 +26,10 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
-from ...clockwork.values import ADVICE, forget_values_of, is_fake, with_values
 from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
 from ...record.torch_inside import fake_mode_here, group_by_name
+from ...record.transports.plain_group import ADVICE, forget_values_of, is_fake, with_values
 from .dispatch_mode import DispatchMode, dispatches
 
 MOST_WHOLE = 1 << 16

@@ -96,19 +96,19 @@ class ModesInTurn:
     def __init__(self, world_size: int) -> None:
         self._size = world_size
         self._at_first: dict[Mode, Any] = {}
-        self._of_rank: dict[Mode, list] = {}
+        self.of_rank: dict[Mode, list] = {}
 
     def about_to_change(self, modes: Iterable[Mode]) -> None:
         """Let each rank have its own of these; the rank that goes on is about to change them."""
         for mode in modes:
             if mode not in self._at_first:
                 value = self._at_first[mode] = mode.read()
-                self._of_rank[mode] = [copy(value) for _ in range(self._size)]
+                self.of_rank[mode] = [copy(value) for _ in range(self._size)]
                 mode.write(copy(value))
 
     def enter(self, last: int | None, rank: int) -> None:
         """Rank ``last`` (or None) has gone on so far; ``rank`` is next."""
-        for mode, values in self._of_rank.items():
+        for mode, values in self.of_rank.items():
             if last is not None:
                 values[last] = mode.read()
             mode.write(values[rank])

@@ -47,7 +47,8 @@ class StateInTurn:
         self.look()
         self._numbers.enter(last, rank)
         self._change_modules(last, rank)
-        self.modes.enter(last, rank)
+        if self.modes.of_rank:
+            self.modes.enter(last, rank)
         dtype = torch.get_default_dtype()
         if last is not None:
             self._dtypes[last] = dtype
