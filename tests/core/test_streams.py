@@ -127,6 +127,19 @@ def test_what_reads_a_value_waits_and_what_does_not_goes_on():
     assert simulate(main).results == [(10, 0, 2, True)] * 2
 
 
+def test_an_optimizer_reads_its_steps_beside_the_device():
+    def main(rank, n):
+        model, closure = nn.Linear(10, 10), lambda: model(torch.ones(10, 10)).sum()
+        closure().backward()  # 2 s forward, 2 s backward
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        optimizer.step()
+        times = [simlib_clock()]
+        optimizer.step(lambda: closure().item())
+        return *times, simlib_clock()
+
+    assert simulate(main, 1).results == [(0, 6)]
+
+
 def test_collectives_of_a_group_go_one_after_the_other_and_of_two_groups_together():
     def main(rank, n, other):
         group = dist.new_group([0, 1]) if other else None

@@ -13,6 +13,8 @@ costs, whose reduction is free. Where elementwise work is the point,
 
 from __future__ import annotations
 
+import os
+import sys
 from math import prod
 
 import torch
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ...record.recorder import is_learners
 from ...record.torch_inside import is_composite
 
 
@@ -89,7 +92,7 @@ class DispatchMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _counted(self, func, args, kwargs):
-        if self._on_read is not None and func in _READS:
+        if self._on_read is not None and func in _READS and not _is_on_host(sys._getframe(1)):
             self._on_read()
         out = self._compute(func, args, kwargs)
         if self._memory is not None:
@@ -119,6 +122,20 @@ _READS = frozenset(
     )
 )
 """For these a rank waits until its device has come so far: it is given numbers, or their count."""
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_ON_HOST = _TORCH + "optim" + os.sep, os.path.join(_TORCH, "utils", "data") + os.sep
+
+
+def _is_on_host(frame):
+    """Whether torch asks for a number of its own that is on the host beside a GPU, too.
+
+    Optimizers count their steps there, and loaders draw their seeds.
+    """
+    while frame is not None and not is_learners(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_ON_HOST):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _rnn_layer(steps, input_weight, hidden_weight, *_, **__):
