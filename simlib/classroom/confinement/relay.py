@@ -134,6 +134,10 @@ class Exchange:
         on_end(SimpleNamespace(end_s=now_s))
 
     @staticmethod
+    def have_met(receive):
+        """A message has found its receiver, who is told when it has come."""
+
+    @staticmethod
     def when_seen(dead, time_s, action):
         """A death is seen at once."""
         action(time_s)

@@ -338,11 +338,11 @@ def _paused(function):
         mode = _here()
         if mode is None:
             return function(*args, **kwargs)
-        mode.paused = True
+        before, mode.paused = mode.paused, True
         try:
             return function(*args, **kwargs)
         finally:
-            mode.paused = False
+            mode.paused = before
 
     return call
 

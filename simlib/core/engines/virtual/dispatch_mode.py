@@ -125,6 +125,9 @@ _READS = frozenset(
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ON_HOST = _TORCH + "optim" + os.sep, os.path.join(_TORCH, "utils", "data") + os.sep
 
+_OF_A_LOSS = "lr_scheduler.py", "lbfgs.py"
+"""What of torch's optimizers asks for the value of a loss."""
+
 
 def _is_on_host(frame):
     """Whether torch asks for a number of its own that is on the host beside a GPU, too.
@@ -132,8 +135,9 @@ def _is_on_host(frame):
     Optimizers count their steps there, and loaders draw their seeds.
     """
     while frame is not None and not is_learners(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_ON_HOST):
-            return True
+        file = frame.f_code.co_filename
+        if file.startswith(_ON_HOST):
+            return not file.endswith(_OF_A_LOSS)
         frame = frame.f_back
     return False
 

@@ -30,6 +30,8 @@ _ONLY_WRITES = frozenset(
 """Ops that do not read what they change."""
 _BY_RESULT = frozenset("embedding index_select gather index".split())
 """Ops that read of their first argument only as much as they return."""
+_NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
+"""Namespaces of ops that compute nothing; those of collectives take their time on the network."""
 
 
 class OpTimes:
@@ -107,7 +109,7 @@ def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
 def _sort_of(func):
     """The name of an op that begins a kernel; None for any other."""
     name = func._overloadpacket.__name__
-    if name in _MAKES_NOTHING or func.namespace == "prim":
+    if name in _MAKES_NOTHING or func.namespace in _NO_KERNELS:
         return None
     returns = func._schema.returns
     is_view = any(one.alias_info and not one.alias_info.is_write for one in returns)

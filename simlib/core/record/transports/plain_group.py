@@ -174,7 +174,7 @@ def forget_values_of(tensor: Tensor) -> None:
     """A tensor has been given what has no data: if it had any, it is NaN from now on."""
     if is_fake(tensor):
         return
-    if not tensor.dtype.is_floating_point:
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise InvalidCallError(
             f"a tensor of {tensor.dtype} that has values is given what has none in a simulation "
             f"with data=False: {ADVICE}"
