@@ -106,6 +106,9 @@ def test_a_refusal_is_an_instance_of_what_torch_raises_there(calls):
         found = on_engine(simlib.simulate, [case for case, _ in some])
         for (case, plain), outcomes in zip(some, found, strict=True):
             for one, other in zip(plain, outcomes, strict=True):
+                is_lost = "Connection reset by peer" in one[2] if len(one) > 2 else False
+                if is_lost:  # the other rank was refused, and has left
+                    continue
                 if one[0] == other[0] == "raised" and builtin_of(one[1]) not in other[1]:
                     wrong.append((one, other, case))
     assert not wrong, f"{len(wrong)} refusals: {wrong[:3]}"

@@ -25,7 +25,7 @@ GOALS = {
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(28, 25),
-    "lines of tests": Limit(52_139, 34_000),
+    "lines of tests": Limit(52_142, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),
