@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
 from ...record.torch_inside import fake_mode_here, group_by_name
 from ...record.transports.plain_group import ADVICE, forget_values_of, is_fake, with_values
-from .dispatch_mode import DispatchMode, dispatches
+from .dispatch_mode import DispatchMode, dispatches, tensors_in
+from .op_time import changed_by
 
 MOST_WHOLE = 1 << 16
 """Elements up to which a tensor of whole numbers or truth values has its values."""
@@ -100,7 +101,8 @@ class DatalessMode(DispatchMode):
         except RuntimeError as error:
             raise _of_unknown_shape(func, error) from None
         if func._schema.is_mutable:
-            _forget_values(func, args, kwargs)
+            for tensor in changed_by(func, args, kwargs):
+                forget_values_of(tensor)
         return out
 
     def _with_values(self, func, args, kwargs):
@@ -110,14 +112,14 @@ class DatalessMode(DispatchMode):
                 out = func(*args, **kwargs)
             except _NO_VALUE:  # such as the places of what is not zero
                 return with_values(func, *args, **kwargs)
-            given = [tensor.numel() for tensor in _tensors_in((args, kwargs))]
+            given = [tensor.numel() for tensor in tensors_in((args, kwargs))]
             most = max(MOST_WHOLE, sum(given))
-            if any(not _is_small(made, most, bool(given)) for made in _tensors_in(out)):
+            if any(not _is_small(made, most, bool(given)) for made in tensors_in(out)):
                 return out
         return with_values(func, *args, **kwargs)
 
     def _value(self, func, args):
-        dtype = next(_tensors_in(args)).dtype
+        dtype = next(tensors_in(args)).dtype
         if func is ITEM and dtype.is_floating_point:
             self._on_value(sys._getframe(1))
             return float("nan")
@@ -222,18 +224,8 @@ _FUNCTIONAL = {
 # Tensors with and without data
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors_in(one)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
-
-
 def _fakes_in(value):
-    return any(map(is_fake, _tensors_in(value)))
+    return any(map(is_fake, tensors_in(value)))
 
 
 def _is_small(tensor, most, is_given):
@@ -247,16 +239,6 @@ def _has_result_of_its_own(func):
     """Whether what an op returns is no view of its arguments, and it writes none."""
     schema = func._schema
     return not schema.is_mutable and not any(one.alias_info for one in schema.returns)
-
-
-def _forget_values(func, args, kwargs):
-    """An op has written what has no data into tensors that have."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        written = args[place] if place < len(args) else kwargs.get(argument.name)
-        for tensor in _tensors_in(written):
-            forget_values_of(tensor)
 
 
 def _key(tensor):

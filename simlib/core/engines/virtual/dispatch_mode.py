@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -103,6 +105,15 @@ class DispatchMode(TorchDispatchMode):
             if seconds is not None:
                 self._on_op(flops, seconds)
         return out
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)
 
 
 def dispatches(kind):

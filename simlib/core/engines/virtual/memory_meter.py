@@ -41,6 +41,7 @@ from ...model.ledger import (
 )
 from ...record.torch_inside import is_in_backward, when_imported
 from .allocator import NoMemoryLeftError
+from .dispatch_mode import tensors_in
 from .memory_history import History, Moment
 
 _PLAIN = (torch.Tensor, Parameter, FakeTensor)
@@ -205,7 +206,7 @@ class MemoryMeter:
     @_locked
     def tell(self, tensors, category):
         """The storages of these tensors, nested in lists and dicts, are of this category."""
-        for tensor in _tensors_in(tensors):
+        for tensor in tensors_in(tensors):
             for plain in _plain(tensor):
                 self._meet(plain)
                 block = self._blocks.get(plain.untyped_storage()._cdata)
@@ -372,7 +373,7 @@ class MemoryMeter:
     def _find_roles(self, optimizers):
         """Find what has become a gradient or, of some optimizers, state."""
         for optimizer in optimizers:
-            for tensor in _tensors_in(optimizer.state):
+            for tensor in tensors_in(optimizer.state):
                 self._mark(tensor, OPTIMIZER_STATE)
         for parameter in self._living():
             gradient = parameter.grad
@@ -412,15 +413,6 @@ def _plain(tensor):
     return tuple(
         plain for part in parts if isinstance(part, torch.Tensor) for plain in _plain(part)
     )
-
-
-def _tensors_in(state):
-    """All tensors in nested dicts and lists."""
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, (dict, list, tuple)):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from _tensors_in(value)
 
 
 def tell_of_shards(meter_here):

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ...model.cluster import Device
+from .dispatch_mode import tensors_in
 
 _MAKES_NOTHING = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided lift_fresh detach detach_ alias "
@@ -123,6 +123,12 @@ def _written(func):
     return [(at, one.name) for at, one in arguments if one.alias_info and one.alias_info.is_write]
 
 
+def changed_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that an op changes."""
+    values = (args[at] if at < len(args) else kwargs.get(name) for at, name in _written(func))
+    return list(tensors_in(list(values)))
+
+
 @functools.cache
 def _causal_at(func):
     """The place of ``is_causal`` among the arguments of attention, or None."""
@@ -140,22 +146,17 @@ def _part_worked(func, args, kwargs):
 
 
 def _dtype_of(args):
-    return next((one.dtype for one in _tensors_in(args) if one.dtype.is_floating_point), None)
+    return next((one.dtype for one in tensors_in(args) if one.dtype.is_floating_point), None)
 
 
 def _bytes_moved(name, func, args, kwargs, out):
-    given = {id(one): one for one in _tensors_in((args, kwargs))}
-    made = [one for one in _tensors_in(out) if id(one) not in given]
+    given = {id(one): one for one in tensors_in((args, kwargs))}
+    made = [one for one in tensors_in(out) if id(one) not in given]
     results = sum(map(_nbytes, made))
     if name in _BY_RESULT:
-        return 2 * results + sum(map(_nbytes, _tensors_in(args[1:])))
-    changed = [
-        one
-        for at, key in _written(func)
-        for one in _tensors_in(args[at] if at < len(args) else kwargs.get(key))
-    ]
+        return 2 * results + sum(map(_nbytes, tensors_in(args[1:])))
     read = sum(map(_nbytes, given.values()))
-    written = sum(map(_nbytes, changed))
+    written = sum(map(_nbytes, changed_by(func, args, kwargs)))
     if name in _ONLY_WRITES:
         read -= written
     return read + results + written
@@ -167,13 +168,3 @@ def _nbytes(tensor):
         return tensor.numel() * tensor.element_size()
     ways = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size for size, step in ways if step) * tensor.element_size()
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors_in(one)
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
