@@ -40,11 +40,8 @@ def watched(rank, world_size, **how):
 def simulated(sizes, ranks, length, steps):
     """The run, and seconds of this machine."""
     begin_s = time.perf_counter()
-    how = {"sizes": sizes, "length": length, "steps": steps}
-    run = simlib.simulate(
-        functools.partial(watched, **how), ranks, cluster=NODE, algorithms="nccl",
-        data=False, timeout_s=None,
-    )  # fmt: skip
+    main = functools.partial(watched, sizes=sizes, length=length, steps=steps)
+    run = simlib.simulate(main, ranks, cluster=NODE, algorithms="nccl", data=False, timeout_s=None)
     return run, time.perf_counter() - begin_s
 
 

@@ -15,8 +15,8 @@ from ..model.trace import Group
 from ..record.transports.plain_group import (
     SharedOutputs,
     forget_values_of,
-    hand_over,
     joined,
+    put,
     with_values,
 )
 
@@ -129,7 +129,7 @@ class Meeting:
             if isinstance(call.takes, SharedOutputs):
                 call.takes.tensors = result
             elif len(result):
-                hand_over(result, call.takes)
+                put(result, call.takes)
         call.takes = ()
 
     def has_data_for(self, position: int) -> bool:
