@@ -1,5 +1,6 @@
 """Programs of each kind of parallelism without data: what they do is what they do with data."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -59,6 +60,21 @@ def test_a_program_without_data_does_what_it_does_with_data(name):
         peak = real.memory[rank].peak_bytes  # garbage collectors may run at other moments
         assert dataless.memory[rank].peak_bytes == pytest.approx(peak, rel=0.01)
     assert dataless.flops == real.flops
+
+
+def test_a_device_with_streams_takes_the_same_time_without_data():
+    device = simlib.Device(
+        rates={"float32": 5e10, "bfloat16": 1e11}, memory_Bps=1e10, launch_s=1e-6, asynchronous=True
+    )
+    cluster = dataclasses.replace(CLUSTER, device=device)
+    main = PROGRAMS["fsdp2_and_tensor_parallel"]
+    real, dataless = (
+        simlib.simulate(main, 4, cluster=cluster, data=data) for data in (True, False)
+    )
+    for rank in range(4):
+        assert _times(dataless, rank) == pytest.approx(_times(real, rank), abs=1e-12, rel=0)
+        assert dataless.memory[rank].reserved_bytes == real.memory[rank].reserved_bytes
+    assert dataless.exposed().exposed_s == pytest.approx(real.exposed().exposed_s)
 
 
 def whole_number():

@@ -18,14 +18,14 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(144, 140),
-    "code lines of the core": Limit(21_477, 18_000),
+    "code lines of the core": Limit(21_457, 18_000),
     "modules": Limit(255, 240),
-    "code lines": Limit(39_751, 31_000),
+    "code lines": Limit(39_731, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(28, 25),
-    "lines of tests": Limit(52_142, 34_000),
+    "lines of tests": Limit(52_163, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),
