@@ -22,7 +22,7 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no value"``.
+        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no_value"``.
     message : str
     sites : dict of int to Site
     run : Run or None
@@ -145,7 +145,7 @@ UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
 RACE = FindingKind("race", RaceError, _races)
 SHARED = FindingKind("shared", SharedNameError, lambda evidence: [])
 """Found by the ranks of a simulation, not from their ops: `of_shared_names`."""
-NO_VALUE = FindingKind("no value", NoValueError, lambda evidence: [])
+NO_VALUE = FindingKind("no_value", NoValueError, lambda evidence: [])
 """The same: `of_values_asked`."""
 KINDS = (UNFINISHED, RACE, SHARED, NO_VALUE)
 """All sorts of findings, in the order in which a run lists them."""

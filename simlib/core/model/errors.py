@@ -187,7 +187,7 @@ class SharedNameError(SimlibError):
 class NoValueError(SimlibError):
     """With ``strict=True``: a program asked for a value that a simulation without data lacks."""
 
-    kind = "no value"
+    kind = "no_value"
 
 
 class StuckError(SimlibError):
