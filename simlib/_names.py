@@ -19,6 +19,7 @@ PUBLIC = {
     "clusters": "core.clusters",
     "collectives": "core.collectives",
     "datasets": "course.datasets",
+    "devices": "core.devices",
     "draw": "core.draw",
     "engines": "core.engines",
     "engines.canary": "testing.canary",

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from . import classroom, cluster, course
-from .core import clusters, scale
+from .core import clusters, devices, scale
 from .core.diagnose.findings import Finding
 from .core.draw.curves import draw_curves, live_curves
 from .core.engines.options import Diagnosis, Faults, Measurement, Network, Restarts
@@ -91,6 +91,7 @@ __all__ = [
     "clusters",
     "compare",
     "compute",
+    "devices",
     "digits",
     "doctor",
     "draw_curves",

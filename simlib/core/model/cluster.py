@@ -12,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from .card import Card
 from .errors import InvalidCallError, check_count, check_number, check_type
 
 
@@ -67,6 +70,8 @@ class Device:
     asynchronous : bool
         Whether the device works through queues, as a GPU does: the rank begins operations and goes
         on, and waits for them where it asks for a value.
+    table : Card, optional
+        How much longer than that an operation takes, by its shape: `Device.measured` has one.
     """
 
     flops_per_s: float = math.inf
@@ -77,6 +82,28 @@ class Device:
     launch_s: float = 0.0
     workspace_bytes: int = 0
     asynchronous: bool = False
+    table: Card | None = field(default=None, hash=False, repr=False)
+
+    @classmethod
+    def measured(cls, path: str | Path, **more: Any) -> Device:
+        """The device that a file of measurements describes, a `Card`.
+
+        Parameters
+        ----------
+        path : str or Path
+        **more
+            Fields that replace what the file says.
+        """
+        try:
+            card = Card.read(path)
+        except (OSError, ValueError) as wrong:
+            raise InvalidCallError(str(wrong)) from None
+        return cls._of_card(card, **more)
+
+    @classmethod
+    def _of_card(cls, card: Card, **more: Any) -> Device:
+        names = "rates memory_Bps memory_bytes launch_s workspace_bytes asynchronous".split()
+        return cls(**({name: getattr(card, name) for name in names} | {"table": card} | more))
 
     def __post_init__(self) -> None:
         for name in ("flops_per_s", "memory_bytes", "reduce_Bps", "memory_Bps"):

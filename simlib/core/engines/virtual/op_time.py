@@ -4,7 +4,8 @@ The model is the roofline of Williams, Waterman and Patterson (2009). An operati
 of two times: its floating-point operations over the rate of its dtype, and its bytes over the
 bandwidth of the memory. It reads each tensor that it is given once, and writes each that it
 returns or changes once. Caches and the shape of a matrix are not in the model, so a kernel that
-does not fill the device is slower than this says.
+does not fill the device is slower than this says, unless the device has a table of measurements:
+that says how much slower, by the shape of a product or of attention and by the bytes of other ops.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _BY_RESULT = frozenset("embedding index_select gather index".split())
 """Ops that read of their first argument only as much as they return."""
 _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
 """Namespaces of ops that compute nothing; those of collectives take their time on the network."""
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Products of matrices -> the place of their first factor."""
 
 
 class OpTimes:
@@ -48,6 +51,8 @@ class OpTimes:
         self._memory_Bps = device.memory_Bps
         # A device that works through queues is launched by the rank: that is the rank's time.
         self._launch_s = 0.0 if device.asynchronous else device.launch_s
+        self._table = device.table
+        self._slowdowns: dict[tuple, float] = {}
 
     def seconds(self, func: Any, args: tuple, kwargs: dict, out: Any, flops: int) -> float | None:
         """How long ``func(*args, **kwargs)`` takes, which has returned ``out``.
@@ -70,14 +75,23 @@ class OpTimes:
         sort = _sort_of(func)
         if sort is None:
             return None
-        seconds = 0.0
+        seconds = nbytes = 0.0
         if flops:
             rate = self._rates.get(_dtype_of(args), self._other_rate)
             seconds = flops * _part_worked(func, args, kwargs) / rate
         if self._memory_Bps < math.inf:
             nbytes = _bytes_moved(sort, func, args, kwargs, out)
             seconds = max(seconds, nbytes / self._memory_Bps)
+        if self._table is not None and seconds:
+            seconds *= self._slowdown(sort, args, int(nbytes))
         return self._launch_s + seconds
+
+    def _slowdown(self, sort, args, nbytes):
+        key = _row_of(sort, args, nbytes)
+        slowdown = self._slowdowns.get(key)
+        if slowdown is None:
+            slowdown = self._slowdowns[key] = self._table.slowdown(*key)
+        return slowdown
 
 
 class FlopTimes:
@@ -100,7 +114,7 @@ def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
     """The time of operations on a device; None where none takes any."""
     if device is None:
         return None
-    if device.rates or device.memory_Bps < math.inf or device.launch_s:
+    if device.rates or device.memory_Bps < math.inf or device.launch_s or device.table:
         return OpTimes(device)
     return FlopTimes(device.flops_per_s) if device.flops_per_s < math.inf else None
 
@@ -143,6 +157,25 @@ def _part_worked(func, args, kwargs):
         return 1.0
     is_causal = args[at] if at < len(args) else kwargs.get("is_causal", False)
     return 0.5 if is_causal else 1.0
+
+
+def _row_of(sort, args, nbytes):
+    """Sort, dtype, layout and sizes, as a `Card` has them."""
+    dtype = str(_dtype_of(args)).removeprefix("torch.")
+    if sort in _PRODUCTS:
+        one, other = args[_PRODUCTS[sort] :][:2]
+        sizes = math.prod(one.shape[:-1]), other.shape[-1], one.shape[-1]
+        return "product", dtype, _layout(one) + _layout(other), sizes
+    if sort.startswith("_scaled_dot_product"):
+        is_backward = sort.endswith("backward")
+        *heads, length, width = args[1 if is_backward else 0].shape
+        name = "attention_backward" if is_backward else "attention"
+        return name, dtype, "", (math.prod(heads), length, width)
+    return sort, dtype, "", (nbytes,)
+
+
+def _layout(matrix):
+    return "n" if matrix.stride(-1) == 1 else "t"
 
 
 def _dtype_of(args):
