@@ -264,6 +264,30 @@ def test_two_layers_of_fsdp2_by_hand():
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
+def held_by_fsdp2(rank, n, layers):
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(layers)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)(torch.ones(1, 64))
+    return simlib.held()["activations and temporaries"]
+
+
+def test_gathered_weights_are_freed_though_the_device_is_far_behind():
+    held = [simulate(held_by_fsdp2, 2, layers).results[0] for layers in (4, 8)]
+    assert (held[1] - held[0]) / 4 < 64 * 64 * 4 / 4  # what autograd keeps of a layer, no weights
+
+
+def kept_result(rank, n):
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    return [part.tolist() for part in work.result()]
+
+
+def test_a_request_that_was_waited_for_has_its_tensors():
+    assert simulate(kept_result).results == [[[2.0] * 4]] * 2
+
+
 def test_whoever_never_comes_is_named():
     def main(rank, n):
         if rank == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -182,7 +183,7 @@ class Request:
 
     __slots__ = tuple(
         "rank start simulation end_s deliver source meeting failure give_up limit_s patience_s "
-        "has_data kind moment then _is_awaited _looked_s _result _callbacks".split()
+        "has_data kind moment then _is_awaited _looked_s _result _references _callbacks".split()
     )
 
     def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:
@@ -204,6 +205,7 @@ class Request:
         self._is_awaited = False
         self._looked_s: float | None = None
         self._result = result
+        self._references: list[weakref.ref] | None = None
         self._callbacks: list[Callable[[], Any]] = []
 
     def finish(self, end_s: float) -> None:
@@ -265,7 +267,13 @@ class Request:
         if self.kind == "barrier":
             streams.hold(streams.record())
         self._take()
+        self._let_go()
         return True
+
+    def _let_go(self):
+        """Keep no tensor alive: the stream has the request until the op is over on the device."""
+        if isinstance(self._result, list | tuple):
+            self._references, self._result = [*map(weakref.ref, self._result)], None
 
     def await_end(self) -> None:
         """Make the rank ready when the op completes."""
@@ -332,7 +340,7 @@ class Request:
             future.set_exception(RuntimeError(self.failure))
             return future
         self._take()
-        future.set_result(self._result)
+        future.set_result(self.result())
         self.simulation.future_taken(self)
         return future
 
@@ -341,7 +349,7 @@ class Request:
         log.wait_begin(self.start)
         self.wait()
         log.wait_end(self.start)
-        return self._result
+        return self.result()
 
     def is_success(self) -> bool:
         """Whether the op is complete, and has not failed."""
@@ -353,7 +361,9 @@ class Request:
 
     def result(self) -> Any:
         """The tensors of the op."""
-        return self._result
+        if self._references is None:
+            return self._result
+        return [reference() for reference in self._references]
 
     def synchronize(self) -> None:
         """The same as `wait`."""
