@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .devices import h100
 from .model.cluster import Cluster, Link
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ethernet_100g",
     "infiniband_hdr",
     "nvlink_nodes",
+    "h100_nodes",
     "loopback",
 ]
 
@@ -69,6 +71,21 @@ def nvlink_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
     """
     more.setdefault("intra", Link(5e-6, 150e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)
+
+
+def h100_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
+    """Nodes of 8 measured H100: 450 GB/s each way in the node, 400 Gbit/s for each GPU to others.
+
+    The device is `simlib.devices.h100`, each operation by a table of measurements; the links are
+    by data sheet. Collectives are what you choose: ``algorithms="nccl"`` for those of GPUs.
+
+    **Source** NVIDIA DGX H100 data sheet: NVLink 900 GB/s for each GPU, both directions together;
+    eight single-port ConnectX-7 of 400 Gbit/s InfiniBand, one beside each GPU, so ``rails=8``.
+    Latencies are as in `nvlink_nodes`: 5 us in the node, the order of a launch on a GPU, and 2 us
+    more between nodes, the order of a small MPI message.
+    """
+    fields = {"device": h100(), "intra": Link(5e-6, 900e9 / 2), "rails": 8}
+    return _cluster(nodes, ranks_per_node, Link(2e-6, 400e9 / 8), **(fields | more))
 
 
 def loopback(nodes: int = 1, ranks_per_node: int = 8, **more: Any) -> Cluster:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 
-from simlib import clusters
+from simlib import clusters, devices
 from simlib.core.model.cluster import Cluster, Link, Topology
 
 PRESETS = [
     value
     for name, value in vars(clusters).items()
-    if inspect.isfunction(value) and not name.startswith("_")
+    if inspect.isfunction(value) and name in clusters.__all__
 ]
 
 
 def test_presets_have_the_size_asked_for_a_source_and_fields_that_can_be_replaced():
     slow = Link(1.0, 1.0)
-    assert len(PRESETS) == 6
+    assert len(PRESETS) == 7
     for preset in PRESETS:
         found = preset(nodes=3, ranks_per_node=4)
         assert isinstance(found, Cluster) and (found.nodes, found.ranks_per_node) == (3, 4)
@@ -40,3 +40,11 @@ def test_gpus_of_a_node_exchange_150_GB_per_second_each_way():
     assert topology.bandwidth_Bps(0, 1) == 6 * 25e9  # a V100: six NVLinks, 25 GB/s each way
     assert topology.bandwidth_Bps(0, 8) == 6 * 25e9  # its own link is the slowest on the way
     assert clusters.nvlink_nodes(nodes=2).inter.bandwidth_Bps * 8 == 8 * 200e9
+
+
+def test_an_h100_has_a_network_card_of_its_own():
+    topology = Topology(clusters.h100_nodes(nodes=2), 16)
+    assert topology.bandwidth_Bps(0, 1) == 18 * 25e9  # 18 NVLinks, 25 GB/s each way
+    assert topology.bandwidth_Bps(0, 8) * 8 == 400e9
+    assert topology.cards_are_private()
+    assert topology.cluster.device == devices.h100()
