@@ -8,7 +8,8 @@ kernel. Behind an op, whose end others decide, everything stands in a queue unti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,39 @@ class Moment:
         return held
 
 
+class Extent:
+    """From the start of the first to the end of the last of all that is launched within a piece.
+
+    Parameters
+    ----------
+    outer : Extent or None
+        That of the piece around it.
+
+    Attributes
+    ----------
+    start_s, end_s : float or None
+        As far as is known.
+    """
+
+    __slots__ = ("end_s", "outer", "start_s")
+
+    def __init__(self, outer: Extent | None) -> None:
+        self.outer = outer
+        self.start_s: float | None = None
+        self.end_s: float | None = None
+
+    def take_in(self, start_s: float, end_s: float) -> None:
+        """A kernel or an op took place within the piece, and so within those around it."""
+        extent: Extent | None = self
+        while extent is not None:
+            if extent.start_s is None or extent.end_s is None:
+                extent.start_s, extent.end_s = start_s, end_s
+            else:
+                extent.start_s = min(extent.start_s, start_s)
+                extent.end_s = max(extent.end_s, end_s)
+            extent = extent.outer
+
+
 class Stream:
     """One queue of a device.
 
@@ -78,10 +112,10 @@ class Stream:
         self._queue: deque[tuple] = deque()
         self._is_dead = False
 
-    def launch(self, seconds: float, launched_s: float) -> None:
+    def launch(self, seconds: float, launched_s: float, extent: Extent | None = None) -> None:
         """A kernel of so many seconds, launched at this moment of its rank's clock."""
         if self.held_by is not None:
-            self._queue.append((self.launch, seconds, launched_s))
+            self._queue.append((self.launch, seconds, launched_s, extent))
             return
         start_s = self.clock_s
         if start_s < launched_s:
@@ -92,6 +126,8 @@ class Stream:
             kernels[-1][1] = end_s
         else:
             kernels.append([start_s, end_s])
+        if extent is not None:
+            extent.take_in(start_s, end_s)
 
     def record(self, launched_s: float) -> Moment:
         """When all is done that is in the queue now."""
@@ -115,22 +151,30 @@ class Stream:
             self.held_by = moment
             moment.then(self._go_on)
 
-    def carry(self, request: Any, enter: Callable[[float], Any], launched_s: float) -> None:
+    def carry(
+        self,
+        request: Any,
+        enter: Callable[[float], Any],
+        launched_s: float,
+        extent: Extent | None = None,
+    ) -> None:
         """An op of torch.distributed: ``enter(time_s)`` is called when the stream comes to it."""
         if self.held_by is not None:
-            self._queue.append((self.carry, request, enter, launched_s))
+            self._queue.append((self.carry, request, enter, launched_s, extent))
             return
         time_s = max(self.clock_s, launched_s)
         self.held_by = request
-        request.then = partial(self._has_ended, request.kind, time_s)
+        request.then = partial(self._has_ended, request.kind, time_s, extent)
         self._scheduler.at(time_s, partial(self._begin, enter, time_s))
 
     def _begin(self, enter, time_s):
         if not self._is_dead:
             enter(time_s)
 
-    def _has_ended(self, kind, begin_s, end_s):
+    def _has_ended(self, kind, begin_s, extent, end_s):
         self.ops.append((kind, begin_s, end_s))
+        if extent is not None:
+            extent.take_in(begin_s, end_s)
         self._go_on(end_s)
 
     def die(self, time_s: float) -> None:
@@ -207,6 +251,7 @@ class Streams:
         self.all: list[Stream] = []
         self.ends: dict[int, Moment] = {}
         self.current = self.new()
+        self._extent: Extent | None = None
         self._of_ops: dict[Any, Stream] = {}
 
     def new(self) -> Stream:
@@ -218,7 +263,7 @@ class Streams:
         """The rank puts a kernel into the current stream; ``factor`` says how slow the rank is."""
         rank = self._rank
         self._clocks[rank] += self._launch_s * factor
-        self.current.launch(seconds * factor, self._clocks[rank])
+        self.current.launch(seconds * factor, self._clocks[rank], self._extent)
 
     def post(self, request: Any, of: Any, enter: Callable[[float], Any]) -> None:
         """The rank has called an op: it runs on the current stream.
@@ -230,8 +275,17 @@ class Streams:
         if of is not None:
             stream = self._of_ops.get(of) or self._of_ops.setdefault(of, self.new())
             stream.wait(self.current.record(now_s))
-        stream.carry(request, enter, now_s)
+        stream.carry(request, enter, now_s, self._extent)
         request.moment = self.ends[request.start] = stream.record(now_s)
+
+    @contextmanager
+    def extent(self) -> Iterator[Extent]:
+        """The extent of what the rank launches within it."""
+        outer, self._extent = self._extent, Extent(self._extent)
+        try:
+            yield self._extent
+        finally:
+            self._extent = outer
 
     def record(self, stream: Stream | None = None) -> Moment:
         """When a stream, by default the current one, has done what is in it now."""

@@ -223,6 +223,32 @@ def describe_call(
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What the modelled device of a rank did.
+
+    Attributes
+    ----------
+    flops : int
+        Floating-point operations of products, convolutions and attention.
+    recomputed_flops : int
+        Those of them that checkpoints of activations did once more, within backward.
+    full_rate_s, recomputed_full_rate_s : float or None
+        Seconds that both take at the device's rates of their dtypes; None where there is no rate
+        for one of them.
+    start_s, end_s : float or None
+        On an asynchronous device: when the first began of all kernels and ops of torch.distributed
+        that were launched, and when the last ended, in seconds since the first rank entered.
+    """
+
+    flops: int
+    recomputed_flops: int
+    full_rate_s: float | None
+    recomputed_full_rate_s: float | None
+    start_s: float | None = None
+    end_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of a rank's work that the program has named, see `simlib.span`.
 
@@ -235,6 +261,8 @@ class Piece:
         ``{"micro": 3}``.
     start_s, end_s : float, float or None
         Seconds since the first rank entered the function; None where it never ended.
+    work : Work or None
+        What the modelled device of the rank did of it, be it after the rank had gone on.
     """
 
     rank: int
@@ -242,6 +270,7 @@ class Piece:
     numbers: dict
     start_s: float
     end_s: float | None
+    work: Work | None = None
 
     def ends_by(self, until_s: float) -> float:
         """When it ended, or ``until_s`` where it never did."""

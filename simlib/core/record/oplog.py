@@ -294,6 +294,11 @@ class OpLogWriter:
         with self._lock:
             self._define(device, "gpu", (allocated, reserved))
 
+    def tell_work(self, start: int, work: tuple) -> None:
+        """What the device did of the piece at an offset, at 0 of all: the fields of a `Work`."""
+        with self._lock:
+            self._define(start, "work", work)
+
     def tell_look(self, number: int) -> None:
         """The keys were not there when the rank looked, for so many times in this wait."""
         with self._lock:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 
 from ..model.ledger import GpuMemory
-from ..model.trace import Group, Op, Piece, Site, describe_call, make_site, source_line
+from ..model.trace import Group, Op, Piece, Site, Work, describe_call, make_site, source_line
 from . import oplog, safe_pickle
 from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
@@ -74,6 +74,7 @@ class OpLogReader:
             "piece": {},
             "keys": {},
             "gpu": {},
+            "work": {},
         }
         self._calls: dict[
             bytes, tuple
@@ -213,7 +214,17 @@ class OpLogReader:
         _, number, start, end = PIECE.unpack_from(*self._where(offset))
         name, numbers = self._definitions["piece"][number]
         end_s = None if end == NEVER else end - origin_s
-        return Piece(self.rank, name, dict(numbers), start - origin_s, end_s)
+        work = self.work(origin_s, offset)
+        return Piece(self.rank, name, dict(numbers), start - origin_s, end_s, work)
+
+    def work(self, origin_s: float, start: int = 0) -> Work | None:
+        """What the rank's device did in all, or of the piece at an offset; None: nobody knows."""
+        self.read_on()
+        if start not in self._definitions["work"]:
+            return None
+        *sums, start_s, end_s = self._definitions["work"][start]
+        times = (None, None) if start_s is None else (start_s - origin_s, end_s - origin_s)
+        return Work(*sums, *times)
 
     def awaited_keys(self) -> tuple[str, tuple[str, ...]]:
         """In which method of a store the rank waits, and for which keys; none: it waits in none."""

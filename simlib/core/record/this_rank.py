@@ -43,11 +43,11 @@ def compute(seconds: float) -> None:
 def span(name: str, /, **numbers: int) -> Iterator[None]:
     """Name a piece of the calling rank's work: ``with simlib.span("F", micro=3):``.
 
-    It is drawn with its name and numbers, and counted by `Run.bubble`; ``run.trace.pieces`` has all
-    of them. One within another is drawn on top of it. Outside of ranks, nothing happens. Torch's
-    own pipeline schedules name their pieces so: ``F`` forward, ``B`` backward, ``I`` backward of
-    the inputs alone, ``W`` of the weights alone, with ``stage=`` (where a rank has several) and
-    ``micro=``.
+    It is drawn with its name and numbers, counted by `Run.bubble`, and chosen by `Run.mfu` and
+    `Run.exposed`; ``run.trace.pieces`` has all of them. One within another is drawn on top of it.
+    Outside of ranks, nothing happens. Torch's own pipeline schedules name their pieces so: ``F``
+    forward, ``B`` backward, ``I`` backward of the inputs alone, ``W`` of the weights alone, with
+    ``stage=`` (where a rank has several) and ``micro=``.
 
     Parameters
     ----------
@@ -72,12 +72,15 @@ def span(name: str, /, **numbers: int) -> Iterator[None]:
         raise InvalidCallError(
             f"span({name!r}, ...): {numbers} are to be whole numbers, as in micro=3"
         ) from None
-    start = 0 if log is None else log.begin_piece(name, pairs)
-    try:
+    if log is None:
         yield
+        return
+    start = log.begin_piece(name, pairs)
+    try:
+        with getattr(here, "count_within", contextlib.nullcontext)(start):
+            yield
     finally:
-        if log is not None:
-            log.end_piece(start)
+        log.end_piece(start)
 
 
 def hold(tensors: Any, category: str) -> None:

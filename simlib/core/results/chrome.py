@@ -286,6 +286,7 @@ def record_of(run: Any) -> dict[str, Any]:
         "results": list(map(_kept, run.results)),
         "memory": run.memory and [ledger and asdict(ledger) for ledger in run.memory],
         "flops": run.flops,
+        "work": run.work and [work and asdict(work) for work in run.work],
         "processes": run.processes,
         "profile": run.profile and [one and one.to_record() for one in run.profile],
         "shared": dict(run.shared),

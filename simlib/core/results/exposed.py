@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..model.errors import InvalidCallError
+from ..model.profile import COMMUNICATION, COMPUTE, times_of, total, union, without
 from ..model.words import aligned, seconds_text
-from .states import MAX_ROWS, Recorded, device_of
+from .states import MAX_ROWS, Recorded, chosen_pieces, device_of, device_time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,13 +53,13 @@ class Exposed:
         return self.table()
 
 
-def exposed_in(run: Recorded) -> Exposed:
-    """The `Exposed` of a run.
+def exposed_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) -> Exposed:
+    """The `Exposed` of a run, or of the pieces of it with this name and these numbers.
 
     Raises
     ------
     InvalidCallError
-        Nobody knows what the devices of this run did.
+        Nobody knows what the devices of this run did, or there is no such piece.
     """
     device = device_of(run.profile)
     if device is None or device.on == "cpu":
@@ -66,4 +68,22 @@ def exposed_in(run: Recorded) -> Exposed:
             "cluster with Device(asynchronous=True), or run on GPUs with profile=True. Where "
             "devices are synchronous, run.states says how long ranks waited and transferred"
         )
-    return Exposed(device.exposed_s, device.communicating_s, device.computing_s)
+    chosen = chosen_pieces(run, span, numbers)
+    if chosen is None:
+        return Exposed(device.exposed_s, device.communicating_s, device.computing_s)
+    sums = np.full((3, run.world_size), np.nan)
+    for rank, pieces in enumerate(chosen):
+        profile = run.profile[rank] if run.profile else None
+        if profile is not None and not profile.left_out and all(piece.work for piece in pieces):
+            times = device_time(run, pieces)
+            kinds = (times_of(profile.spans, kind) for kind in (COMMUNICATION, COMPUTE))
+            communicating, computing = (_within(times, parts) for parts in kinds)
+            exposed = without(communicating, computing)
+            sums[:, rank] = [total(parts) for parts in (exposed, communicating, computing)]
+    return Exposed(*sums)
+
+
+def _within(times, parts):
+    """What of the parts lies within the times."""
+    parts = union(parts)
+    return without(parts, without(parts, times))

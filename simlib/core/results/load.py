@@ -17,7 +17,7 @@ from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
-from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage
+from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage, Work
 from ..record.safe_pickle import loads_tree
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
@@ -66,7 +66,9 @@ def run_of(record: dict[str, Any]) -> Run:
     ops = [op_of(entry, groups, sites) for entry in record["ops"]]
     spans = [tuple(span) for span in record["spans"]]
     error_s = record.get("clock_error_s", 0.0)
-    pieces = [Piece(**piece) for piece in record.get("pieces", ())]
+    pieces = [
+        Piece(**piece | {"work": _work_of(piece.get("work"))}) for piece in record.get("pieces", ())
+    ]
     deaths = dict(map(tuple, record.get("deaths", ())))
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
     if record.get("forgotten"):
@@ -93,6 +95,8 @@ def run_of(record: dict[str, Any]) -> Run:
         )
     if record.get("memory"):
         run.memory = [ledger and _ledger_of(ledger) for ledger in record["memory"]]
+    if record.get("work"):
+        run.work = list(map(_work_of, record["work"]))
     if record.get("profile"):
         run.profile = [one and Profile.of_record(one) for one in record["profile"]]
     if "transfers" in record:
@@ -131,6 +135,10 @@ def _result_of(entry: dict[str, str]) -> Any:
     if "left_out" in entry:
         return NotKept(entry["left_out"])
     return loads_tree(base64.b64decode(entry["tree"]))
+
+
+def _work_of(entry: dict[str, Any] | None) -> Work | None:
+    return Work(**entry) if entry else None
 
 
 def _ledger_of(entry: dict[str, Any]) -> Ledger | GpuMemory:

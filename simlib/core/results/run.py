@@ -18,7 +18,7 @@ from ..model.cluster import Cluster
 from ..model.errors import InvalidCallError
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
-from ..model.trace import Group, Op, Trace, WireMessage
+from ..model.trace import Group, Op, Trace, WireMessage, Work
 from ..model.words import ranks_text
 from ..record.oplog_reader import name_groups
 from .chrome import write_chrome_trace
@@ -32,6 +32,7 @@ from .states import (
     has_collectives,
     states_in,
 )
+from .utilisation import Utilisation, utilisation_in
 
 if TYPE_CHECKING:  # matplotlib and widgets are loaded where something is drawn
     from matplotlib.figure import Figure
@@ -78,6 +79,10 @@ class Run(Displayed):
     flops : list of int or None
         Floating-point operations of each simulated rank, of all its threads; 0 where the cluster
         has no device that takes time for them.
+    work : list of Work or None
+        The same with what was recomputed of them, and the time they take at the rates of the
+        device; None where it has none, and for a rank that never left its function. Those of each
+        `simlib.span` are in ``run.trace.pieces``.
     processes : list of int or None
         How many processes each simulated rank started. Nothing that they compute is counted.
     profile : list of Profile or None
@@ -114,6 +119,7 @@ class Run(Displayed):
         self.wire: list[WireMessage] | None = None
         self.memory: Sequence[Ledger | GpuMemory | None] | None = None
         self.flops: list[int] | None = None
+        self.work: list[Work | None] | None = None
         self.processes: list[int] | None = None
         self.profile: list[Profile | None] | None = None
         self.failure: str | None = None
@@ -263,8 +269,43 @@ class Run(Displayed):
         """
         return bubble_in(self)
 
-    def exposed(self) -> Exposed:
+    def mfu(self, span: str | None = None, /, **numbers: int) -> Utilisation:
+        """Which share of its time each rank's device would need at its full rate: MFU and HFU.
+
+        The rate is that of the operation's dtype: ``Device(rates=...)``, or ``flops_per_s``. What
+        counts are products of matrices, convolutions and attention, as in ``run.flops``, with both
+        halves of causal attention, as in the formulas of most publications. ``mfu`` (model flops
+        utilisation) leaves out what checkpoints of activations compute anew; ``hfu`` (hardware
+        flops utilisation) counts it. Recomputed is what runs within backward and builds a graph:
+        with ``create_graph=True`` that is all of it.
+
+        Parameters
+        ----------
+        span : str, optional
+            Only what a `simlib.span` of this name has launched, over the time in which the device
+            worked at it. Without it: all, over the time that the rank was in its function.
+        **numbers : int
+            Only spans with these numbers: ``run.mfu("step", number=3)``.
+
+        Returns
+        -------
+        Utilisation
+            With ``mfu``, ``hfu``, ``flops``, ``recomputed_flops`` and ``time_s`` by rank.
+
+        Raises
+        ------
+        InvalidCallError
+            The device has no rates, the run was not simulated, or there is no such span.
+        """
+        return utilisation_in(self, span, numbers)
+
+    def exposed(self, span: str | None = None, /, **numbers: int) -> Exposed:
         """How long communication was under way on each rank's device while nothing computed.
+
+        Parameters
+        ----------
+        span, **numbers
+            Only while the device worked at spans of this name and these numbers, as for `mfu`.
 
         Returns
         -------
@@ -274,9 +315,10 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            The device is synchronous, or the run was on real ranks without ``profile=True``.
+            The device is synchronous, the run was on real ranks without ``profile=True``, or
+            there is no such span.
         """
-        return exposed_in(self)
+        return exposed_in(self, span, numbers)
 
     def heat_map(self) -> Figure:
         """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
@@ -419,6 +461,8 @@ def make_run(monitor: RunMonitor) -> Run:
     on_gpus = [log.gpu_memory() for log in monitor.logs]
     run.memory = monitor.memory or (on_gpus if any(on_gpus) else None)
     run.flops, run.processes = monitor.flops, monitor.processes
+    work = [log.work(origin_of(monitor)) for log in monitor.logs]
+    run.work = work if any(work) else None
     run.shared = monitor.shared
     if monitor.wire is not None:
         run.wire = [replace(m, group=groups.get(m.group, m.group)) for m in monitor.wire]

@@ -8,7 +8,7 @@ message of every collective: it is asked by replaying the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeAlias
@@ -17,8 +17,8 @@ import numpy as np
 
 from ..draw.lanes import span_of, states_of
 from ..model.errors import InvalidCallError
-from ..model.profile import Profile
-from ..model.trace import Op, Trace
+from ..model.profile import Part, Profile
+from ..model.trace import Op, Piece, Trace, Work
 from ..model.words import aligned, seconds_text
 
 MAX_ROWS = 20
@@ -46,6 +46,10 @@ class Recorded(Protocol):
     @property
     def profile(self) -> list[Profile | None] | None:
         """What each rank's GPU did."""
+
+    @property
+    def work(self) -> list[Work | None] | None:
+        """How much arithmetic each rank's device did."""
 
 
 def by_arrival(trace: Trace) -> Transfers:
@@ -206,6 +210,44 @@ def states_in(run: Recorded) -> States:
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
     bubble_s = bubble_in(run).idle_s if run.trace.pieces else None
     return States(totals[0], totals[1], totals[2], bubble_s, device_of(run.profile))
+
+
+def chosen_pieces(
+    run: Recorded, name: str | None, numbers: Mapping[str, int]
+) -> list[list[Piece]] | None:
+    """By rank, the pieces of this name with at least these numbers; None where none is asked for.
+
+    Raises
+    ------
+    InvalidCallError
+        The run has no such piece.
+    """
+    if name is None and not numbers:
+        return None
+    found: list[list[Piece]] = [[] for _ in range(run.world_size)]
+    for piece in run.trace.pieces:
+        if piece.name == name and numbers.items() <= piece.numbers.items():
+            found[piece.rank].append(piece)
+    if not any(found):
+        asked = "".join(f", {word}={number}" for word, number in numbers.items())
+        names = sorted({piece.name for piece in run.trace.pieces})
+        raise InvalidCallError(
+            f"this run has no span {name!r}{asked}: it has "
+            f"{', '.join(map(repr, names)) or 'none'}; name one by `with simlib.span(...):`"
+        )
+    return found
+
+
+def device_time(run: Recorded, pieces: list[Piece]) -> list[Part]:
+    """When the rank's device worked at pieces: where it works beside the rank, that is later."""
+    if not run.profile:
+        return [(piece.start_s, piece.ends_by(piece.start_s)) for piece in pieces]
+    work = (piece.work for piece in pieces)
+    return [
+        (one.start_s, one.end_s)
+        for one in work
+        if one is not None and one.start_s is not None and one.end_s is not None
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -37,7 +37,7 @@ class DispatchMode(TorchDispatchMode):
     Parameters
     ----------
     on_op : callable, optional
-        Called as ``on_op(flops, seconds)`` after each op that takes time.
+        Called as ``on_op(args, flops, seconds)`` after each op that takes time.
     flop_counts : FlopCounts, optional
         Needed with ``on_op``; the ranks of a process share one.
     op_times : OpTimes, optional
@@ -103,7 +103,7 @@ class DispatchMode(TorchDispatchMode):
             flops = self._flop_counts.of(func, args, kwargs, out)
             seconds = self._op_times.seconds(func, args, kwargs, out, flops)
             if seconds is not None:
-                self._on_op(flops, seconds)
+                self._on_op(args, flops, seconds)
         return out
 
 

@@ -77,8 +77,7 @@ class OpTimes:
             return None
         seconds = nbytes = 0.0
         if flops:
-            rate = self._rates.get(_dtype_of(args), self._other_rate)
-            seconds = flops * _part_worked(func, args, kwargs) / rate
+            seconds = self.full_rate_s(args, flops) * _part_worked(func, args, kwargs)
         if self._memory_Bps < math.inf:
             nbytes = _bytes_moved(sort, func, args, kwargs, out)
             seconds = max(seconds, nbytes / self._memory_Bps)
@@ -92,6 +91,10 @@ class OpTimes:
         if slowdown is None:
             slowdown = self._slowdowns[key] = self._table.slowdown(*key)
         return slowdown
+
+    def full_rate_s(self, args: tuple, flops: int) -> float:
+        """How long they take at the rate of their dtype, 0 where it has none."""
+        return flops / self._rates.get(_dtype_of(args), self._other_rate)
 
 
 class FlopTimes:
@@ -108,6 +111,10 @@ class FlopTimes:
     def seconds(self, func: Any, args: tuple, kwargs: dict, out: Any, flops: int) -> float | None:
         """As `OpTimes.seconds`; None where an operation takes no time."""
         return flops / self._flops_per_s if flops else None
+
+    def full_rate_s(self, args: tuple, flops: int) -> float:
+        """As `OpTimes.full_rate_s`."""
+        return flops / self._flops_per_s
 
 
 def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:

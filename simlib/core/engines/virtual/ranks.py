@@ -37,6 +37,7 @@ from .dispatch_mode import DispatchMode, FlopCounts
 from .memory_meter import MemoryHooks, MemoryMeter
 from .op_time import op_times_of
 from .shared import SimulatedStore
+from .work_meter import WorkMeter
 
 RUNNING = struct.Struct("qq")
 """At the beginning of the shared memory: which rank has the baton, and the id of its thread."""
@@ -111,9 +112,7 @@ class Ranks:
         self._idents = {}
         self._meters = [None] * size
         self._meter_lock = threading.RLock()
-        self._flops = [0] * size
         self._values_asked = [{} for _ in range(size)]
-        self._counting = threading.Lock()  # a rank's threads add to one number
         self._flop_counts = FlopCounts()
         region = request.region
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
@@ -135,6 +134,7 @@ class Ranks:
             recorder.timeout_s = request.timeout_s or math.inf
             if simulation.options.compute == "measured":
                 recorder.before_wait = recorder.before_op
+        self._work = [None] * size
         self.store = SimulatedStore(scheduler)
         running = memoryview(mmap.mmap(memory, PAGE))[: RUNNING.size].cast("q")
         self._seeds = [request.seeds.of_rank(rank) for rank in range(size)]
@@ -170,7 +170,7 @@ class Ranks:
             "failure": self._failure(),
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
-            "flops": self._flops,
+            "flops": [work.flops if work else 0 for work in self._work],
             "streams": [
                 [(stream.kernels, stream.ops) for stream in streams.all]
                 for streams in self._simulation.streams or ()
@@ -250,6 +250,8 @@ class Ranks:
                 os._exit(0)  # a child that the learner forked has come back from the function
             per_rank.local.beside.end()
             self._simulation.time.settle(rank)
+            if self._work[rank] is not None:
+                self._work[rank].tell()
             log.leave()
 
     def _equip(self, rank):
@@ -266,11 +268,16 @@ class Ranks:
         if options.memory:
             meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
 
-        def counted(work, lock=None):
-            def on_op(flops, seconds):
-                with self._counting:
-                    self._flops[rank] += flops
-                work(seconds)
+        if takes_time or streams:
+            log = simulation.time.logs[rank]
+            self._work[rank] = work = WorkMeter(log, streams, has_rates=takes_time)
+            per_rank.local.count_within = work.within
+
+        def counted(take, lock=None):
+            def on_op(args, flops, seconds):
+                if flops:
+                    work.count(flops, op_times.full_rate_s(args, flops))
+                take(seconds)
 
             on_read = streams and (lambda: streams.hold(streams.record()))
             on_op = on_op if takes_time else None
