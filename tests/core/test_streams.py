@@ -127,6 +127,62 @@ def test_what_reads_a_value_waits_and_what_does_not_goes_on():
     assert simulate(main).results == [(10, 0, 2, True)] * 2
 
 
+READS = {
+    "tolist": lambda x, mask: x.tolist(),
+    "cpu": lambda x, mask: x.cpu(),
+    "numpy": lambda x, mask: x.numpy(),
+    "mask": lambda x, mask: x[mask],
+    "write by mask": lambda x, mask: x.__setitem__(mask, torch.ones(9)),
+    "bincount": lambda x, mask: torch.arange(3).bincount(),
+    "repeat": lambda x, mask: x.repeat_interleave(torch.arange(10), 0),
+    "unique": lambda x, mask: x.unique_consecutive(),
+}
+LAUNCHES = {
+    "to": lambda x, mask: x.to("cpu"),
+    "fill by mask": lambda x, mask: x.__setitem__(mask, 1.0),
+    "index": lambda x, mask: x[torch.arange(2)],
+    "known repeat": lambda x, mask: x.repeat_interleave(torch.arange(10), 0, output_size=45),
+    "samples": lambda x, mask: list(torch.utils.data.RandomSampler(range(3))),
+}
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("parts, time_s", [(READS, 2), (LAUNCHES, 0)])
+def test_a_rank_waits_where_a_gpu_gives_it_values_or_their_number(parts, time_s, data):
+    if not data:
+        parts = {name: parts[name] for name in ("bincount", "index", "samples") if name in parts}
+
+    def main(rank, n):
+        x, mask = torch.ones(10, 10), torch.zeros(10, 10, dtype=torch.bool)
+        mask.view(-1)[:9] = True
+        waited_s = {}
+        for name, part in parts.items():
+            torch.cpu.synchronize()
+            begin_s = simlib_clock()
+            x @ x  # 2 s
+            part(x, mask)
+            waited_s[name] = simlib_clock() - begin_s
+        return waited_s
+
+    assert simulate(main, 1, data=data).results == [dict.fromkeys(parts, time_s)]
+
+
+def test_a_scaler_of_gradients_takes_the_same_time_without_data():
+    def main(rank, n):
+        model, scaler = nn.Linear(10, 1), torch.amp.GradScaler("cpu")
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler.scale(model(torch.ones(10, 10)).sum()).backward()
+        scaler.step(optimizer)
+        times = [simlib_clock()]
+        scaler.update()
+        return *times, simlib_clock()
+
+    real, dataless = (
+        simulate(main, 1, launch_s=0.001, data=data).results[0] for data in (True, False)
+    )
+    assert dataless == real and real[1] > real[0] > 0.4
+
+
 def test_an_optimizer_reads_its_steps_beside_the_device():
     def main(rank, n):
         model, closure = nn.Linear(10, 10), lambda: model(torch.ones(10, 10)).sum()

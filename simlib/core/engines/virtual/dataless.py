@@ -330,12 +330,13 @@ def _paused(function):
 
 
 def _without_scale(update):
-    """So the scale stays as it is."""
+    """So the scale stays as it is, which takes the device as long as a new one."""
 
     def update_here(scaler, new_scale=None):
         if _here() is None:
             update(scaler, new_scale)
-        else:
+        elif scaler.is_enabled():
+            scaler._scale.fill_(1.0)  # any small kernel
             scaler._per_optimizer_states.clear()
 
     return update_here
@@ -368,8 +369,10 @@ def _stepping(maybe_step):
     """Gradients that have no values have not overflowed."""
 
     def step(scaler, optimizer, optimizer_state, *args, **kwargs):
-        if _here() is None:
+        mode = _here()
+        if mode is None:
             return maybe_step(scaler, optimizer, optimizer_state, *args, **kwargs)
+        mode.before_read(sys._getframe(1))  # torch asks whether they have
         return optimizer.step(*args, **kwargs)
 
     return step

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
@@ -90,12 +90,17 @@ class DispatchMode(TorchDispatchMode):
         with self._lock:
             return self._counted(func, args, kwargs)
 
+    def before_read(self, frame: Any) -> None:
+        """The code of this frame asks for values: the rank waits for what has been launched."""
+        if self._on_read is not None and not self.paused and not _is_on_host(frame):
+            self._on_read()
+
     def _compute(self, func, args, kwargs):
         return func(*args, **kwargs)
 
     def _counted(self, func, args, kwargs):
-        if self._on_read is not None and func in _READS and not _is_on_host(sys._getframe(1)):
-            self._on_read()
+        if self._on_read is not None and func in _READS and _READS[func](args, kwargs):
+            self.before_read(sys._getframe(1))
         out = self._compute(func, args, kwargs)
         if self._memory is not None:
             self._memory.saw(args, out, func)
@@ -122,16 +127,40 @@ def dispatches(kind):
 
 
 aten = torch.ops.aten
-_READS = frozenset(
-    (
-        aten._local_scalar_dense.default,
-        aten.equal.default,
-        aten.is_nonzero.default,
-        aten.masked_select.default,
-        aten.nonzero.default,
-        aten._unique2.default,
+
+
+def _always(args, kwargs):
+    return True
+
+
+def _by_mask(args, kwargs):
+    """Of a mask somebody has to count what is in it; a single value needs no such count."""
+    value = args[2] if len(args) > 2 else None
+    return (value is None or value.numel() > 1) and any(
+        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
     )
-)
+
+
+def _of_unknown_length(args, kwargs):
+    return kwargs.get("output_size") is None
+
+
+_READS: dict[Any, Callable[[tuple, dict], bool]] = {
+    aten._local_scalar_dense.default: _always,
+    aten.equal.default: _always,
+    aten.is_nonzero.default: _always,
+    aten.masked_select.default: _always,
+    aten.nonzero.default: _always,
+    aten._unique2.default: _always,
+    aten.unique_consecutive.default: _always,
+    aten.unique_dim.default: _always,
+    aten.bincount.default: _always,
+    aten.repeat_interleave.Tensor: _of_unknown_length,
+    aten.index.Tensor: _by_mask,
+    aten.index_put.default: _by_mask,
+    aten.index_put_.default: _by_mask,
+    aten._index_put_impl_.default: _by_mask,
+}
 """For these a rank waits until its device has come so far: it is given numbers, or their count."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ON_HOST = _TORCH + "optim" + os.sep, os.path.join(_TORCH, "utils", "data") + os.sep

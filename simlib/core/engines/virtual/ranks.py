@@ -288,8 +288,9 @@ class Ranks:
             return dataless.DatalessMode(fake, on_value, *counting)
 
         beside.make_mode = functools.partial(counted, beside.add, beside.lock)
-        simulation.dispatch_modes[rank] = counted(functools.partial(simulation.time.work, rank))
-        return simulation.dispatch_modes[rank]
+        mode = counted(functools.partial(simulation.time.work, rank))
+        simulation.dispatch_modes[rank], per_rank.local.before_read = mode, mode.before_read
+        return mode
 
     def _value_asked(self, rank, frame):
         place = self._recorders[rank].place(frame)

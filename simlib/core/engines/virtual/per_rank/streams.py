@@ -7,6 +7,9 @@ any device.
 
 from __future__ import annotations
 
+import functools
+import sys
+
 import torch
 
 from ....model.errors import InvalidCallError
@@ -119,8 +122,23 @@ def synchronize(device=None):
         streams.drain()
 
 
+def _holding(method):
+    """The method of a tensor, for whose values a rank waits where its device has streams."""
+
+    @functools.wraps(method)
+    def read(*args, **kwargs):
+        before_read = local.__dict__.get("before_read")
+        if before_read is not None:
+            before_read(sys._getframe(1))
+        return method(*args, **kwargs)
+
+    return read
+
+
 def own_streams():
     """Give each rank streams of its own."""
+    for name in ("cpu", "numpy", "tolist"):  # they read memory without an op
+        setattr(torch.Tensor, name, _holding(getattr(torch.Tensor, name)))
     module = torch.cpu
     module.Stream, module.Event, module.StreamContext = Stream, Event, StreamContext
     module.stream, module.current_stream, module.synchronize = (
