@@ -1,5 +1,6 @@
 """Model and hardware flops utilisation, of runs and of spans, against closed forms."""
 
+import json
 import sys
 
 import cloudpickle
@@ -86,6 +87,10 @@ def test_spans_of_an_asynchronous_device_last_as_long_as_what_they_launched(tmp_
     assert [piece.end_s for piece in pieces] == [0] * 4  # the rank itself only launches
     times = {piece.label: (piece.work.start_s, piece.work.end_s) for piece in pieces}
     assert times == {"step0": (0, 5), "step1": (5, 10), "reduce": (7, 9)}
+    assert [piece.span(0) for piece in pieces][-1] == (7, 9)
+    assert run.bubble().busy_s.tolist() == pytest.approx([8, 8])
+    slices = json.loads(run.save(tmp_path / "run.json").read_text())["traceEvents"]
+    assert ("reduce", 7e6, 2e6) in [(one["name"], one.get("ts"), one.get("dur")) for one in slices]
     assert run.mfu("step", number=1).mfu.tolist() == pytest.approx([4 / 5] * 2)
     found = run.exposed("step", number=1)
     assert found.exposed_s.tolist() == pytest.approx([1, 1])

@@ -312,9 +312,7 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
     names = Counter(
         piece.name
         for piece in run.trace.pieces
-        if piece.rank in shown
-        and piece.start_s <= end_s
-        and (piece.end_s is None or piece.end_s >= begin_s)
+        if piece.rank in shown and piece.span(end_s)[0] <= end_s and piece.span(end_s)[1] >= begin_s
     )
     if names:
         told.append(f"Pieces of work: {', '.join(f'{n} x {name}' for name, n in names.items())}.")

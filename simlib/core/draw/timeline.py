@@ -304,7 +304,7 @@ def draw_pieces(view: View) -> None:
     """Fill the pieces of all lanes."""
     shown: dict[int, dict[str, list[Span]]] = {rank: {} for rank in view.ranks}
     for piece in view.pieces:
-        span = piece.start_s, piece.ends_by(view.until[piece.rank])
+        span = piece.span(view.until[piece.rank])
         shown[piece.rank].setdefault(piece.name, []).append(span)
     columns = int(view.axes.get_window_extent(view.renderer).width)
     for rank, by_name in shown.items():
@@ -331,8 +331,8 @@ def label_pieces(view: View) -> None:
     if view.plain or len(view.pieces) > MAX_LABELS:
         return
     for piece in view.pieces:
-        end_s = piece.ends_by(view.until[piece.rank])
-        times = np.clip([piece.start_s, end_s], view.begin_s, view.end_s) * view.scale
+        span = piece.span(view.until[piece.rank])
+        times = np.clip(span, view.begin_s, view.end_s) * view.scale
         x, y = view.px(times, [view.row[piece.rank]] * 2)
         numbers = list(piece.numbers.values())
         for text in (piece.label, *map(str, numbers[-1:])):

@@ -57,7 +57,8 @@ class View:
                     self.names.append(name)
 
     def _sees(self, piece):
-        return piece.start_s <= self.end_s and piece.ends_by(self.end_s) >= self.begin_s
+        start_s, end_s = piece.span(self.end_s)
+        return start_s <= self.end_s and end_s >= self.begin_s
 
     def _last_moment(self, rank):
         span = span_of(self.trace, rank)

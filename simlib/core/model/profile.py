@@ -101,6 +101,11 @@ class Profile:
         )
 
     @property
+    def exposed(self) -> list[Part]:
+        """When a stream communicated and none computed, as far as the spans tell."""
+        return without(times_of(self.spans, COMMUNICATION), times_of(self.spans, COMPUTE))
+
+    @property
     def streams(self) -> dict[tuple[int, int], list[DeviceSpan]]:
         """``{(device, stream): spans}``, in order."""
         found: dict[tuple[int, int], list[DeviceSpan]] = {}

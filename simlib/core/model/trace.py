@@ -260,7 +260,8 @@ class Piece:
     numbers : dict of str to int
         ``{"micro": 3}``.
     start_s, end_s : float, float or None
-        Seconds since the first rank entered the function; None where it never ended.
+        When the rank was in it, in seconds since the first rank entered the function; None where it
+        never ended.
     work : Work or None
         What the modelled device of the rank did of it, be it after the rank had gone on.
     """
@@ -272,9 +273,15 @@ class Piece:
     end_s: float | None
     work: Work | None = None
 
-    def ends_by(self, until_s: float) -> float:
-        """When it ended, or ``until_s`` where it never did."""
-        return until_s if self.end_s is None else self.end_s
+    def span(self, until_s: float) -> tuple[float, float]:
+        """From its start to its end, or to ``until_s`` where it never ended.
+
+        An asynchronous device does it later than the rank calls it: then it is the device's time.
+        """
+        done = self.work
+        if done is not None and done.start_s is not None and done.end_s is not None:
+            return done.start_s, done.end_s
+        return self.start_s, until_s if self.end_s is None else self.end_s
 
     @property
     def label(self) -> str:

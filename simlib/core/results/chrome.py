@@ -142,8 +142,8 @@ class _Slices:
         tid, self.next_tid = self.next_tid, self.next_tid + 1
         self._name("thread", f"rank {rank}, pieces", pid, tid, 1)
         for piece in pieces:
-            begin = _ns(piece.start_s)
-            end = max(begin, _ns(piece.ends_by(until)))
+            begin, end = map(_ns, piece.span(until))
+            end = max(begin, end)
             slice_ = _slice(piece.label, pid, tid, begin, end, {"name": piece.name} | piece.numbers)
             self.events.append(slice_ | {"cat": "piece"})
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..model.errors import InvalidCallError
 from ..model.profile import COMMUNICATION, COMPUTE, times_of, total, union, without
 from ..model.words import aligned, seconds_text
-from .states import MAX_ROWS, Recorded, chosen_pieces, device_of, device_time
+from .states import MAX_ROWS, Recorded, chosen_pieces, device_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,15 +75,12 @@ def exposed_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) -> E
     for rank, pieces in enumerate(chosen):
         profile = run.profile[rank] if run.profile else None
         if profile is not None and not profile.left_out and all(piece.work for piece in pieces):
-            times = device_time(run, pieces)
+            times = [piece.span(piece.start_s) for piece in pieces]
             kinds = (times_of(profile.spans, kind) for kind in (COMMUNICATION, COMPUTE))
-            communicating, computing = (_within(times, parts) for parts in kinds)
-            exposed = without(communicating, computing)
-            sums[:, rank] = [total(parts) for parts in (exposed, communicating, computing)]
+            parts = profile.exposed, *kinds
+            sums[:, rank] = [_seconds_within(times, one) for one in parts]
     return Exposed(*sums)
 
 
-def _within(times, parts):
-    """What of the parts lies within the times."""
-    parts = union(parts)
-    return without(parts, without(parts, times))
+def _seconds_within(times, parts):
+    return total(union(parts)) - total(without(parts, times))

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..draw.lanes import span_of, states_of
 from ..model.errors import InvalidCallError
-from ..model.profile import Part, Profile
+from ..model.profile import Profile
 from ..model.trace import Op, Piece, Trace, Work
 from ..model.words import aligned, seconds_text
 
@@ -34,6 +34,10 @@ class Recorded(Protocol):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
+
+    @property
+    def engine(self) -> str:
+        """What ran it."""
 
     @property
     def trace(self) -> Trace:
@@ -238,18 +242,6 @@ def chosen_pieces(
     return found
 
 
-def device_time(run: Recorded, pieces: list[Piece]) -> list[Part]:
-    """When the rank's device worked at pieces: where it works beside the rank, that is later."""
-    if not run.profile:
-        return [(piece.start_s, piece.ends_by(piece.start_s)) for piece in pieces]
-    work = (piece.work for piece in pieces)
-    return [
-        (one.start_s, one.end_s)
-        for one in work
-        if one is not None and one.start_s is not None and one.end_s is not None
-    ]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Bubble:
     """What ranks did between the start of the first piece and the end of the last, of any rank.
@@ -259,7 +251,8 @@ class Bubble:
     time_s : float
         How long that was.
     busy_s : ndarray of float, shape (world_size,)
-        Seconds that each rank computed one of its pieces: was in it, and blocked in no call.
+        Seconds that each rank computed one of its pieces: was in it, and blocked in no call. Of an
+        asynchronous device: seconds in which it worked at one, and did not only communicate.
     """
 
     time_s: float
@@ -315,7 +308,7 @@ def bubble_in(run: Recorded) -> Bubble:
     for piece in trace.pieces:
         span = span_of(trace, piece.rank)
         assert span is not None, "who has named a piece has entered the function"
-        pieces[piece.rank].append((piece.start_s, piece.ends_by(span[1])))
+        pieces[piece.rank].append(piece.span(span[1]))
     for op in trace:
         ops[op.rank].append(op)
     first_s = min(start_s for own in pieces for start_s, _ in own)
@@ -323,8 +316,12 @@ def bubble_in(run: Recorded) -> Bubble:
     busy_s = np.zeros(run.world_size)
     for rank, own in enumerate(pieces):
         if own:
-            states = states_of(run, rank, ops[rank], last_s)
-            blocked = states["waiting"] + states["transferring"]
+            profile = run.profile[rank] if run.profile else None
+            if profile is not None and run.engine == "simulated":
+                blocked = profile.exposed
+            else:
+                states = states_of(run, rank, ops[rank], last_s)
+                blocked = states["waiting"] + states["transferring"]
             together = _covered(own + blocked)
             busy_s[rank] = together - _covered(blocked)
     return Bubble(last_s - first_s, busy_s)

@@ -11,7 +11,7 @@ from ..draw.lanes import span_of
 from ..model.errors import InvalidCallError
 from ..model.profile import total, union
 from ..model.words import aligned, seconds_text
-from .states import MAX_ROWS, Recorded, chosen_pieces, device_time
+from .states import MAX_ROWS, Recorded, chosen_pieces
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,7 +97,7 @@ def utilisation_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) 
         done, times = [work], [own[:2]]
         if chosen is not None:
             done = [piece.work for piece in chosen[rank] if piece.work]
-            times = device_time(run, chosen[rank])
+            times = [piece.span(piece.start_s) for piece in chosen[rank]]
         sums[0, rank] = total(union(times))
         for row, field in enumerate(fields(Utilisation)[1:], 1):
             sums[row, rank] = sum(getattr(one, field.name) for one in done)

@@ -148,9 +148,9 @@ def pieces_of(run: Any, rank: int, times: tuple[float, float], until_s: float) -
     shades = shades_of(run.trace)
     found = []
     for piece in run.trace.pieces:
-        end_s = piece.ends_by(until_s)
-        if piece.rank == rank and piece.start_s <= times[1] and end_s >= times[0]:
-            found.append([piece.start_s, end_s, shades[piece.name], piece.label])
+        start_s, end_s = piece.span(until_s)
+        if piece.rank == rank and start_s <= times[1] and end_s >= times[0]:
+            found.append([start_s, end_s, shades[piece.name], piece.label])
     return found[:MAX_PIECES]
 
 
