@@ -1,5 +1,6 @@
 """Devices that work beside their ranks: overlap in closed form, and in DDP and FSDP2."""
 
+import itertools
 import sys
 
 import cloudpickle
@@ -265,27 +266,34 @@ class Layers(nn.Sequential):
         super().__init__(*(nn.Linear(10, 10, bias=False) for _ in range(number)))
 
 
-def test_ddp_reduces_buckets_beside_backward():
+@pytest.mark.parametrize("bucket_bytes, exposed_s", [(300, 1), (3000, 2)])
+def test_ddp_reduces_buckets_beside_backward(bucket_bytes, exposed_s):
     def main(rank, n):
-        model = nn.parallel.DistributedDataParallel(Layers(3), bucket_cap_mb=300 / 2**20)
+        model = nn.parallel.DistributedDataParallel(Layers(3), bucket_cap_mb=bucket_bytes / 2**20)
         for _ in range(2):  # finds its buckets
             model(torch.ones(10, 10, requires_grad=True)).sum().backward()
         torch.cpu.synchronize()
-        begin_s = simlib_clock()
-        model(torch.ones(10, 10, requires_grad=True)).sum().backward()
-        torch.cpu.synchronize()
-        return simlib_clock() - begin_s
+        with simlib.span("step"):
+            model(torch.ones(10, 10, requires_grad=True)).sum().backward()
 
-    # Forward 3 * 2 s, backward 3 * 4 s, and the last bucket, a second, is seen.
-    assert simulate(main).results == pytest.approx([19, 19])
+    # Forward 3 * 2 s, backward 3 * 4 s, and the last bucket is seen: a second, or all three layers.
+    run = simulate(main)
+    assert run.exposed("step").exposed_s.tolist() == pytest.approx([exposed_s] * 2)
+    assert run.mfu("step").time_s.tolist() == pytest.approx([18 + exposed_s] * 2)
 
 
-def sharded(rank, n, number, ahead):
+def reading(layer, inputs, output):
+    output.sum().item()
+
+
+def sharded(rank, n, number, ahead, reads=False):
     model = Layers(number)
     for layer in model:
         fully_shard(layer, reshard_after_forward=True)
+        if reads:
+            layer.register_forward_hook(reading)
     fully_shard(model)
-    for one, following in zip(model[:-1], model[1:], strict=True) if ahead else ():
+    for one, following in itertools.pairwise(model) if ahead else ():
         one.set_modules_to_forward_prefetch([following])
     loss = model(torch.ones(10, 10, requires_grad=True)).sum()
     loss.backward()
@@ -315,6 +323,56 @@ def test_two_layers_of_fsdp2_by_hand():
     waiting = simulate(sharded, 2, 2, False, asynchronous=False)
     assert waiting.time_s == pytest.approx(12 + 6 * part)
     assert waiting.results == run.results
+
+
+def gathered(rank, n, way):
+    """FSDP2 of three layers: when is each gathered?"""
+    model = Layers(3)
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=way != "kept")
+        if way == "never before":  # who prefetches only what is there prefetches nothing
+            layer.set_modules_to_backward_prefetch([layer])
+    fully_shard(model)
+    model(torch.ones(10, 10, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "way, number, exposed_s",
+    # Nothing computes beside the first all_gather and the last reduce_scatter, of half a second
+    # each. Without prefetching, the two other layers are gathered anew behind a reduce_scatter.
+    [("before", 9, 1), ("kept", 6, 1), ("never before", 9, 1 + 2 * (0.5 + 0.5))],
+)
+def test_fsdp2_prefetches_in_backward(way, number, exposed_s):
+    run = simulate(gathered, 2, way)
+    assert len(run.trace.of_rank(0)) == number
+    assert run.exposed().exposed_s.tolist() == pytest.approx([exposed_s] * 2)
+    assert run.time_s == pytest.approx(18 + exposed_s)
+
+
+@pytest.mark.parametrize("ahead, exposed_s", [(False, 2 + 0.5), (True, 1 + 0.5)])
+def test_a_rank_that_reads_values_needs_explicit_prefetching(ahead, exposed_s):
+    run = simulate(sharded, 2, 3, ahead, True)
+    assert run.exposed().exposed_s.tolist() == pytest.approx([exposed_s] * 2)
+
+
+def chunked(rank, n, chunks):
+    """A product of gathered rows, 8 s: a part of it begins when its rows have come."""
+    rows, weight = torch.ones(20, 10), torch.ones(10, 10)
+    works = []
+    for part in rows.chunk(chunks):
+        whole = torch.empty(2 * len(part), 10)
+        works.append((whole, dist.all_gather_into_tensor(whole, part, async_op=True)))
+    for whole, work in works:
+        work.wait()
+        whole @ weight
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_a_product_in_chunks_hides_all_gathers_but_the_first(chunks):
+    run = simulate(chunked, 2, chunks)
+    first = 0.25 + 1 / chunks
+    assert run.time_s == pytest.approx(8 + first)
+    assert run.exposed().exposed_s.tolist() == pytest.approx([first] * 2)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
