@@ -33,8 +33,9 @@ def h100(**more: Any) -> Device:
     **Source** medians of 20 calls with torch 2.11 and CUDA 13, TF32 off: matrix products in three
     layouts, causal attention, normalisation, cross entropy and the fused AdamW, in float32 and
     bfloat16. Products and norms that took less than 30 us are left out: there the host was timed.
-    Cross entropy stands for `log_softmax`. ``launch_s`` is that of one addition in a loop; a
-    backward pass and layers in Python take several times as long for each operation.
+    float16 is taken to be as fast as bfloat16, and cross entropy stands for `log_softmax`.
+    ``launch_s`` is that of one addition in a loop; a backward pass and layers in Python take
+    several times as long for each operation.
     """
     return Device._of_card(Card.of_package("h100"), **more)
 

@@ -49,6 +49,7 @@ def test_a_measured_shape_alone_in_its_sort_takes_its_measured_time():
     card = dataclasses.replace(H100, rows=(row,))
     assert card.slowdown("product", "float32", "nn", row.sizes) * card.roofline_s(row) == 1.0
     assert card.slowdown("product", "bfloat16", "nn", row.sizes) == 1.0
+    assert H100.slowdown("product", "float16", "nn", row.sizes) != 1.0  # as bfloat16
 
 
 def test_an_operation_takes_as_much_longer_as_its_table_says():

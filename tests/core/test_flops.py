@@ -18,13 +18,13 @@ from simlib.core.engines.virtual.dispatch_mode import DispatchMode, FlopCounts
 from simlib.core.engines.virtual.op_time import FlopTimes
 
 SEED = int(os.environ["SEED"])
-COUNTS = FlopCounts()
+TIMES = FlopTimes(1.0, FlopCounts())
 
 
 def flops_of(function):
     """The flops of each op that has some, in order."""
     counted = []
-    with DispatchMode(lambda flops, _: counted.append(flops), COUNTS, FlopTimes(1.0)):
+    with DispatchMode(lambda cost: counted.append(cost.flops), TIMES):
         function()
     return counted
 
@@ -173,7 +173,7 @@ def test_a_function_of_the_learners_own_is_seen_through():
 
 def test_an_op_is_counted_when_it_has_run_and_none_while_paused():
     seen = []
-    mode = DispatchMode(lambda flops, _: seen.append((flops, done[:])), COUNTS, FlopTimes(1.0))
+    mode = DispatchMode(lambda cost: seen.append((cost.flops, done[:])), TIMES)
     done = []
     with mode:
         done.append((rand(2, 2) @ rand(2, 2)).shape)

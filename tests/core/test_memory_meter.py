@@ -557,8 +557,8 @@ def rank_function(kind, others):
     def main(rank, world_size):
         meter, counted = MemoryMeter(rank, lambda: 0.0), []
         mesh = init_device_mesh("cpu", (world_size,))
-        on_op = lambda flops, _: counted.append(flops)  # noqa: E731
-        mode = DispatchMode(on_op, FlopCounts(), FlopTimes(1.0), memory=meter)
+        on_op = lambda cost: counted.append(cost.flops)  # noqa: E731
+        mode = DispatchMode(on_op, FlopTimes(1.0, FlopCounts()), memory=meter)
         sgd = {"lr": 0.1, "momentum": 0.9}
         with MemoryHooks(lambda: meter), mode:
             net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))

@@ -18,14 +18,13 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, device):
         super().__init__()
-        self.times, self.counts, self.found = OpTimes(device), FlopCounts(), []
+        self.times, self.found = OpTimes(device, FlopCounts()), []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        flops = self.counts.of(func, args, kwargs or {}, out)
-        seconds = self.times.seconds(func, args, kwargs or {}, out, flops)
-        if seconds is not None:
-            self.found.append(seconds)
+        cost = self.times.cost(func, args, kwargs or {}, out)
+        if cost is not None:
+            self.found.append(cost.seconds)
         return out
 
 
@@ -36,28 +35,68 @@ def seconds_of(call, device=DEVICE):
 
 
 A, B = torch.rand(1000, 500), torch.rand(500, 2000)
+ROW, OUT = torch.rand(1, 500), torch.empty(1, 2000)
 COLUMN, INDEX = torch.rand(1000, 1), torch.arange(10)
 TABLE = torch.rand(10_000, 100)
 LISTS = [torch.rand(1000), torch.rand(500)], [torch.rand(1000), torch.rand(500)]
 ONE_KB = 1e-6  # of 1000 bytes by a gigabyte a second
 
 
-@pytest.mark.parametrize(
-    "call, kilobytes",
-    [
-        (lambda: A + A, 4000),  # one is read once, and one written
-        (lambda: A.add_(1), 4000),
-        (lambda: A.clone().zero_(), 4000 + 2000),
-        (lambda: A * COLUMN.expand(1000, 500), 4004),
-        (lambda: A.to(torch.bfloat16), 3000),
-        (lambda: torch.zeros(1000), 4),
-        (lambda: F.embedding(INDEX, TABLE), 2 * 4 + 0.08),
-        (lambda: torch._foreach_add_(*LISTS), 3 * 6),
-    ],
-    ids="add in_place zero expanded cast zeros embedding foreach".split(),
-)
+PART = torch.rand(10, 500)
+EVERYWHERE = INDEX[:, None].expand(10, 500).clone()
+STATES = [[torch.rand(1000)] for _ in range(4)]
+
+
+def adam(**more):
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
+    options |= {"amsgrad": False, "maximize": False}
+    torch._fused_adamw_(*STATES, [], [torch.ones(())], **options, **more)
+
+
+CALLS = {
+    "add": (lambda: A + A, 4000),  # one is read once, and one written
+    "add another": (lambda: A + A.clone(), 4000 + 6000),
+    "multiply": (lambda: A * A.clone(), 4000 + 6000),
+    "in place": (lambda: A.add_(1), 4000),
+    "zero": (lambda: A.clone().zero_(), 4000 + 2000),
+    "expanded": (lambda: A * COLUMN.expand(1000, 500), 4004),
+    "cast": (lambda: A.to(torch.bfloat16), 3000),
+    "zeros": (lambda: torch.zeros(1000), 4),
+    "fewer zeros": (lambda: torch.zeros(500), 2),
+    "arange": (lambda: torch.arange(0.0, 250.0), 1),
+    "longer arange": (lambda: torch.arange(0.0, 500.0), 2),
+    "embedding": (lambda: F.embedding(INDEX, TABLE), 2 * 4 + 0.08),
+    "index": (lambda: A[INDEX], 2 * 20 + 0.08),
+    "foreach": (lambda: torch._foreach_add_(*LISTS), 3 * 6),
+    "mm out": (lambda: torch.mm(ROW, B, out=OUT), 2 + 4000 + 8),
+    "index put": (lambda: A.index_put_((INDEX,), PART), 2 * 20 + 0.08),
+    "index add by put": (lambda: A.index_put_((INDEX,), PART, accumulate=True), 3 * 20 + 0.08),
+    "index put second": (lambda: A.__setitem__((slice(None), INDEX), COLUMN), 4 + 40 + 0.08),
+    "masked put": (lambda: A.index_put_((A > 2,), torch.ones(())), 2500 + 500 + 2000 + 8e-3),
+    "index copy": (lambda: A.index_copy_(0, INDEX, PART), 2 * 20 + 0.08),
+    "index add": (lambda: A.index_add_(0, INDEX, PART), 3 * 20 + 0.08),
+    "index fill": (lambda: A.index_fill_(0, INDEX, 1.0), 20 + 0.08),
+    "scatter": (lambda: A.scatter_(0, EVERYWHERE, PART), 2 * 20 + 40),
+    "scatter add": (lambda: A.scatter_add_(0, EVERYWHERE, PART), 3 * 20 + 40),
+    "fused adam": (adam, 7 * 4 + 2 * 4e-3),
+    "fused adam, scaled": (lambda: adam(grad_scale=torch.ones(())), 8 * 4 + 4 * 4e-3),
+}
+
+
+@pytest.mark.parametrize("call, kilobytes", CALLS.values(), ids=CALLS)
 def test_an_op_without_flops_takes_its_bytes(call, kilobytes):
     assert sum(seconds_of(call)) == pytest.approx(kilobytes * ONE_KB)
+
+
+def test_an_op_that_was_seen_before_takes_the_same():
+    with Watch(DEVICE) as watch:
+        times = []
+        for call, _ in [*CALLS.values(), *reversed(CALLS.values())]:
+            watch.found.clear()
+            call()
+            times.append(sum(watch.found))
+    assert times == times[::-1]
+    assert times[: len(CALLS)] == [sum(seconds_of(call)) for call, _ in CALLS.values()]
 
 
 @pytest.mark.parametrize("call", [lambda: A.t(), lambda: A.view(-1)[3:], lambda: torch.empty(9)])
@@ -73,6 +112,23 @@ def test_a_product_takes_its_flops_at_the_rate_of_its_dtype():
     other = simlib.Device(flops_per_s=1e9, rates=DEVICE.rates)
     double = A.double(), B.double()
     assert seconds_of(lambda: double[0] @ double[1], other) == [pytest.approx(flops / 1e9)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_a_product_of_a_dtype_without_a_rate_is_refused(dtype):
+    a = torch.ones(4, 4, dtype=dtype)
+    says = f"mm computes in {dtype}, and the device has rates of float32, bfloat16".replace(
+        "torch.", ""
+    )
+    with pytest.raises(simlib.InvalidCallError, match=says):
+        seconds_of(lambda: a @ a)
+    assert len(seconds_of(lambda: a + a)) == 1
+    assert len(seconds_of(lambda: a @ a, simlib.Device(memory_Bps=1e9))) == 1  # no rates at all
+
+
+def test_rates_name_dtypes():
+    with pytest.raises(simlib.InvalidCallError, match="'bf16', which is no dtype"):
+        simlib.Device(rates={"bf16": 1e12})
 
 
 def test_a_small_product_takes_its_bytes():

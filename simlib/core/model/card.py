@@ -21,6 +21,7 @@ VERSION = 1
 _NEAREST = 3
 _SAME_PLACE = 0.25  # doublings; nearer than this, shapes count as equally near
 _OTHER_LAYOUT = 0.5  # doublings that another layout counts for
+_LIKE = {"float16": "bfloat16", "bfloat16": "float16"}  # where one of them was not measured
 _BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -107,7 +108,8 @@ class Card:
 
     def slowdown(self, sort: str, dtype: str, layout: str, sizes: tuple[int, ...]) -> float:
         """How many times longer than its roofline an operation takes; 1 where nothing is known."""
-        measured = self._measured.get((sort, dtype))
+        alike = sort, _LIKE.get(dtype, dtype)
+        measured = self._measured.get((sort, dtype)) or self._measured.get(alike)
         if measured is None:
             return 1.0
         far = sorted((_distance(row, layout, sizes), slow) for row, slow in measured)[:_NEAREST]

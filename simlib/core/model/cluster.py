@@ -43,6 +43,12 @@ class Link:
         check_number("bandwidth_Bps", self.bandwidth_Bps, above=True)
 
 
+DTYPES = (
+    *("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"),
+    *("complex128", "complex64", "int64", "int32", "int16", "int8", "uint8"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """What a rank computes with.
@@ -61,6 +67,7 @@ class Device:
         reductions take no time.
     rates : dict of str to float, optional
         Floating-point operations per second by dtype: ``{"bfloat16": 989e12, "float32": 67e12}``.
+        A product or attention of another dtype is refused, unless ``flops_per_s`` has a limit.
     memory_Bps : float
         Bytes per second that an operation reads and writes.
     launch_s : float
@@ -109,6 +116,10 @@ class Device:
         for name in ("flops_per_s", "memory_bytes", "reduce_Bps", "memory_Bps"):
             check_number(name, getattr(self, name), above=True)
         for dtype, rate in (self.rates or {}).items():
+            if dtype not in DTYPES:
+                raise InvalidCallError(
+                    f"rates names {dtype!r}, which is no dtype: there are {', '.join(DTYPES)}"
+                )
             check_number(f"rates[{dtype!r}]", rate, above=True)
         check_number("launch_s", self.launch_s)
         check_count("workspace_bytes", self.workspace_bytes, low=0)

@@ -37,11 +37,9 @@ class DispatchMode(TorchDispatchMode):
     Parameters
     ----------
     on_op : callable, optional
-        Called as ``on_op(args, flops, seconds)`` after each op that takes time.
-    flop_counts : FlopCounts, optional
-        Needed with ``on_op``; the ranks of a process share one.
+        Called as ``on_op(cost)``, with a `Cost`, after each op that takes time.
     op_times : OpTimes, optional
-        The same.
+        Needed with ``on_op``; the ranks of a process share one.
     memory : MemoryMeter, optional
         Shown the arguments and results of each op, before ``on_op`` is called: an op holds its
         results from its beginning.
@@ -60,13 +58,10 @@ class DispatchMode(TorchDispatchMode):
     is_dataless = False
     """Whether what the rank makes has no values."""
 
-    def __init__(
-        self, on_op=None, flop_counts=None, op_times=None, memory=None, lock=None, on_read=None
-    ):
+    def __init__(self, on_op=None, op_times=None, memory=None, lock=None, on_read=None):
         super().__init__()
         self.paused = False
         self._on_op = on_op
-        self._flop_counts = flop_counts
         self._op_times = op_times
         self._memory = memory
         self._lock = lock
@@ -105,10 +100,9 @@ class DispatchMode(TorchDispatchMode):
         if self._memory is not None:
             self._memory.saw(args, out, func)
         if self._on_op is not None:
-            flops = self._flop_counts.of(func, args, kwargs, out)
-            seconds = self._op_times.seconds(func, args, kwargs, out, flops)
-            if seconds is not None:
-                self._on_op(args, flops, seconds)
+            cost = self._op_times.cost(func, args, kwargs, out)
+            if cost is not None:
+                self._on_op(cost)
         return out
 
 

@@ -3,21 +3,24 @@
 The model is the roofline of Williams, Waterman and Patterson (2009). An operation takes the longer
 of two times: its floating-point operations over the rate of its dtype, and its bytes over the
 bandwidth of the memory. It reads each tensor that it is given once, and writes each that it
-returns or changes once. Caches and the shape of a matrix are not in the model, so a kernel that
-does not fill the device is slower than this says, unless the device has a table of measurements:
-that says how much slower, by the shape of a product or of attention and by the bytes of other ops.
+returns or changes once; of a tensor that it reads or changes by index, only what the index names.
+Caches and the shape of a matrix are not in the model, so a kernel that does not fill the device is
+slower than this says, unless the device has a table of measurements: that says how much slower, by
+the shape of a product or of attention and by the bytes of other ops.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 
 from ...model.cluster import Device
-from .dispatch_mode import tensors_in
+from ...model.errors import InvalidCallError
+from .dispatch_mode import FlopCounts, tensors_in
 
 _MAKES_NOTHING = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided lift_fresh detach detach_ alias "
@@ -31,10 +34,29 @@ _ONLY_WRITES = frozenset(
 """Ops that do not read what they change."""
 _BY_RESULT = frozenset("embedding index_select gather index".split())
 """Ops that read of their first argument only as much as they return."""
+_BY_INDEX = frozenset(
+    "index_put_ _index_put_impl_ index_copy_ index_fill_ index_add_ index_reduce_ scatter_ "
+    "scatter_add_ scatter_reduce_".split()
+)
+"""Ops that change a part of their first argument."""
 _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
 """Namespaces of ops that compute nothing; those of collectives take their time on the network."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Products of matrices -> the place of their first factor."""
+_OPTIONS = frozenset(
+    (int, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
+)
+"""Types of arguments that say what an op does."""
+_MOST_SHAPES = 10_000
+"""Costs of one op that are remembered."""
+
+
+class Cost(NamedTuple):
+    """What an operation costs: its flops, its time, and that of its flops at their full rate."""
+
+    flops: int
+    seconds: float
+    full_rate_s: float
 
 
 class OpTimes:
@@ -43,58 +65,75 @@ class OpTimes:
     Parameters
     ----------
     device : Device
+    flop_counts : FlopCounts
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, flop_counts: FlopCounts) -> None:
         self._rates = {getattr(torch, dtype): rate for dtype, rate in (device.rates or {}).items()}
         self._other_rate = device.flops_per_s
         self._memory_Bps = device.memory_Bps
         # A device that works through queues is launched by the rank: that is the rank's time.
         self._launch_s = 0.0 if device.asynchronous else device.launch_s
         self._table = device.table
-        self._slowdowns: dict[tuple, float] = {}
+        self._flop_counts = flop_counts
+        self._known: dict[Any, tuple[bool, dict[tuple, Cost]] | None] = {}
 
-    def seconds(self, func: Any, args: tuple, kwargs: dict, out: Any, flops: int) -> float | None:
-        """How long ``func(*args, **kwargs)`` takes, which has returned ``out``.
+    def cost(self, func: Any, args: tuple, kwargs: dict, out: Any) -> Cost | None:
+        """What ``func(*args, **kwargs)`` costs, which has returned ``out``.
 
         Parameters
         ----------
         func : OpOverload
         args, kwargs : tuple, dict
         out : Tensor, or a sequence of them
-        flops : int
-            What `FlopCounts` says of it.
 
         Returns
         -------
-        float or None
+        Cost or None
             None where no kernel begins, as for a view.
 
-        **Cost** some microseconds.
+        **Cost** tens of microseconds for the first op of its shapes, some for the next.
         """
-        sort = _sort_of(func)
-        if sort is None:
+        try:
+            known = self._known[func]
+        except KeyError:
+            known = None if _sort_of(func) is None else (_is_told_by_result(func), {})
+            self._known[func] = known
+        if known is None:
             return None
-        seconds = nbytes = 0.0
+        by_result, costs = known
+        key = _shapes_of(args, kwargs, out if by_result else None)
+        cost = costs.get(key)
+        if cost is None:
+            if len(costs) >= _MOST_SHAPES:
+                costs.clear()
+            cost = costs[key] = self._cost_of_shapes(func, args, kwargs, out)
+        return cost
+
+    def _cost_of_shapes(self, func, args, kwargs, out):
+        sort, flops = _sort_of(func), self._flop_counts.of(func, args, kwargs, out)
+        full_rate_s = seconds = nbytes = 0.0
         if flops:
-            seconds = self.full_rate_s(args, flops) * _part_worked(func, args, kwargs)
+            full_rate_s = flops / self._rate(sort, args)
+            seconds = full_rate_s * _part_worked(func, args, kwargs)
         if self._memory_Bps < math.inf:
             nbytes = _bytes_moved(sort, func, args, kwargs, out)
             seconds = max(seconds, nbytes / self._memory_Bps)
         if self._table is not None and seconds:
-            seconds *= self._slowdown(sort, args, int(nbytes))
-        return self._launch_s + seconds
+            seconds *= self._table.slowdown(*_row_of(sort, args, int(nbytes)))
+        return Cost(flops, self._launch_s + seconds, full_rate_s)
 
-    def _slowdown(self, sort, args, nbytes):
-        key = _row_of(sort, args, nbytes)
-        slowdown = self._slowdowns.get(key)
-        if slowdown is None:
-            slowdown = self._slowdowns[key] = self._table.slowdown(*key)
-        return slowdown
-
-    def full_rate_s(self, args: tuple, flops: int) -> float:
-        """How long they take at the rate of their dtype, 0 where it has none."""
-        return flops / self._rates.get(_dtype_of(args), self._other_rate)
+    def _rate(self, sort, args):
+        dtype = _dtype_of(args)
+        rate = self._rates.get(dtype, self._other_rate)
+        if self._rates and rate == math.inf:
+            has = ", ".join(str(one).removeprefix("torch.") for one in self._rates)
+            name = str(dtype).removeprefix("torch.")
+            raise InvalidCallError(
+                f"{sort} computes in {name}, and the device has rates of {has} alone: give it one "
+                f"of {name} too, in Device(rates=), or flops_per_s= for all others"
+            )
+        return rate
 
 
 class FlopTimes:
@@ -103,27 +142,60 @@ class FlopTimes:
     Parameters
     ----------
     flops_per_s : float
+    flop_counts : FlopCounts
     """
 
-    def __init__(self, flops_per_s: float) -> None:
+    def __init__(self, flops_per_s: float, flop_counts: FlopCounts) -> None:
         self._flops_per_s = flops_per_s
+        self._flop_counts = flop_counts
 
-    def seconds(self, func: Any, args: tuple, kwargs: dict, out: Any, flops: int) -> float | None:
-        """As `OpTimes.seconds`; None where an operation takes no time."""
-        return flops / self._flops_per_s if flops else None
-
-    def full_rate_s(self, args: tuple, flops: int) -> float:
-        """As `OpTimes.full_rate_s`."""
-        return flops / self._flops_per_s
+    def cost(self, func: Any, args: tuple, kwargs: dict, out: Any) -> Cost | None:
+        """As `OpTimes.cost`; None where an operation takes no time."""
+        flops = self._flop_counts.of(func, args, kwargs, out)
+        seconds = flops / self._flops_per_s
+        return Cost(flops, seconds, seconds) if flops else None
 
 
 def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
-    """The time of operations on a device; None where none takes any."""
+    """The time of operations on a device; None where none takes any.
+
+    All ranks of a process may share it.
+    """
     if device is None:
         return None
     if device.rates or device.memory_Bps < math.inf or device.launch_s or device.table:
-        return OpTimes(device)
-    return FlopTimes(device.flops_per_s) if device.flops_per_s < math.inf else None
+        return OpTimes(device, FlopCounts())
+    return FlopTimes(device.flops_per_s, FlopCounts()) if device.flops_per_s < math.inf else None
+
+
+def _shapes_of(args, kwargs, out):
+    """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
+
+    Numbers of floating point make no difference, and may be others in every call.
+    """
+    seen: dict[int, int] = {}
+    if kwargs:
+        args = (*args, *kwargs, *kwargs.values())
+    return _shape_of(args, seen), out is not None and _shape_of(out, seen)
+
+
+def _shape_of(value, seen):
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return tuple([_shape_of(one, seen) for one in value])
+    if kind in _OPTIONS:
+        return value
+    if isinstance(value, torch.Tensor):
+        place = seen.setdefault(id(value), len(seen))
+        return place, value.shape, value.stride(), value.dtype
+    return kind
+
+
+def _is_told_by_result(func):
+    """Whether shapes alone do not say how much an op returns, or might not."""
+    has_tensors = any("Tensor" in str(one.type) for one in func._schema.arguments)
+    depends = torch.Tag.dynamic_output_shape in func.tags
+    return depends or not has_tensors or func.namespace != "aten"
 
 
 @functools.cache
@@ -186,7 +258,10 @@ def _layout(matrix):
 
 
 def _dtype_of(args):
-    return next((one.dtype for one in tensors_in(args) if one.dtype.is_floating_point), None)
+    """That of the first tensor of floating point, complex or not; else of the first."""
+    dtypes = [one.dtype for one in tensors_in(args)]
+    inexact = (one for one in dtypes if one.is_floating_point or one.is_complex)
+    return next(inexact, dtypes[0] if dtypes else None)
 
 
 def _bytes_moved(name, func, args, kwargs, out):
@@ -196,10 +271,37 @@ def _bytes_moved(name, func, args, kwargs, out):
     if name in _BY_RESULT:
         return 2 * results + sum(map(_nbytes, tensors_in(args[1:])))
     read = sum(map(_nbytes, given.values()))
+    if name in _BY_INDEX:
+        return read - _nbytes(args[0]) + _part_moved(name, *args)
     written = sum(map(_nbytes, changed_by(func, args, kwargs)))
-    if name in _ONLY_WRITES:
+    if name.startswith("_fused_") and kwargs.get("grad_scale") is None:
+        written -= sum(map(_nbytes, tensors_in(args[1])))  # gradients change where they are scaled
+    if name in _ONLY_WRITES or torch.Tag.out in func.tags:
         read -= written
     return read + results + written
+
+
+def _part_moved(name, target, where, *more):
+    """Bytes of a tensor that an op changes by index; and reads, if it adds to them."""
+    adds = name.endswith(("add_", "reduce_"))
+    if "index_put" in name:
+        elements, adds = _elements_at(target, where), more[1:] == (True,)
+    elif name.startswith("scatter"):
+        elements = more[0].numel()
+    else:
+        rows = target.shape[where] if target.dim() else 1
+        elements = target.numel() // max(rows, 1) * more[0].numel()
+    return (1 + adds) * elements * target.element_size()
+
+
+def _elements_at(target, indices):
+    """How many elements ``target[indices]`` has; all of them where a mask says which."""
+    given = [one for one in indices if one is not None]
+    if any(one.dtype in (torch.bool, torch.uint8) for one in given):
+        return target.numel()
+    places = torch.broadcast_shapes(*(one.shape for one in given))
+    ways = zip_longest(target.shape, indices)
+    return math.prod(places) * math.prod(size for size, index in ways if index is None)
 
 
 def _nbytes(tensor):

@@ -33,7 +33,7 @@ from ..rank_process.setup import environ_on_equal_nodes
 from ..request import Request
 from . import dataless, per_rank
 from .allocator import CachingAllocator
-from .dispatch_mode import DispatchMode, FlopCounts
+from .dispatch_mode import DispatchMode
 from .memory_meter import MemoryHooks, MemoryMeter
 from .op_time import op_times_of
 from .shared import SimulatedStore
@@ -110,10 +110,10 @@ class Ranks:
         self._size = size = request.world_size
         self._everyone = {rank: rank for rank in range(size)}
         self._idents = {}
+        self._op_times = op_times_of(simulation.topology.cluster.device)
         self._meters = [None] * size
         self._meter_lock = threading.RLock()
         self._values_asked = [{} for _ in range(size)]
-        self._flop_counts = FlopCounts()
         region = request.region
         self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
         scheduler = simulation.scheduler
@@ -257,7 +257,7 @@ class Ranks:
     def _equip(self, rank):
         """The dispatch mode that sees what the rank's function does with tensors, or none."""
         simulation, device = self._simulation, self._simulation.topology.cluster.device
-        options, op_times = simulation.options, op_times_of(device)
+        options, op_times = simulation.options, self._op_times
         takes_time = options.compute == "flops" and op_times is not None
         beside, meter = simulation.time.beside[rank], None
         streams = simulation.streams and simulation.streams[rank]
@@ -274,14 +274,14 @@ class Ranks:
             per_rank.local.count_within = work.within
 
         def counted(take, lock=None):
-            def on_op(args, flops, seconds):
-                if flops:
-                    work.count(flops, op_times.full_rate_s(args, flops))
-                take(seconds)
+            def on_op(cost):
+                if cost.flops:
+                    work.count(cost.flops, cost.full_rate_s)
+                take(cost.seconds)
 
             on_read = streams and (lambda: streams.hold(streams.record()))
             on_op = on_op if takes_time else None
-            counting = on_op, self._flop_counts, op_times, meter, lock, on_read
+            counting = on_op, op_times, meter, lock, on_read
             if fake is None:
                 return DispatchMode(*counting)
             on_value = functools.partial(self._value_asked, rank)
