@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +137,11 @@ def test_what_needs_data_is_refused_with_the_line(part):
     begin = part.__code__.co_firstlineno
     lines = [f"(test_dataless.py, line {begin + more})" for more in range(1, 8)]
     assert any(line in str(caught.value) for line in lines)
+
+
+def test_the_page_on_large_models_has_each_refusal():
+    page = (Path(__file__).parents[2] / "docs" / "large-models.md").read_text(encoding="utf-8")
+    assert [words for words in REFUSED.values() if not re.search(words.split("::")[-1], page)] == []
 
 
 def scaled(rank, world_size):

@@ -39,7 +39,7 @@ def missing_files(text):
             yield path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/simulate.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/simulate.md", "docs/large-models.md"])
 def test_the_examples_print_what_the_page_says(page, tmp_path):
     programs, outputs = (
         re.findall(f"```{language}\n(.*?)```", text_of(page), re.DOTALL)
