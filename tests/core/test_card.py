@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import math
+import re
 import statistics
+from importlib import resources
 
 import pytest
 import torch
@@ -80,29 +83,67 @@ def test_layouts_are_told_apart():
     assert sum(turned) > 1.5 * sum(straight)
 
 
-def stored(**changes):
-    fields = {name: getattr(H100, name) for name in H100.__dataclass_fields__} | changes
-    return {"version": 1} | fields | {"rows": [dataclasses.astuple(row) for row in H100.rows]}
-
-
 def test_a_device_is_read_from_a_file(tmp_path):
     path = tmp_path / "card.json"
-    path.write_text(json.dumps(stored()))
+    path.write_text(H100.text())
     assert simlib.Device.measured(path) == simlib.devices.h100()
     assert simlib.Device.measured(path, launch_s=0.0).launch_s == 0.0
     assert isinstance(hash(simlib.devices.h100()), int)
 
 
+def test_the_card_of_the_package_is_written_as_cards_are():
+    assert resources.files("simlib.core.model").joinpath("h100.json").read_text() == H100.text()
+
+
+ROW = ["product", "float32", "nn", [8, 8, 8], 1e-6]
+GOOD = json.loads(H100.text()) | {"rows": [ROW]}
+
+
+def changed(at, value):
+    return GOOD | {"rows": [ROW, [*ROW[:at], value, *ROW[at + 1 :]]]}
+
+
 @pytest.mark.parametrize(
-    "text, says",
+    "stored, says",
     [
-        (json.dumps(stored() | {"version": 2}), "no card of a device: its version is 2, and this"),
-        ("{}", "is no card of a device: it has no 'version'"),
-        ("[", "is no card of a device"),
+        (GOOD | {"version": 2}, "its version is 2, and this simlib reads 1"),
+        ({}, "its version is None"),
+        ([], "it is no object of JSON"),
+        ({name: value for name, value in GOOD.items() if name != "rates"}, "it has no 'rates'"),
+        (GOOD | {"rows": []}, "it has no rows"),
+        (GOOD | {"rows": {}}, "its rows is {}"),
+        (GOOD | {"launch_s": "fast"}, "its launch_s is 'fast'"),
+        (GOOD | {"launch_s": -1.0}, "launch_s is -1.0: give a number at least 0"),
+        (GOOD | {"asynchronous": 1}, "its asynchronous is 1"),
+        (GOOD | {"memory_bytes": True}, "its memory_bytes is True"),
+        (GOOD | {"memory_Bps": math.nan}, "its memory_Bps is nan"),
+        (GOOD | {"rates": {"float32": "much"}}, "its rates are {'float32': 'much'}"),
+        (GOOD | {"rates": {"float32": 1.0, "bf16": 1.0}}, "'bf16', which is no dtype"),
+        (GOOD | {"rows": [ROW, "mm"]}, "row 1 is 'mm', and a row is"),
+        (changed(3, [8, 8]), "row 1 is"),
+        (changed(3, [8, 8, 0]), "row 1 is"),
+        (changed(3, [8, 8, 8.5]), "row 1 is"),
+        (changed(4, 0), "row 1 is"),
+        (changed(4, math.inf), "row 1 is"),
+        (changed(1, "float64"), "row 1 computes in 'float64', which its rates do not name"),
     ],
 )
-def test_what_is_no_card_is_refused(tmp_path, text, says):
+def test_what_is_no_card_is_refused(tmp_path, stored, says):
     path = tmp_path / "card.json"
-    path.write_text(text)
-    with pytest.raises(simlib.InvalidCallError, match=says):
+    path.write_text(json.dumps(stored))
+    with pytest.raises(simlib.InvalidCallError, match=re.escape(says)) as refused:
         simlib.Device.measured(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", [b"[", b"[" * 100_000, b"\xff\xfe", b""])
+def test_what_is_no_json_is_refused(tmp_path, text):
+    path = tmp_path / "card.json"
+    path.write_bytes(text)
+    with pytest.raises(simlib.InvalidCallError, match="is no card of a device"):
+        simlib.Device.measured(path)
+
+
+def test_a_card_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(simlib.InvalidCallError, match="No such file"):
+        simlib.Device.measured(tmp_path / "card.json")

@@ -16,8 +16,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 VERSION = 1
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "rates": (dict,),
+    "memory_Bps": (int, float),
+    "memory_bytes": (int,),
+    "launch_s": (int, float),
+    "workspace_bytes": (int,),
+    "asynchronous": (bool,),
+}
+"""What a card has beside its rows, and of which type."""
+_WITH_SHAPES = "product", "attention", "attention_backward"
 _NEAREST = 3
 _SAME_PLACE = 0.25  # doublings; nearer than this, shapes count as equally near
 _OTHER_LAYOUT = 0.5  # doublings that another layout counts for
@@ -84,7 +96,7 @@ class Card:
     @classmethod
     def read(cls, path: str | Path) -> Card:
         """The card that a file describes."""
-        return cls.of(Path(path).read_text(), str(path))
+        return cls.of(Path(path).read_bytes(), str(path))
 
     @classmethod
     def of_package(cls, name: str) -> Card:
@@ -92,19 +104,30 @@ class Card:
         return cls.of((resources.files(__package__) / f"{name}.json").read_text(), name)
 
     @classmethod
-    def of(cls, text: str, where: str) -> Card:
-        """The card that JSON describes; ``where`` names its place in the `ValueError` else."""
+    def of(cls, text: str | bytes, where: str) -> Card:
+        """The card that JSON describes.
+
+        Raises
+        ------
+        ValueError
+            Where it describes none; ``where`` names its place.
+        """
         try:
             stored = json.loads(text)
-            version = stored.pop("version")
-            if version != VERSION:
-                raise ValueError(f"its version is {version}, and this simlib reads {VERSION}")
-            rows = stored.pop("rows")
-            made = [Row(s, d, at, tuple(sizes), took) for s, d, at, sizes, took in rows]
-            return cls(**stored, rows=tuple(made))
-        except (ValueError, TypeError, KeyError, AttributeError) as wrong:
-            why = f"it has no {wrong}" if isinstance(wrong, KeyError) else wrong
-            raise ValueError(f"{where} is no card of a device: {why}") from None
+            if not isinstance(stored, dict):
+                raise ValueError("it is no object of JSON")
+            _check_fields(stored)
+            rows = [_row(at, row, stored["rates"]) for at, row in enumerate(stored["rows"])]
+        except (ValueError, RecursionError) as wrong:
+            raise ValueError(f"{where} is no card of a device: {wrong}") from None
+        return cls(**{name: stored[name] for name in _FIELDS} | {"rows": tuple(rows)})
+
+    def text(self) -> str:
+        """The JSON that describes the card, one row a line."""
+        fields = {"version": VERSION} | {name: getattr(self, name) for name in _FIELDS}
+        head = json.dumps(fields | {"rows": []}, indent=1).removesuffix("[]\n}")
+        rows = (json.dumps([r.sort, r.dtype, r.layout, r.sizes, r.seconds]) for r in self.rows)
+        return head + "[\n  " + ",\n  ".join(rows) + "\n ]\n}\n"
 
     def slowdown(self, sort: str, dtype: str, layout: str, sizes: tuple[int, ...]) -> float:
         """How many times longer than its roofline an operation takes; 1 where nothing is known."""
@@ -136,6 +159,52 @@ class Card:
             flops = 2 * heads * length**2 * width * (2.5 if "backward" in row.sort else 1)
             return flops / self.rates[row.dtype]
         return row.sizes[0] / self.memory_Bps
+
+
+def _check_fields(stored: dict) -> None:
+    version = stored.get("version")
+    if version != VERSION:
+        raise ValueError(f"its version is {version!r}, and this simlib reads {VERSION}")
+    for name, kinds in {**_FIELDS, "rows": (list,)}.items():
+        if name not in stored:
+            raise ValueError(f"it has no {name!r}")
+        value = stored[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError(f"its {name} is {_short(value)}")
+    if not all(_is_positive(rate) for rate in stored["rates"].values()):
+        raise ValueError(f"its rates are {_short(stored['rates'])}: numbers above 0 belong there")
+    if not _is_positive(stored["memory_Bps"]):
+        raise ValueError(f"its memory_Bps is {_short(stored['memory_Bps'])}: give one above 0")
+    if not stored["rows"]:
+        raise ValueError("it has no rows")
+
+
+def _row(at: int, row: Any, rates: Mapping[str, float]) -> Row:
+    """The row at a place, if it has what rows have."""
+    good = isinstance(row, list) and len(row) == 5 and [type(one) for one in row[:3]] == [str] * 3
+    if good:
+        sort, dtype, layout, sizes, seconds = row
+        has_shape = sort in _WITH_SHAPES
+        good = isinstance(sizes, list) and len(sizes) == (3 if has_shape else 1)
+        good = good and all(type(size) is int and size > 0 for size in sizes)
+        good = good and _is_positive(seconds)
+        if good and has_shape and not (dtype in rates and dtype in _BYTES_OF):
+            raise ValueError(f"row {at} computes in {_short(dtype)}, which its rates do not name")
+    if not good:
+        raise ValueError(
+            f"row {at} is {_short(row)}, and a row is [sort, dtype, layout, sizes, seconds]"
+        )
+    return Row(sort, dtype, layout, tuple(sizes), seconds)
+
+
+def _is_positive(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < math.inf  # type: ignore[operator]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _distance(row: Row, layout: str, sizes: tuple[int, ...]) -> float:
