@@ -100,6 +100,16 @@ def _parser():
         help="ranks on each node (1; then LOCAL_RANK counts all ranks, as on one host)",
     )
     simulate.set_defaults(command=_simulate)
+    card = commands.add_parser(
+        "card",
+        help="measure this machine's device, for simlib.Device.measured",
+        description="Measure single operations on the GPU of this machine, or on its CPU, and "
+        "write a file for simlib.Device.measured. Nothing else should run meanwhile.",
+    )
+    card.add_argument("--out", default="card.json", metavar="FILE", help="(card.json)")
+    card.add_argument("--device", choices=("cuda", "cpu"), help="(cuda where there is a GPU)")
+    card.add_argument("--time", type=float, default=110, metavar="S", help="seconds it takes (110)")
+    card.set_defaults(command=_card)
     for part in (cluster, classroom, course):
         for name in part.COMMANDS:
             resolve_name(f"{part.__name__}.{name}")(commands)
@@ -185,6 +195,21 @@ def _simulate(options):
         )
 
     return _perform(options, run)
+
+
+def _card(options):
+    if not os.path.isdir(os.path.dirname(options.out) or "."):
+        print(f"simlib: there is no folder for {options.out}", file=sys.stderr)
+        return 2
+    import torch
+
+    from .core.devices.measuring import measure
+
+    card = measure(options.device or ("cuda" if torch.cuda.is_available() else "cpu"), options.time)
+    with open(options.out, "w", encoding="utf-8") as file:
+        file.write(card.text())
+    print(f"{card.name}: simlib.Device.measured({options.out!r}) simulates it")
+    return 0
 
 
 def _perform(options, run):

@@ -16,15 +16,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .model.card import Card
-from .model.cluster import Device
+from ..model.card import Card
+from ..model.cluster import Device
 
 __all__ = ["a100", "b200", "h100", "h200", "l4", "laptop_cpu", "rtx_4090"]
 
 _LAUNCH_S = 7.7e-6
 _GB, _TERA = 2**30, 1e12
-_WORKSPACE_BYTES = 2 * (2 * 4096 + 8 * 16) * 1024
-_HOPPER_WORKSPACE_BYTES = 2 * 32 * 2**20
+
+
+def workspace_bytes_of(generation: int) -> int:
+    """What cuBLAS takes on a GPU of NVIDIA, by the first number of its compute capability."""
+    return 2 * (32 * 2**20 if generation in (9, 10) else (2 * 4096 + 8 * 16) * 1024)
 
 
 def h100(**more: Any) -> Device:
@@ -47,7 +50,7 @@ def a100(**more: Any) -> Device:
     19.5 (TF32 off), float64 19.5 (tensor cores), 2,039 GB/s.
     """
     rates = _rates(half=312, single=19.5, double=19.5)
-    return _gpu(rates, 80, 2039e9, _WORKSPACE_BYTES, more)
+    return _gpu(rates, 80, 2039e9, 8, more)
 
 
 def h200(**more: Any) -> Device:
@@ -57,7 +60,7 @@ def h200(**more: Any) -> Device:
     sparsity, half of it without; float32 67 (TF32 off), float64 67 (tensor cores), 4.8 TB/s.
     """
     rates = _rates(half=1979 / 2, single=67, double=67)
-    return _gpu(rates, 141, 4.8e12, _HOPPER_WORKSPACE_BYTES, more)
+    return _gpu(rates, 141, 4.8e12, 9, more)
 
 
 def b200(**more: Any) -> Device:
@@ -68,7 +71,7 @@ def b200(**more: Any) -> Device:
     NVIDIA DGX B200 data sheet, 1,440 GB of eight.
     """
     rates = _rates(half=4500 / 2, single=80, double=40)
-    return _gpu(rates, 180, 8e12, _HOPPER_WORKSPACE_BYTES, more)
+    return _gpu(rates, 180, 8e12, 10, more)
 
 
 def l4(**more: Any) -> Device:
@@ -77,7 +80,7 @@ def l4(**more: Any) -> Device:
     **Source** NVIDIA L4 Tensor Core GPU data sheet: bfloat16 and float16 242 Tflop/s with sparsity,
     half of it without; float32 30.3 (TF32 off), 300 GB/s.
     """
-    return _gpu(_rates(half=242 / 2, single=30.3), 24, 300e9, _WORKSPACE_BYTES, more)
+    return _gpu(_rates(half=242 / 2, single=30.3), 24, 300e9, 8, more)
 
 
 def rtx_4090(**more: Any) -> Device:
@@ -86,7 +89,7 @@ def rtx_4090(**more: Any) -> Device:
     **Source** NVIDIA Ada GPU Architecture white paper, appendix A: bfloat16 and float16, added up
     in float32, 165.2 Tflop/s; float32 82.6 (TF32 off), 1,008 GB/s.
     """
-    return _gpu(_rates(half=165.2, single=82.6), 24, 1008e9, _WORKSPACE_BYTES, more)
+    return _gpu(_rates(half=165.2, single=82.6), 24, 1008e9, 8, more)
 
 
 def laptop_cpu(**more: Any) -> Device:
@@ -114,14 +117,18 @@ def _rates(half: float, single: float, double: float | None = None) -> dict[str,
 
 
 def _gpu(
-    rates: dict[str, float], gigabytes: int, memory_Bps: float, workspace: int, more: dict[str, Any]
+    rates: dict[str, float],
+    gigabytes: int,
+    memory_Bps: float,
+    generation: int,
+    more: dict[str, Any],
 ) -> Device:
     fields = {
         "rates": rates,
         "memory_Bps": memory_Bps,
         "memory_bytes": gigabytes * _GB,
         "launch_s": _LAUNCH_S,
-        "workspace_bytes": workspace,
+        "workspace_bytes": workspace_bytes_of(generation),
         "asynchronous": True,
     }
     return Device(**(fields | more))

@@ -1,0 +1,66 @@
+"""Measuring a card on the CPU of this machine, in a second."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from test_op_time import Watch
+
+import simlib
+from simlib.core.devices import measuring
+from simlib.core.model.card import Card
+
+SHAPES = {"_SIDES": (64,), "_ELEMENTS": (1 << 12,), "_ATTENTION": ((2, 32, 16),)}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small shapes, none of which is left out for its time."""
+    for name, value in SHAPES.items():
+        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "CALLS", 1)
+    monkeypatch.setattr(measuring._Measuring, "_launch", lambda self: 0.0)
+
+
+def test_a_measured_card_is_a_device(small, tmp_path):
+    said = []
+    card = measuring.measure("cpu", 1e6, said.append)
+    assert {row.sort for row in card.rows} == {
+        *("product", "attention", "attention_backward", "add", "gelu", "sum", "_to_copy"),
+        *("native_layer_norm", "_log_softmax", "_fused_adamw_"),
+    }
+    assert {row.dtype for row in card.rows} == set(card.rates) == {"float32", "bfloat16"}
+    assert [one.split(": ")[1] for one in said][-1].startswith("by bytes in bfloat16")
+    (tmp_path / "card.json").write_text(card.text())
+    device = simlib.Device.measured(tmp_path / "card.json")
+    assert device.table == Card.of(card.text(), "")
+    assert not device.asynchronous and device.workspace_bytes == 0
+
+
+def test_rows_have_the_bytes_that_a_simulation_counts(small, monkeypatch):
+    """Otherwise a simulation would look up another place of the table."""
+    card = simlib.devices.h100().table
+    bare = simlib.Device(rates=card.rates, memory_Bps=1e9)
+    device = dataclasses.replace(bare, table=dataclasses.replace(card, rows=()))
+    counted = {}
+
+    def note(self, sort, dtype, layout, sizes, call, expected_s):
+        with Watch(device) as watch, torch.set_grad_enabled(sort == "attention_backward"):
+            call()
+        counted[sort, dtype, layout] = sizes, max(watch.found)
+        return 1e-3
+
+    monkeypatch.setattr(measuring._Measuring, "_note", note)
+    measuring.measure("cpu", 1e6, str)
+    for (sort, _, _), (sizes, seconds) in counted.items():
+        if len(sizes) == 1:
+            assert seconds * 1e9 == pytest.approx(sizes[0], rel=0.3), sort
+
+
+def test_what_would_take_longer_than_its_share_is_left_out(monkeypatch):
+    monkeypatch.setattr(measuring, "_SIDES", (64, 4096))
+    monkeypatch.setattr(measuring, "_ELEMENTS", (1 << 12, 1 << 30))
+    card = measuring.measure("cpu", 1e-3, str)
+    assert card.rows == () or max(max(row.sizes) for row in card.rows) <= 64 * 32
