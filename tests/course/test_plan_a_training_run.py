@@ -92,6 +92,29 @@ def test_the_figures_of_the_text(lesson):
     assert published == pytest.approx(34.13, abs=0.01)  # 32 s in Megatron-LM's README
 
 
+def missed(lesson, name, tp, pp, stage):
+    """By which shares the formulas of memory and of compute miss what a stage's own code takes."""
+    job = lesson[name]
+    alone = lesson["stage_alone"], 1, (job, tp, pp, stage)
+    run = simlib.simulate(*alone, cluster=job.cluster, data=False)
+    compute_s = lesson["step_parts"](job, tp, pp)["compute"] * job.ranks / (job.batch * tp * pp)
+    held = run.memory[0].peak_bytes
+    return lesson["kept_bytes"](job, tp, pp) / held - 1, compute_s * run.results[0] / run.time_s - 1
+
+
+def test_the_formulas_and_real_code_of_a_stage(lesson):
+    """Right inside; on the first and the last stage they leave out what stands there alone."""
+    first, second, last = (missed(lesson, "ethernet", 1, 8, stage) for stage in (0, 1, 7))
+    assert first == pytest.approx((-0.42, 0.17), abs=0.01)
+    assert second == pytest.approx((0.09, 0.17), abs=0.01)
+    assert last == pytest.approx((-0.39, -0.30), abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_formula_of_memory_is_right_on_a_stage_of_gpt_3(lesson):
+    assert missed(lesson, "nvlink", 8, 16, 1)[0] == pytest.approx(0, abs=0.005)
+
+
 def waits_in_a_row(K, M, is_1f1b, early):
     """How many messages a step of equal stages waits for, one after the other."""
     forward_s, hop_s = 2e-3, 1e-4
