@@ -12,7 +12,7 @@ import torch
 
 TABLES = (
     *("starting", "recording", "diagnosing", "collectives", "ddp", "simulating", "loopback"),
-    *("network", "paying", "scale", "grading", "testing", "watching", "gpu", "dataless"),
+    *("network", "paying", "scale", "grading", "testing", "watching", "gpu", "dataless", "card"),
 )
 """Modules; each has a function of the same name, which prints its tables."""
 

@@ -74,6 +74,20 @@ def test_an_operation_takes_as_much_longer_as_its_table_says():
         assert sum(seconds_of(call, device)) / sum(seconds_of(call, plain)) == pytest.approx(slow)
 
 
+def test_an_operation_without_rows_is_like_adding_and_a_convolution_is_not():
+    row = Row("add", "float32", "", (8,), 1.0)
+    card = dataclasses.replace(H100, rows=(row,))
+    device = simlib.Device._of_card(card)
+    plain = dataclasses.replace(device, table=None)
+    a, weight = torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3)
+
+    def longer(call):
+        return sum(seconds_of(call, device)) / sum(seconds_of(call, plain))
+
+    assert longer(lambda: a * a) == pytest.approx(1.0 / card.roofline_s(row))
+    assert longer(lambda: F.conv2d(a, weight)) == 1.0
+
+
 def test_layouts_are_told_apart():
     a, b = torch.rand(64, 64), torch.rand(64, 64)
     shape = "product", "float32"

@@ -29,7 +29,8 @@ def test_a_measured_card_is_a_device(small, tmp_path):
     card = measuring.measure("cpu", 1e6, said.append)
     assert {row.sort for row in card.rows} == {
         *("product", "attention", "attention_backward", "add", "gelu", "sum", "_to_copy"),
-        *("native_layer_norm", "_log_softmax", "_fused_adamw_"),
+        *("native_layer_norm", "_log_softmax", "_fused_adamw_", "gelu_backward"),
+        *("native_layer_norm_backward", "_log_softmax_backward_data"),
     }
     assert {row.dtype for row in card.rows} == set(card.rates) == {"float32", "bfloat16"}
     assert [one.split(": ")[1] for one in said][-1].startswith("by bytes in bfloat16")
@@ -37,6 +38,13 @@ def test_a_measured_card_is_a_device(small, tmp_path):
     device = simlib.Device.measured(tmp_path / "card.json")
     assert device.table == Card.of(card.text(), "")
     assert not device.asynchronous and device.workspace_bytes == 0
+
+
+def test_the_small_step_has_as_many_kernels_as_its_time_is_divided_by():
+    step = measuring._Measuring("cpu", 1.0, str)._small_step()
+    with Watch(simlib.Device(memory_Bps=1e9)) as watch:
+        step()
+    assert len(watch.found) == measuring.KERNELS_OF_SMALL_STEP
 
 
 def test_rows_have_the_bytes_that_a_simulation_counts(small, monkeypatch):

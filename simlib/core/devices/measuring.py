@@ -2,8 +2,8 @@
 
 What is measured: products of matrices from small squares up to the largest that fits the time,
 then the oblong ones of layers in three layouts; causal attention, forward and backward; adding,
-gelu, casts, sums, normalisation, `log_softmax` and the fused AdamW; and what beginning an operation
-takes.
+gelu, casts, sums, normalisation and `log_softmax`, also backward; the fused AdamW; and what
+beginning an operation takes in a small step of training.
 
 Each measurement has an equal share of the time: of at most 20 calls the median on a GPU, the least
 on a CPU, where other programs disturb. What would take longer than its share is left out, so a slow
@@ -24,9 +24,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..model.card import Card, Row
 
+aten = torch.ops.aten
 CALLS = 20
 _SIDES = 256, 512, 1024, 2048, 4096, 8192
 _OBLONG = (  # m, n, k in eighths of the largest square's side
@@ -39,6 +41,7 @@ _ATTENTION = (  # batch times heads, length, width of a head
     *((16, 512, 128), (64, 2048, 128), (64, 8192, 128)),
 )
 _ELEMENTS = 1 << 18, 1 << 22, 1 << 26
+KERNELS_OF_SMALL_STEP = 13
 _MEASUREMENTS = 100
 """About as many as there are of one dtype, to divide the time by."""
 
@@ -69,6 +72,9 @@ class _Measuring:
         dtypes = torch.float32, torch.bfloat16
         self._dtypes = dtypes if self._is_cpu else (*dtypes, torch.float16)
         self._share_s = budget_s / (len(self._dtypes) * _MEASUREMENTS)
+        # The time of one thread on a CPU is not lengthened by other programs.
+        is_alone = self._is_cpu and torch.get_num_threads() == 1
+        self._clock = time.process_time if is_alone else time.perf_counter
         self._torch = torch if self._is_cpu else getattr(torch, self._device.type)
         self._rows: list[Row] = []
         self._rates: dict[str, float] = {}
@@ -128,10 +134,10 @@ class _Measuring:
         return 3 * expected_s > self._share_s
 
     def _clocked(self, call):
-        begin_s = time.perf_counter()
+        begin_s = self._clock()
         call()
         self._wait()
-        return time.perf_counter() - begin_s
+        return self._clock() - begin_s
 
     def _wait(self):
         if not self._is_cpu:
@@ -141,22 +147,30 @@ class _Measuring:
         """Measure, and keep as a row what took long enough."""
         seconds = self._seconds(call, expected_s)
         if seconds is not None and seconds > 3 * self._launch_s:
-            if self._is_cpu:  # the launch is in it, and a device adds it to each operation
-                seconds -= self._launch_s
             self._rows.append(Row(sort, _name(dtype), layout, sizes, float(f"{seconds:.5g}")))
         return seconds
 
     # What is measured
 
     def _launch(self):
-        x = torch.ones(16, device=self._device)
-        for _ in range(100):
-            x + x
-        self._wait()
-        begin_s = time.perf_counter()
-        for _ in range(2000):
-            x + x
-        return float(f"{(time.perf_counter() - begin_s) / 2000:.3g}")
+        """Of an operation in a small step of training, with all that Python does for it."""
+        step, seconds = self._small_step(), []
+        for _ in range(250):
+            begin_s = self._clock()
+            step()  # not waited for: a GPU computes while the next one is begun
+            seconds.append(self._clock() - begin_s)
+        return float(f"{statistics.median(seconds) / KERNELS_OF_SMALL_STEP:.3g}")
+
+    def _small_step(self):
+        layers = nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 16)
+        net = nn.Sequential(*layers).to(self._device)
+        x = torch.ones(16, 16, device=self._device)
+
+        def step():
+            net.zero_grad()
+            net(x).sum().backward()
+
+        return step
 
     def _bandwidth(self):
         """Of the largest tensors that the time allows: no cache is to hold them."""
@@ -165,8 +179,8 @@ class _Measuring:
             nbytes = 8 * elements  # one is read once, and one written
             if self._is_long(nbytes / bandwidth_Bps):
                 break
-            x = torch.ones(elements, device=self._device)
-            bandwidth_Bps = nbytes / self._seconds(partial(torch.add, x, x))
+            x, y = (torch.ones(elements, device=self._device) for _ in range(2))
+            bandwidth_Bps = nbytes / self._seconds(partial(torch.add, x, x, out=y))
         return float(f"{bandwidth_Bps:.4g}")
 
     def _squares(self, dtype):
@@ -241,6 +255,13 @@ class _Measuring:
             norm = partial(F.layer_norm, x, (1024,), weight, weight)
             yield "native_layer_norm", 2, elements, norm
             yield "_log_softmax", 2, elements, partial(F.log_softmax, x, -1)
+            yield "gelu_backward", 3, elements, partial(aten.gelu_backward, y, x)
+            _, *moments = aten.native_layer_norm(x, (1024,), weight, weight, 1e-5)
+            given = y, x, (1024,), *moments, weight, weight, [True] * 3
+            back = partial(aten.native_layer_norm_backward, *given)
+            yield "native_layer_norm_backward", 3, elements, back
+            back = partial(aten._log_softmax_backward_data, y, x, -1, dtype)
+            yield "_log_softmax_backward_data", 3, elements, back
 
     def _adam(self):
         elements = _ELEMENTS[-2:][0]

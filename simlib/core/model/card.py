@@ -130,9 +130,13 @@ class Card:
         return head + "[\n  " + ",\n  ".join(rows) + "\n ]\n}\n"
 
     def slowdown(self, sort: str, dtype: str, layout: str, sizes: tuple[int, ...]) -> float:
-        """How many times longer than its roofline an operation takes; 1 where nothing is known."""
-        alike = sort, _LIKE.get(dtype, dtype)
-        measured = self._measured.get((sort, dtype)) or self._measured.get(alike)
+        """How many times longer than its roofline an operation takes; 1 where nothing is known.
+
+        An operation without rows of its own that only moves bytes is like adding, if that has some.
+        """
+        sorts = (sort, "add") if len(sizes) == 1 else (sort,)
+        tried = ((one, like) for one in sorts for like in (dtype, _LIKE.get(dtype, dtype)))
+        measured = next((found for one in tried if (found := self._measured.get(one))), None)
         if measured is None:
             return 1.0
         far = sorted((_distance(row, layout, sizes), slow) for row, slow in measured)[:_NEAREST]

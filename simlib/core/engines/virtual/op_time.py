@@ -120,7 +120,9 @@ class OpTimes:
             nbytes = _bytes_moved(sort, func, args, kwargs, out)
             seconds = max(seconds, nbytes / self._memory_Bps)
         if self._table is not None and seconds:
-            seconds *= self._table.slowdown(*_row_of(sort, args, int(nbytes)))
+            row = _row_of(sort, args, int(nbytes))
+            if not flops or row[0] != sort:  # of convolutions, say, no card has rows
+                seconds *= self._table.slowdown(*row)
         return Cost(flops, self._launch_s + seconds, full_rate_s)
 
     def _rate(self, sort, args):
