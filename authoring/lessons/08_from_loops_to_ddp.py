@@ -163,7 +163,7 @@ for finish in (False, True):
 # ## Step 2: wait at the end
 #
 # Without the wait each rank has its own gradient, halved. On real ranks it is worse: a **race**. The
-# sum may have arrived or not, the optimizer may read half of it; the step is right on some days. The
+# optimizer may read half of the sum; the step is right on some days. The
 # wait has to come after backward and before `optimizer.step()`. torch has a place for that, which DDP itself
 # uses: a *callback* that the autograd engine calls when backward has ended,
 # `Variable._execution_engine.queue_callback` (internal, so pin your torch).
@@ -351,8 +351,10 @@ def tower(rank, world_size, wrap, layers=LAYERS, width=WIDTH, batch=BATCH, steps
     for _ in range(steps):
         dist.barrier()  # for the clock: all begin together
         start = time.perf_counter()
-        ddp.zero_grad()
-        ddp(torch.ones(batch, width, requires_grad=True)).sum().backward()
+        with simlib.span("step", number=len(times)):
+            ddp.zero_grad()
+            ddp(torch.ones(batch, width, requires_grad=True)).sum().backward()
+        torch.cpu.synchronize()  # a CPU need not; on a GPU, torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times
 
@@ -361,8 +363,8 @@ def tower(rank, world_size, wrap, layers=LAYERS, width=WIDTH, batch=BATCH, steps
 guess = None  # which share of the step does overlap save here, in %?
 
 
-def modelled(*args, flops_per_s=12.5e9):
-    cluster = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s))
+def modelled(*args, flops_per_s=12.5e9, **options):
+    cluster = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s, **options))
     return simlib.simulate(tower, 4, args=args, cluster=cluster, all_reduce="ring")
 
 
@@ -377,7 +379,7 @@ for overlap, wrap in each.items():
 simlib.guess(guess, 100 * (1 - step_s[True] / step_s[False]), within=0.2)
 
 # %% [markdown]
-# Above, the network sleeps while the devices work, and the devices wait while the network works. Below,
+# Above, devices and network take turns. Below,
 # both work at once: the long bar ends where the devices are done, and pale strips under it are buckets under way.
 # The step ends a quarter sooner. How much can be hidden? Let $f$ and $b$ be the time of
 # a layer's forward and backward, $c$ that of a bucket's all_reduce, $L$ the number of layers. Bucket $k$ is
@@ -417,12 +419,16 @@ for cap_kib in (1, 256, 512, 1024, 3072):
         functools.partial(DistributedDataParallel, bucket_cap_mb=cap_kib / 1024),
     )
     own, torchs = (modelled(wrap, 48, 128, 16, 3).results[0][-1] * 1e3 for wrap in wraps)
-    print(f"cap {cap_kib:4} KiB: own {own:6.3f} ms, torch's {torchs:6.3f} ms per step")
+    queues = modelled(wraps[1], 48, 128, 16, 3, asynchronous=True)
+    exposed = queues.exposed("step", number=2).exposed_s[0] * 1e3
+    print(f"cap {cap_kib:4} KiB: own {own:6.3f} ms, torch's {torchs:6.3f} ms per step", end="; ")
+    print(f"with queues {queues.results[0][-1] * 1e3:6.3f} ms, exposed {exposed:5.3f}")
 
 # %% [markdown]
 # A slow device has little to hide, a fast one little to hide it behind. Small buckets pay too many
-# latencies, large ones start too late. And torch's DDP, from its third step on, takes exactly as long as ours
-# under the same virtual clock.
+# latencies, large ones start too late. torch's DDP, from its third step on, takes exactly as long as ours,
+# also where a device works through queues, as a GPU does. There `run.exposed` tells how long a bucket is under
+# way while nothing computes.
 #
 # ## Measured on real ranks
 #

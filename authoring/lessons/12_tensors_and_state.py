@@ -21,7 +21,6 @@
 import itertools
 import os
 import tempfile
-import time
 
 import torch
 import torch.distributed as dist
@@ -493,15 +492,14 @@ def make(number):
 def two_steps(rank, world_size, net, adam, B, sync=lambda: None, after=lambda: None):
     for step in range(2):
         adam.zero_grad()
-        start_s = time.perf_counter()
         torch.manual_seed(100 * step + rank)
         x, labels = torch.rand(B // world_size, 784), torch.randint(10, (B // world_size,))
-        F.cross_entropy(net(x), labels).backward()
-        sync()
-        adam.step()
-        after()
-        seconds = time.perf_counter() - start_s
-    return simlib.held(), seconds
+        with simlib.span("step", number=step):
+            F.cross_entropy(net(x), labels).backward()
+            sync()
+            adam.step()
+            after()
+    return simlib.held()
 
 
 # %%
@@ -523,9 +521,9 @@ def train(rank, world_size, stage, B=256, reshard=True, prefetch=True):
         for unit in units if stage < 3 else ():
             dist.all_gather_single(unit.whole, unit.shard.detach())
 
-    held, seconds = two_steps(rank, world_size, net, adam, B, sync, after)
+    held = two_steps(rank, world_size, net, adam, B, sync, after)
     kept = [unit.shard for unit in units] or [p.flatten() for p in net.parameters()]
-    return held, seconds, [part.detach().clone() for part in kept]
+    return held, [part.detach().clone() for part in kept]
 
 
 # %% [markdown]
@@ -542,7 +540,7 @@ def kept(stage, P, R):
 
 def whole_of(run, copies=False):
     """All parameters of a run, put together from its ranks, layer by layer."""
-    ranks = [parts for _, _, parts in (run.results[:1] if copies else run.results)]
+    ranks = [parts for _, parts in (run.results[:1] if copies else run.results)]
     return torch.cat([torch.cat(parts) for parts in zip(*ranks, strict=True)])
 
 
@@ -615,8 +613,8 @@ def torchs(rank, world_size, B=256, reshard=True):
         fully_shard(layer, reshard_after_forward=reshard)
     net = fully_shard(nn.Sequential(*layers), reshard_after_forward=reshard)
     adam = torch.optim.Adam(net.parameters())
-    held, seconds = two_steps(rank, world_size, net, adam, B)
-    return held, seconds, [p.to_local().detach().flatten() for p in net.parameters()]
+    held = two_steps(rank, world_size, net, adam, B)
+    return held, [p.to_local().detach().flatten() for p in net.parameters()]
 
 
 def sequence(run):
@@ -641,32 +639,34 @@ for name, run, tensors in (("own", zero[3], 6), ("FSDP2", fsdp, 12)):
 #
 # Need weights be let go between forward and backward? `reshard=False` keeps them: one gathering
 # less, and more memory. And what does prefetch buy? Predict the order of these five, by time of a
-# step. In the picture, the lower half of a lane is what is under way beside the computing.
+# step: where ranks wait for their devices, and with streams (lesson 08). The picture has FSDP2's.
 
 # %%
 guess = None  # the fastest, the slowest
-runs = {
-    "data parallel": zero[0],
-    "own ZeRO-3": zero[3],
-    "no prefetch": simlib.simulate(
-        train, 4, args=(3, 256, True, False), cluster=cluster_with(), **RINGS
-    ),
-    "no resharding": simlib.simulate(
-        train, 4, args=(3, 256, False), cluster=cluster_with(), **RINGS
-    ),
-    "FSDP2": fsdp,
+ways = {
+    "data parallel": (train, 0),
+    "own ZeRO-3": (train, 3),
+    "no prefetch": (train, 3, 256, True, False),
+    "no resharding": (train, 3, 256, False),
+    "FSDP2": (torchs,),
 }
-for name, run in runs.items():
-    print(f"{name:14} {run.results[0][1] * 1e3:6.3f} ms a step;", end=" ")
-    print(f"{run.memory[0].peak_bytes:11,} bytes at the peak")
-zero[3].timeline()
+for name, (way, *args) in ways.items():
+    for streams in (False, True):
+        cluster = cluster_with(asynchronous=streams)
+        run = simlib.simulate(way, 4, args=args, cluster=cluster, **RINGS)
+        step = run.mfu("step", number=1)
+        print(f"{name:14} {'streams' if streams else 'waits':7}", end=" ")
+        print(f"{step.time_s[0] * 1e3:6.3f} ms a step, MFU {step.mfu[0]:.0%};", end=" ")
+        print(f"{run.memory[0].peak_bytes:11,} bytes at the peak")
+print(run.exposed("step", number=1))
+run.timeline(ranks=[0])
 
 
 # %% [markdown]
-# Data parallelism and FSDP2 wait for every collective here. (On GPUs FSDP2's prefetch runs beside
-# the computing; on CPUs it is just as slow as ours without prefetch, to the digit.) Prefetch hides
-# most of the gathering. Without resharding 2 in place of 3 times the parameters travel: fastest, and
-# above 12 MB.
+# Where ranks wait, FSDP2's prefetch hides nothing: it is as slow as ours without, to the digit. With streams
+# it gathers on one, reduces on another and computes on a third.
+# Ours is no faster: its reduce_scatters hold the stream that computes. Without resharding 2 in place of 3
+# times the parameters travel: less time, and above 12 MB.
 #
 # ## Mixed precision: 2 + 2 + 12
 #

@@ -277,7 +277,8 @@ class Run(Displayed):
         halves of causal attention, as in the formulas of most publications. ``mfu`` (model flops
         utilisation) leaves out what checkpoints of activations compute anew; ``hfu`` (hardware
         flops utilisation) counts it. Recomputed is what runs within backward and builds a graph:
-        with ``create_graph=True`` that is all of it.
+        with ``create_graph=True`` that is all of it. Scores that fused attention computes again
+        in its own backward count as the model's.
 
         Parameters
         ----------
