@@ -1,19 +1,22 @@
 # %% [markdown]
 # # Exercises 12: splitting tensors and state
 #
-# Four tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer
+# Five tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer
 # whose matrix is cut by rows, and an Adam whose state is; you place the communication of attention,
-# and choose a mesh.
+# choose a mesh, and find out how a model of 8 billion parameters fits.
 #
 # Besides values, the checks look at what every collective carries, and one looks at **memory**.
 # Each task has folded hints.
 
 # %% role="setup"
+import functools
 import itertools
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import simlib
 from simlib.checks import Fits, OneOf, brought, check, collectives, measure, messages, only
@@ -752,3 +755,225 @@ def drawn_job(rank, world_size):
 
 
 print(measure(cheapest_mesh, drawn_job))
+
+
+# %% role="setup"
+class Block(torch.nn.Module):
+    """A layer of Llama 3 8B: 32 heads of queries share 8 of keys and values."""
+
+    def __init__(self, again, D=4096, inside=14_336):
+        super().__init__()
+        linear = functools.partial(torch.nn.Linear, bias=False)
+        self.again, self.norm, self.norm2 = again, torch.nn.RMSNorm(D), torch.nn.RMSNorm(D)
+        self.q, self.kv, self.out = linear(D, D), linear(D, D // 2), linear(D, D)
+        self.gate, self.up, self.down = linear(D, inside), linear(D, inside), linear(inside, D)
+
+    def forward(self, x):
+        return checkpoint(self.whole, x, use_reentrant=False) if self.again else self.whole(x)
+
+    def whole(self, x):
+        h = self.norm(x)
+        q, kv = (w(h).unflatten(-1, (-1, 128)).transpose(1, 2) for w in (self.q, self.kv))
+        h = F.scaled_dot_product_attention(q, *kv.chunk(2, 1), is_causal=True, enable_gqa=True)
+        x = x + self.out(h.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+# %% role="setup"
+def train(rank, world_size, layers, sharded, again, sequences, V=128_256, length=8192):
+    """Two steps. `again`: activations are not kept, but computed again."""
+    with torch.device("meta"):
+        net = torch.nn.Sequential(
+            torch.nn.Embedding(V, 4096), *[Block(again) for _ in range(layers)]
+        )
+        net.extend([torch.nn.RMSNorm(4096), torch.nn.Linear(4096, V, bias=False)])
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    for part in (*net[1:-2], net) if sharded else ():
+        fully_shard(part, mp_policy=policy)
+    net.to_empty(device="cpu")
+    net = net if sharded else torch.nn.parallel.DistributedDataParallel(net)
+    adam = torch.optim.AdamW(net.parameters())
+    for step in range(2):
+        with simlib.span("step", number=step):
+            tokens = torch.randint(V, (sequences, length + 1))
+            with torch.autocast("cpu", torch.bfloat16, enabled=not sharded):
+                logits = net(tokens[:, :-1])
+            F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+            adam.step()
+            adam.zero_grad()
+
+
+# %% [markdown]
+# ## 5. Eight billion parameters on 8 cards (★★, 25 minutes, 2 points)
+#
+# For each configuration of `train` above, Llama 3 8B on 8 H100, `measured` has what
+# `simlib.simulate(train, 8, (layers, ...), data=False)` gave with 2 and with 4 layers: bytes of each column
+# at the peak, and seconds of a step. Every layer adds the same. Return `(name, why)`
+# for `layers` layers: the configuration that fits and takes least time per sequence (or None), and
+# a dict with the largest column of each that does not fit. Send nothing.
+
+
+# %% role="answer" question="fit_8b" points=2
+def fit_8b(rank, world_size, measured, layers, memory_bytes):
+    """Return (name, why): a str or None, and {name: column}.
+
+    measured[name] is {"sequences": of a rank in a step, 2: of two layers, 4: of four layers}. The
+    latter two have "parameters", "gradients", "optimizer state" and "activations and temporaries",
+    in bytes, which together may be at most memory_bytes, and "seconds".
+    """
+    ### BEGIN SOLUTION
+    fitting, why = [], {}
+    for name, of in measured.items():
+        two, four = of[2], of[4]
+        at = {key: two[key] + (layers - 2) * (four[key] - two[key]) / 2 for key in two}
+        seconds = at.pop("seconds")
+        if sum(at.values()) <= memory_bytes:
+            fitting.append((seconds / of["sequences"], name))
+        else:
+            why[name] = max(at, key=at.get)
+    return min(fitting)[1] if fitting else None, why
+    ### END SOLUTION
+
+
+# %% role="check" question="fit_8b" points=2
+COLUMNS = "parameters,gradients,optimizer state,activations and temporaries".split(",")
+MEASURED = {  # configuration: sequences, then with 2 and 4 layers the MB of each column, and seconds
+    "whole": (1, (5948, 0, 11895, 22446, 0.1743), (7693, 0, 15385, 24459, 0.252)),
+    "sharded": (1, (2845, 0, 1487, 18738, 0.1329), (3063, 0, 1923, 22297, 0.1867)),
+    "sharded, again": (1, (2845, 0, 1487, 15314, 0.145), (3063, 0, 1923, 15448, 0.211)),
+    "sharded, again, 2": (2, (2845, 0, 1487, 30493, 0.2587), (3063, 0, 1923, 30761, 0.3831)),
+    "sharded, again, 4": (4, (2845, 0, 1487, 60851, 0.4879), (3063, 0, 1923, 61388, 0.733)),
+}
+
+
+def ledgers(rows=MEASURED):
+    """`rows` as the answer gets them."""
+
+    def of(row):
+        return {
+            **{key: 1e6 * mb for key, mb in zip(COLUMNS, row, strict=False)},
+            "seconds": row[-1],
+        }
+
+    return {
+        name: {"sequences": n, 2: of(two), 4: of(four)} for name, (n, two, four) in rows.items()
+    }
+
+
+def small_head(rows):
+    """Of a model with a small vocabulary: without recomputation a step is soon the larger one."""
+    return {
+        name: (n, *((*row[:3], row[3] - 12_000 * n, *row[4:]) for row in two))
+        for name, (n, *two) in rows.items()
+    }
+
+
+CARDS = [
+    (ledgers(), 32, 72e9),  # a tenth of 80 GB is kept free
+    (ledgers(), 32, 28e9),
+    (ledgers(), 20, 64e9),
+    (ledgers(small_head(MEASURED)), 32, 72e9),
+    (ledgers(), 80, 180e9),
+]
+
+
+def fitted(
+    measured, layers, memory_bytes, extended=lambda two, four, n: two + (n - 2) * (four - two) / 2,
+    each=True, fits=True, all_of_why=False, smallest=False, columns=max,
+):  # fmt: skip
+    """The answer; of a mistake, as somebody else counts."""
+    fitting, why = [], {}
+    for name, of in measured.items():
+        at = {key: extended(of[2][key], of[4][key], layers) for key in of[2]}
+        seconds = at.pop("seconds") / (of["sequences"] if each else 1)
+        held = sum(at.values())
+        if held <= memory_bytes or not fits:
+            fitting.append((held if smallest else seconds, name))
+        if held > memory_bytes or all_of_why:
+            why[name] = columns(at, key=at.get)
+    return min(fitting)[1] if fitting else None, why
+
+
+def counting(**otherwise):
+    def found(*given):
+        return [fitted(*one, **otherwise) for one in zip(*given, strict=True)]
+
+    return found
+
+
+def names_alone(*given):
+    return [name for name, _ in counting()(*given)]
+
+
+verdict = check(
+    "fit_8b",
+    fit_8b,
+    lambda rank, world_size: CARDS[rank],
+    counting(),
+    collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "That is right for 4 layers: what do `layers` of them hold?": (
+            counting(extended=lambda two, four, n: four)
+        ),
+        "You multiply all by layers / 4; but embedding and logits are there once, however many "
+        "layers there are: what do two more layers add?": (
+            counting(extended=lambda two, four, n: n / 4 * four)
+        ),
+        "You add what two layers add once for each layer: from 2 to 4 layers it is two of them.": (
+            counting(extended=lambda two, four, n: two + (n - 2) * (four - two))
+        ),
+        "Of those that fit, the least time per sequence counts: a step of two sequences may take "
+        "longer.": counting(each=False),
+        "That is the fastest of all; but it does not fit.": counting(fits=False),
+        "That is the one that holds least: any that fits will do, so take the fastest.": (
+            counting(smallest=True)
+        ),
+        "`why` is for those that do not fit.": counting(all_of_why=True),
+        "`why` names the smallest column: the largest says what to change.": counting(columns=min),
+        "The name is right: return `why`, too.": names_alone,
+    },
+    worlds=(5,),  # each rank has cards of its own: all five are looked at together
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Two more layers add `of[4][key] - of[2][key]`, of each column and of the seconds.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# With `layers` layers it is `of[2][key] + (layers - 2) / 2 * (of[4][key] - of[2][key])`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Collect tuples `(seconds / sequences, name)` of those that fit, and take the `min`. Of the others,
+# `max(at, key=at.get)` is the largest column.
+#
+# </details>
+
+# %% role="hidden" question="fit_8b"
+seed = 1
+
+
+def drawn_cards(rank, world_size):
+    draw, measured = torch.Generator().manual_seed(seed + rank), {}
+    keys = "parameters,gradients,optimizer state,activations and temporaries"
+    for k, name in enumerate(("whole", "sharded", "again", "again, 2")):
+        two = torch.randint(1, 30, (4,), generator=draw).tolist()
+        more = torch.randint(0, 4, (4,), generator=draw).tolist()
+        columns = list(zip(keys.split(","), two, more, strict=True))
+        measured[name] = {
+            "sequences": 1 + k // 3,
+            2: {key: 1e9 * a for key, a, _ in columns} | {"seconds": 0.1 + 0.01 * k},
+            4: {key: 1e9 * (a + b) for key, a, b in columns} | {"seconds": 0.2 + 0.03 * k},
+        }
+    return measured, 4 + seed % 60, 1e9 * (60 + 40 * rank)
+
+
+print(measure(fit_8b, drawn_cards))

@@ -6,15 +6,19 @@ And all of them give one process's gradients, on real and on simulated ranks.
 import functools
 import itertools
 import types
+from pathlib import Path
 
+import jupytext
 import pytest
 import torch
 from lesson_programs import ENGINES, start
 from sampled import sampled
 from torch import nn
 
+import simlib
 from benchmarks.lesson import lesson_names
 
+SOURCES = Path(__file__).parents[2] / "authoring"
 SIZES = [784, 60, 60, 60, 60, 60, 60]  # rows, and flat layers, can be cut by 2, 3, 4 and 5
 T, D, H, HEADS = 60, 120, 240, 60  # so can tokens, numbers of a layer and heads
 RANKS = (2, 3, 4, 5)
@@ -212,3 +216,31 @@ def test_a_checkpoint_of_four_ranks_is_loaded_on_fewer(engine, tmp_path):
         for loaded, shape in start(engine, program, ranks, str(tmp_path), False).results:
             assert all(map(torch.equal, loaded, saved))
             assert shape[0] == 60 // ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, choice", [("sharded", (True, False, 1)), ("sharded, again, 4", (True, True, 4))]
+)
+def test_the_ledgers_of_exercise_5_are_those_of_its_program(name, choice):
+    """With 2 layers, 8 ranks, and in MB."""
+    path = SOURCES / "exercises" / "12_tensors_and_state.py"
+    cells = [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
+    names, check = {}, next(c.source for c in cells if "MEASURED = {" in c.source)
+    for cell in cells:
+        if cell.metadata.get("role") == "setup":
+            exec(cell.source, names)
+    exec(check.partition("def ledgers")[0], names)
+    cards = simlib.clusters.h100_nodes(1)
+    run = simlib.simulate(
+        names["train"],
+        8,
+        (2, *choice),
+        cluster=cards,
+        data=False,
+        algorithms="nccl",
+        timeout_s=None,
+    )
+    found = [nbytes / 1e6 for nbytes in run.memory[0].peak.values()]
+    found.append(run.mfu("step", number=1).time_s[0])
+    assert list(names["MEASURED"][name][1]) == pytest.approx(found, abs=0.5, rel=1e-3)
