@@ -201,6 +201,9 @@ def _card(options):
     if not os.path.isdir(os.path.dirname(options.out) or "."):
         print(f"simlib: there is no folder for {options.out}", file=sys.stderr)
         return 2
+    if not options.time > 0:
+        print(f"simlib: --time {options.time:g}: give seconds above 0", file=sys.stderr)
+        return 2
     import torch
 
     from .core.devices.measuring import measure

@@ -9,6 +9,7 @@ import torch
 from test_op_time import Watch
 
 import simlib
+from simlib.cli import main
 from simlib.core.devices import measuring
 from simlib.core.model.card import Card
 
@@ -72,3 +73,18 @@ def test_what_would_take_longer_than_its_share_is_left_out(monkeypatch):
     monkeypatch.setattr(measuring, "_ELEMENTS", (1 << 12, 1 << 30))
     card = measuring.measure("cpu", 1e-3, str)
     assert card.rows == () or max(max(row.sizes) for row in card.rows) <= 64 * 32
+
+
+def test_the_command_writes_a_card(small, tmp_path, capsys):
+    path = tmp_path / "card.json"
+    assert main(["card", "--out", str(path), "--device", "cpu", "--time", "1"]) == 0
+    assert f"simlib.Device.measured({str(path)!r}) simulates it" in capsys.readouterr().out
+    assert simlib.Device.measured(path).table.rows
+
+
+@pytest.mark.parametrize(
+    "words, says", [(["--out", "no/card.json"], "no folder"), (["--time", "0"], "seconds above 0")]
+)
+def test_a_wrong_call_is_refused_before_anything_is_measured(words, says, capsys):
+    assert main(["card", *words]) == 2
+    assert says in capsys.readouterr().err
