@@ -859,8 +859,8 @@ with tempfile.TemporaryDirectory() as folder:
 # ## Your turn
 #
 # [Exercises 12](../exercises/12_tensors_and_state.ipynb): a row-parallel linear layer with its
-# bias, an Adam in shards, the all_reduces of attention, the cheapest mesh that fits, and a real
-# model that fits.
+# bias, an Adam in shards, attention's all_reduces, the cheapest mesh, and a real model
+# that fits.
 #
 # [Sixteen questions](../docs/questions.md): what do these programs print?
 #
