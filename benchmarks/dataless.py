@@ -15,8 +15,9 @@ import time
 
 import simlib
 
-from .llama import LLAMA_8B, Sizes, train
+from .llama import LLAMA_8B, Sizes
 from .table import heading, line
+from .training import train
 
 GIB = 1 << 30
 PUBLISHED_GIB, PUBLISHED_TOKENS_PER_S = 82.4, 5762

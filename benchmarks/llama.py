@@ -1,31 +1,26 @@
-"""A training step of Llama 3 as torchtitan had it in December 2024, for ranks without data.
+"""Llama as torchtitan had it in December 2024, for ranks without data.
 
 Written from what torchtitan at 9dec370 does: its norm computes in float32, its rotary embedding
-multiplies complex numbers, keys and values are repeated for their queries, its selective
-checkpointing saves every second product of matrices and the attention, and its loss takes float32
-logits. Each block is sharded by FSDP2, parameters travel as bfloat16, gradients as float32.
+multiplies complex numbers, and keys and values are repeated for their queries. `spreading` spreads
+it over ranks, `training` trains it.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-import simlib
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model of the Llama 3 family."""
+    """Of a model of the Llama family.
+
+    With ``fused_norm`` the norm is one kernel. In torchtitan of April 2024 that is Triton's; here
+    `nn.LayerNorm` without bias stands for it, which moves the same bytes.
+    """
 
     layers: int
     width: int
@@ -33,14 +28,30 @@ class Sizes:
     key_heads: int
     hidden: int
     vocabulary: int = 128_256
+    fused_norm: bool = False
 
     @property
     def head(self):
         return self.width // self.heads
 
+    @property
+    def parameters(self):
+        of_attention = 2 * self.width * self.head * (self.heads + self.key_heads)
+        of_block = of_attention + 3 * self.width * self.hidden + 2 * self.width
+        return self.layers * of_block + (2 * self.vocabulary + 1) * self.width
+
 
 LLAMA_8B = Sizes(32, 4096, 32, 8, 14_336)
 LLAMA_70B = Sizes(80, 8192, 64, 8, 28_672)
+LLAMA_405B = Sizes(126, 16_384, 128, 8, 53_248)
+LLAMA_2_13B = Sizes(40, 5120, 40, 40, 13_824, 32_000)
+LLAMA_2_70B = Sizes(80, 8192, 64, 8, 28_672, 32_000)
+
+
+def norm_of(sizes):
+    if sizes.fused_norm:
+        return nn.LayerNorm(sizes.width, eps=1e-5, bias=False)
+    return Norm(sizes.width)
 
 
 class Norm(nn.Module):
@@ -104,7 +115,7 @@ class Hidden(nn.Module):
 class Block(nn.Module):
     def __init__(self, sizes):
         super().__init__()
-        self.norm1, self.norm2 = Norm(sizes.width), Norm(sizes.width)
+        self.norm1, self.norm2 = norm_of(sizes), norm_of(sizes)
         self.attention, self.hidden = Attention(sizes), Hidden(sizes)
 
     def forward(self, x, turns):
@@ -113,80 +124,21 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, sizes, length):
+    """The blocks ``part`` of a model: the first has the embedding, the last the output."""
+
+    def __init__(self, sizes, length, part=None):
         super().__init__()
-        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
-        self.norm = Norm(sizes.width)
-        self.output = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        part = part or range(sizes.layers)
+        is_first, is_last = 0 in part, sizes.layers - 1 in part
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width) if is_first else None
+        self.blocks = nn.ModuleList(Block(sizes) for _ in part)
+        self.norm = norm_of(sizes) if is_last else None
+        self.output = nn.Linear(sizes.width, sizes.vocabulary, bias=False) if is_last else None
         self.register_buffer("turns", torch.empty(length, sizes.head // 2, dtype=torch.complex64))
 
-    def forward(self, tokens):
-        x = self.embedding(tokens)
+    def forward(self, x):
+        if self.embedding is not None:
+            x = self.embedding(x)
         for block in self.blocks:
             x = block(x, self.turns)
-        return self.output(self.norm(x))
-
-
-aten = torch.ops.aten
-SAVED = (
-    aten.mm.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-)
-
-
-def every_second_product():
-    """Checkpointing that saves attention and the first, third ... product of a block."""
-    products = Counter()
-
-    def policy(context, func, *args, **kwargs):
-        is_product = func is aten.mm.default
-        products[context.is_recompute] += is_product
-        is_saved = func in SAVED and not (is_product and products[context.is_recompute] % 2 == 0)
-        return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-def sharded(sizes, length, mesh):
-    """The model without memory, each block checkpointed and sharded, and then with memory."""
-    with torch.device("meta"):
-        model = Llama(sizes, length)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for number, block in enumerate(model.blocks):
-        wrapped = checkpoint_wrapper(
-            block, context_fn=every_second_product, preserve_rng_state=False
-        )
-        is_last = number == sizes.layers - 1
-        fully_shard(wrapped, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_last)
-        model.blocks[number] = wrapped
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model.to_empty(device="cpu")
-
-
-def train(rank, world_size, sizes=LLAMA_8B, batch=2, length=8192, steps=3):
-    """Training steps of FSDP2 over all ranks.
-
-    Returns
-    -------
-    int
-        Parameters of the whole model.
-    """
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    model = sharded(sizes, length, dist.init_device_mesh("cpu", (world_size,)))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, foreach=True
-    )
-    for step in range(steps):
-        with simlib.span("step", number=step):
-            tokens, target = torch.randint(sizes.vocabulary, (2, batch, length))
-            optimizer.zero_grad()
-            logits = model(tokens)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
-            del logits
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-            optimizer.step()
-            torch.cpu.synchronize()
-    return sum(parameter.numel() for parameter in model.parameters())
+        return x if self.output is None else self.output(self.norm(x))
