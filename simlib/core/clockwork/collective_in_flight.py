@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import inf, isclose
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from ..collectives.schedules import Schedule
 from ..collectives.timing import time_of
 from ..model.cluster import Topology
+from ..model.errors import InvalidCallError
 from ..model.trace import Group
 from .mailbox import closed_by
 from .meetings import LEAVE_EARLY, Call, Meeting, uncounted
@@ -40,12 +41,16 @@ class Plan:
     schedule : Schedule
     links : frozenset of int
         Ids of all links that its messages cross.
+    are_links_own : bool
+        Whether each link belongs to one member. Who begins the group's next collective has done all
+        of its part of this one, so both leave each other's links alone.
     lasts_s : list of float or None
         By position, how long it takes when all begin together and alone; None until asked for.
     """
 
     schedule: Schedule
     links: frozenset
+    are_links_own: bool = False
     lasts_s: list | None = None
 
 
@@ -78,6 +83,7 @@ class Transfers:
         self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
         self._links: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lazy: dict[CollectiveInFlight, None] = {}
+        self._shared = 2 * topology.world_size  # links up to here are of one rank each
 
     def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
@@ -107,7 +113,7 @@ class Transfers:
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
         """Whether a collective has its links to itself from now on; it is woken when no more."""
-        self._wake(in_flight.links)
+        self._wake(in_flight.links, in_flight.queue)
         if any(self._users[link] for link in in_flight.links):
             return False
         self._lazy[in_flight] = None
@@ -117,8 +123,10 @@ class Transfers:
         """The collective needs its links no more."""
         self._lazy.pop(in_flight, None)
 
-    def _wake(self, links):
+    def _wake(self, links, queue=None):
         for in_flight in [c for c in self._lazy if not c.links.isdisjoint(links)]:
+            if queue is not None and in_flight.queue is queue:
+                continue
             del self._lazy[in_flight]
             in_flight.wake()
 
@@ -142,7 +150,9 @@ class Transfers:
                 nodes=self.topology.node_of[list(members)],  # type: ignore[arg-type]
                 link=self.topology.cluster.inter,
             )
-            self._plans[key] = Plan(made, self._links_of(made, members))
+            links = self._links_of(made, members)
+            are_own = self.topology.cards_are_private() or max(links, default=0) < self._shared
+            self._plans[key] = Plan(made, links, are_own)
         return self._plans[key]
 
     def _links_of(self, made, members):
@@ -176,6 +186,8 @@ class CollectiveInFlight:
         Gets each message, when all are through.
     on_failed : callable, optional
         Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
+    queue : object, optional
+        The same for collectives of which each member begins one when it has ended the last.
     """
 
     def __init__(
@@ -186,12 +198,14 @@ class CollectiveInFlight:
         on_through: Callable[[int, float], None],
         wire: WireLog | None = None,
         on_failed: Callable[[int, int, float], None] | None = None,
+        queue: Any = None,
     ) -> None:
         self._transfers = transfers
         self._plan = plan
         self._schedule = plan.schedule
         self._members = members
         self.links = plan.links
+        self.queue = queue if plan.are_links_own else None
         self._on_through = on_through
         self._on_failed = on_failed
         self._wire = wire
@@ -341,6 +355,8 @@ class Channel:
     def __init__(self, simulation: Any, name: str, members: tuple[int, ...]) -> None:
         self.members = members
         self.group = Group(name, members)
+        self._twins = simulation.twins(members) or {}
+        self._present = len(self._twins) or len(members)
         self._simulation = simulation
         self._here: list[int] = []
         self._meetings: dict[int, Meeting] = {}  # number -> Meeting, until all members have left it
@@ -354,13 +370,29 @@ class Channel:
         """Let a rank wait until all members are here, when the group is made."""
         scheduler = self._simulation.scheduler
         self._here.append(rank)
-        if len(self._here) < len(self.members):
+        if self._simulation.scripts is not None:
+            script = self._simulation.scripts[rank]
+            script.add("gather", script.group(self.group))
+        if len(self._here) < self._present:
             scheduler.block(rank)
             return
-        moment = max(scheduler.clocks[member] for member in self.members)
+        moment = self.let_go()
+        self._simulation.time.catch_up(rank, moment)
+
+    def is_last_here(self, rank: int) -> bool:
+        """As `gather`, for a rank that is no thread: whether it need not wait."""
+        self._here.append(rank)
+        if len(self._here) == self._present:
+            self._simulation.time.catch_up(rank, self.let_go())
+        return len(self._here) == self._present
+
+    def let_go(self) -> float:
+        """All are here: those that wait go on. Returns the moment."""
+        scheduler = self._simulation.scheduler
+        moment = max(scheduler.clocks[member] for member in self._here)
         for member in self._here[:-1]:
             scheduler.ready(member, moment)
-        self._simulation.time.catch_up(rank, moment)
+        return moment
 
     def post(self, position: int, call: Call) -> Meeting:
         """A member calls its next collective, and begins it when it has ended those before."""
@@ -379,9 +411,9 @@ class Channel:
         self._posted[position] += 1
         meeting = self._meetings.get(number)
         if meeting is None:
-            meeting = self._meetings[number] = Meeting(len(self.members))
+            meeting = self._meetings[number] = Meeting(len(self.members), self._present)
         mode = self._simulation.dispatch_modes[call.rank]
-        uncounted(mode, meeting.join, position, call)
+        uncounted(mode, meeting.join, position, call, self._twins.get(position, ()))
         if call.request.limit_s is not None:
             call.request.give_up = partial(self._give_up, position, meeting)
         return number
@@ -411,27 +443,51 @@ class Channel:
             for dead in sorted(self._dead):
                 meeting.in_flight.member_died(dead, time_s)
         if meeting.in_flight is not None:
-            meeting.in_flight.enter(position, time_s)
+            self._enter_all(meeting, position, time_s)
             return
         if self._dead:
             self._fail(position, meeting, min(self._dead), time_s)
             return
         meeting.entries[position] = time_s
-        if len(meeting.entries) == len(self.members):
+        if len(meeting.entries) == self._present:
             meeting.in_flight = self._begin(meeting, call)
             for position, time_s in sorted(meeting.entries.items(), key=lambda item: item[1]):
-                meeting.in_flight.enter(position, time_s)
+                self._enter_all(meeting, position, time_s)
+
+    def _enter_all(self, meeting, position, time_s):
+        """A member enters, and those for which it stands."""
+        for one in (position, *self._twins.get(position, ())):
+            meeting.in_flight.enter(one, time_s)
 
     def _begin(self, meeting, call):
         transfers = self._simulation.transfers
+        if self._simulation.classes is not None:
+            return Rehearsed(transfers.scheduler, meeting, self._present, self._through_of(meeting))
         return CollectiveInFlight(
             transfers,
             transfers.plan(self.members, call, _nbytes_of(meeting, call, len(self.members))),
             self.members,
-            lambda position, end_s: self._through(position, meeting, end_s),
+            self._through_of(meeting),
             transfers.new_wire(call.kind, self.group),
             lambda position, dead, time_s: self._fail(position, meeting, dead, time_s),
+            self,
         )
+
+    def _through_of(self, meeting):
+        """What is called as ``through(position, end_s)`` when a member has ended a collective."""
+        if not self._twins:
+            return lambda position, end_s: self._through(position, meeting, end_s)
+        by_twin = {one: at for at, others in self._twins.items() for one in (at, *others)}
+        ends: dict[int, float] = {}
+
+        def through(position, end_s):
+            at = by_twin[position]
+            if not isclose(ends.setdefault(at, end_s), end_s, rel_tol=1e-9, abs_tol=1e-12):
+                raise InvalidCallError(_not_at_once(meeting, self.members, at, position))
+            if at == position:
+                self._through(position, meeting, end_s)
+
+        return through
 
     def _fail(self, position, meeting, dead, time_s):
         """A member's part of a collective needs a dead one."""
@@ -464,13 +520,48 @@ class Channel:
         request, call.request = call.request, None  # it has the tensors, and is the rank's own
         request.finish(end_s)
         meeting.left += 1
-        if meeting.left == len(self.members):
+        if meeting.left == self._present:
             meeting.in_flight = None  # which refers to the meeting: let go of the tensors
             del self._meetings[number]
         number = self._ended[position] = number + 1
         reached_s = self._reached.pop((position, number), None)
         if reached_s is not None and not self._meetings[number].is_held:
             self._enter(position, self._meetings[number], max(reached_s, end_s))
+
+
+class Rehearsed:
+    """A collective of a rehearsal: it takes no time but the waiting for each other."""
+
+    def __init__(self, scheduler: Scheduler, meeting: Meeting, present: int, through: Any) -> None:
+        self._scheduler, self._meeting, self._through = scheduler, meeting, through
+        self._present = present
+        self._entered: list[int] = []
+
+    def enter(self, position: int, time_s: float) -> None:
+        """A member begins, and is through if it needs nobody."""
+        call = self._meeting.calls[position]
+        if call.request is None or call.rank != call.group.ranks[position]:
+            return  # somebody stands for it
+        if call.kind in LEAVE_EARLY and not call.has_data:
+            self._tell(position, time_s)
+            return
+        self._entered.append(position)
+        if len(self._entered) == self._present:
+            for one in self._entered:
+                self._tell(one, max(time_s, self._scheduler.now_s))
+
+    def _tell(self, position, time_s):
+        self._scheduler.at(time_s, partial(self._through, position, time_s))
+
+
+def _not_at_once(meeting, members, at, position):
+    call = meeting.calls[at]
+    return (
+        f"ranks {members[at]} and {members[position]} are taken to be equal, and end a {call.kind} "
+        f"of {call.nbytes:,} bytes at different moments: on this cluster, their places differ for "
+        'it. Choose an algorithm in which all places are equal, as all_reduce="ring", or place '
+        "the group with one rank on each node, or all on one"
+    )
 
 
 def _nbytes_of(meeting, call, n):

@@ -66,9 +66,18 @@ class Call:
 
 
 class Meeting:
-    """The k-th collective of a group: ``calls`` by position, None for who has not come."""
+    """The k-th collective of a group: ``calls`` by position, None for who has not come.
 
-    def __init__(self, size: int) -> None:
+    Parameters
+    ----------
+    size : int
+        Members of the group.
+    present : int, optional
+        Those of them that come by themselves, and stand for the rest; by default all.
+    """
+
+    def __init__(self, size: int, present: int | None = None) -> None:
+        self._present = size if present is None else present
         self.calls: list[Any] = [None] * size
         self.come: dict[int, Call] = {}  # rank -> Call, in the order of coming
         self.left = 0
@@ -78,10 +87,14 @@ class Meeting:
         self._results: Any = None
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
-    def join(self, position: int, call: Call) -> None:
-        """Take a call in, unless it disagrees with one before it: then nothing moves any more."""
+    def join(self, position: int, call: Call, twins: Sequence[int] = ()) -> None:
+        """Take a call in, unless it disagrees with one before it: then nothing moves any more.
+
+        ``twins`` are the positions of members for which it stands.
+        """
         self.is_held = self.is_held or self._disagrees(call)
-        self.calls[position] = call
+        for one in (position, *twins):
+            self.calls[one] = call
         self.come[call.rank] = call
         if self.is_held:
             return
@@ -106,7 +119,7 @@ class Meeting:
     @property
     def is_complete(self) -> bool:
         """Whether all members have come."""
-        return len(self.come) == len(self.calls)
+        return len(self.come) == self._present
 
     def _has_data(self):
         """Whether what members take has values: where tensors have none, nobody brings any."""

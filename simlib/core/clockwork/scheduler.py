@@ -270,6 +270,8 @@ class VirtualTime:
         By rank: what else works on its device.
     streams : list of Streams or None
         By rank: the queues of its device, where that is asynchronous.
+    scripts : list of Script or None
+        By rank: where what it does is written down, in a rehearsal.
     """
 
     def __init__(self, scheduler: Scheduler, slow: Any, kill: Any, is_measured: bool) -> None:
@@ -277,6 +279,7 @@ class VirtualTime:
         self.logs: list = []
         self.beside: list | None = None
         self.streams: list | None = None
+        self.scripts: list | None = None
         self._scheduler = scheduler
         self._clocks = scheduler.clocks
         self._kill = kill
@@ -319,6 +322,8 @@ class VirtualTime:
     def sleep(self, rank: int, seconds: float) -> None:
         """The rank does nothing for so long; it may wait for what others do meanwhile."""
         self._clocks[rank] += seconds
+        if self.scripts is not None:
+            self.scripts[rank].pass_time(seconds)
         self.settle(rank)  # a file, for example
 
     def advance(self, rank: int, seconds: float) -> None:
@@ -341,5 +346,7 @@ class VirtualTime:
     def _busy(self, rank, seconds, factor):
         if self.streams is None:
             self._clocks[rank] += seconds * factor
+            if self.scripts is not None:
+                self.scripts[rank].pass_time(seconds * factor)
         else:
             self.streams[rank].launch(seconds, factor)

@@ -50,6 +50,8 @@ class SimulatedGroup(PlainGroup):
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (dst, tag) -> Mailbox
         streams = simulation.streams
         self._streams = None if streams is None else streams[self._rank]
+        scripts = simulation.scripts
+        self._script = None if scripts is None else scripts[self._rank]
 
     # Messages
 
@@ -58,11 +60,11 @@ class SimulatedGroup(PlainGroup):
         content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensors[0])
         post = self._post(tensors, self._position, dst, content)
         post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
-        return self._posted(self._mailbox(dst, tag), "send", post)
+        return self._posted(self._mailbox(dst, tag), "send", post, dst, tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Request:
         post = self._post(tensors, src, self._position, tensors[0])
-        return self._posted(self._mailbox(self._position, tag), "receive", post)
+        return self._posted(self._mailbox(self._position, tag), "receive", post, src, tag)
 
     def _post(self, tensors, src, dst, content):
         request = Request(self._simulation, self._rank, self._log.last, tensors)
@@ -70,8 +72,10 @@ class SimulatedGroup(PlainGroup):
         clock = self._simulation.scheduler.clocks[self._rank]
         return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
 
-    def _posted(self, mailbox, method, post):
+    def _posted(self, mailbox, method, post, peer, tag):
         request = post.request
+        if self._script is not None:
+            self._rehearse_message(method, post, peer, tag)
         if self.limit_s is not None:
             request.limit_s = self.limit_s
             request.give_up = functools.partial(mailbox.withdraw, post)
@@ -89,6 +93,18 @@ class SimulatedGroup(PlainGroup):
         enter = mailbox.send_is_here if method == "send" else mailbox.receive_is_here
         self._streams.post(request, of, functools.partial(enter, post))
         return request
+
+    def _rehearse_message(self, method, post, peer, tag):
+        """Write a message down, to a rank that runs as well."""
+        if post.src is None:
+            raise InvalidCallError(
+                "a rank that stands for others has no receive of any source: name src="
+            )
+        if self._group.ranks[peer] not in self._simulation.taking_part:
+            self._simulation.part_with(self._rank, self._group.ranks)
+        what = "send" if method == "send" else "recv"
+        group = self._script.group(self._group)
+        self._script.add(what, group, peer, tag, post.dtype, post.nbytes, start=post.request.start)
 
     def _mailbox(self, dst, tag):
         key = dst, tag
@@ -126,17 +142,27 @@ class SimulatedGroup(PlainGroup):
         request.limit_s, request.patience_s = self.limit_s, self.patience_s
         request.has_data = has_data
         channel, position = self._channel, self._position
+        # As NCCL: what returns a request has a stream of its own, else it is the current one.
+        of = channel if opts is None or opts.asyncOp else None
+        if self._script is not None:
+            self._rehearse_collective(call, root, of is not None)
         if self._streams is None:
             request.meeting = channel.post(position, call), position
             return request
         number = channel.join(position, call)
         request.meeting, request.kind = (channel.meeting(number), position), kind
-        # As NCCL: what returns a request has a stream of its own, else it is the current one.
-        of = channel if opts is None or opts.asyncOp else None
         self._streams.post(request, of, functools.partial(channel.reach, position, number))
         if kind == "barrier" and of is None:
             self._streams.hold(self._streams.record())
         return request
+
+    def _rehearse_collective(self, call, root, has_own_stream):
+        terms = call.kind, root, call.reduce_op, call.dtype, call.shapes, call.splits
+        sizes = call.nbytes, call.itemsize
+        group = self._script.group(self._group)
+        self._script.add(
+            "collective", group, terms, sizes, has_own_stream, start=call.request.start
+        )
 
     def monitored_barrier(self, timeout: timedelta = FOREVER, wait_all_ranks: bool = False) -> None:
         request = self.barrier()
@@ -231,6 +257,8 @@ class Request:
             return self._wait_on_stream(timeout)
         scheduler = self.simulation.scheduler
         self.simulation.time.take_in(self.rank)
+        if self.simulation.scripts is not None:
+            self.simulation.scripts[self.rank].add("wait", start=self.start)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
             limit, begin_s = None, scheduler.clocks[self.rank]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Topology
 from ..model.trace import Group, WireMessage
+from .alike import Classes, RecordedStreams, Script, twins
 from .collective_in_flight import Channel, Transfers
 from .mailbox import Mailbox
 from .network import Network
@@ -25,22 +26,50 @@ class Simulation:
     ----------
     topology : Topology
     options : Options
+    classes : Classes, optional
+        Only the ranks that run for these take part, in a rehearsal: each writes its `Script`, and
+        communication takes no time.
+    mirror : tuple of (set of int, sequence of int), optional
+        The ranks that take part, and by rank for whom they may stand in collectives.
     """
 
-    def __init__(self, topology: Topology, options: Options) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        classes: Classes | None = None,
+        mirror: tuple | None = None,
+    ) -> None:
         self.topology = topology
         self.options = options
+        self.classes = classes
+        self.taking_part: Any = range(topology.world_size)
+        self._stand_for: Any = None
+        if classes is not None:
+            self.taking_part, self._stand_for = set(classes.running), classes.key_of
+        elif mirror is not None:
+            self.taking_part, self._stand_for = mirror
+        self.unlike: tuple[int, ...] | None = None
         network = Network(topology)
         self.scheduler = Scheduler(topology.world_size, network, options.seed, options.begin_s)
         is_measured = options.compute == "measured"
         self.time = VirtualTime(self.scheduler, options.slow, options.kill, is_measured)
         self.transfers = Transfers(topology, self.scheduler, options)
         device = topology.cluster.device
-        self.streams: list[Streams] | None = None
-        if device is not None and device.asynchronous:
-            ranks = range(topology.world_size)
-            self.streams = [Streams(self, rank, device.launch_s) for rank in ranks]
-            self.time.streams = self.streams
+        self.streams: list[Any] | None = None
+        self.scripts: Any = None
+        has_streams = device is not None and device.asynchronous
+        launch_s = 0.0 if device is None else device.launch_s
+        if has_streams:
+            self.streams = self._of_those(lambda rank: Streams(self, rank, launch_s))
+        if classes is not None:
+            clocks = self.scheduler.clocks
+            self.scripts = scripts = self._of_those(lambda rank: Script(rank, clocks))
+            if self.streams is not None:
+                self.streams = self._of_those(
+                    lambda rank: RecordedStreams(self, rank, launch_s, scripts[rank])
+                )
+        self.time.scripts, self.time.streams = self.scripts, self.streams
         self._channels: dict[tuple, Channel] = {}
         self._mailboxes: dict[tuple, Mailbox] = {}
         self._futures: list[list] = [[] for _ in range(topology.world_size)]
@@ -50,6 +79,27 @@ class Simulation:
         ] = {}  # rank -> when survivors see that it has died, where they go on
         self.ranks = None
         self.dispatch_modes = [None] * topology.world_size
+
+    def again(self, mirror: tuple | None) -> Simulation:
+        """A simulation of the same ranks, as one begins."""
+        return Simulation(self.topology, self.options, mirror=mirror)
+
+    def _of_those(self, make):
+        """What is made for each rank that takes part, by rank; None for the others."""
+        ranks = range(self.topology.world_size)
+        return [make(rank) if rank in self.taking_part else None for rank in ranks]
+
+    def twins(self, ranks: tuple[int, ...]) -> dict[int, list[int]] | None:
+        """By position in a group, for whom a member enters collectives; None: each for itself."""
+        if self._stand_for is None:
+            return None
+        return twins(ranks, self.taking_part, self._stand_for)
+
+    def part_with(self, rank: int, ranks: tuple[int, ...]) -> None:
+        """A rank sends within this group to a rank of its own class: end, and tell them apart."""
+        self.unlike = ranks
+        self.scheduler.stop()
+        self.scheduler.block(rank)
 
     def die(self, rank: int, detection_s: float) -> None:
         """From now on a rank is dead; ops that need it fail so much later, when that is seen."""
@@ -69,6 +119,13 @@ class Simulation:
             self.scheduler.at(seen_s, partial(action, seen_s))
         else:
             action(time_s)
+
+    def work_of_streams(self) -> list[list[tuple]]:
+        """By rank and stream: kernels and ops, see `Stream`; empty without streams."""
+        return [
+            [(stream.kernels, stream.ops) for stream in streams.all] if streams is not None else []
+            for streams in self.streams or ()
+        ]
 
     # Messages and collectives
 

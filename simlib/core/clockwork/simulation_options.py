@@ -12,6 +12,7 @@ from ..collectives.choice import ALGORITHMS, choose, schedule
 from ..collectives.schedules import Bytes, Schedule
 from ..model.chance import Failures, check_slow
 from ..model.errors import InvalidCallError, check_choice
+from .alike import Classes
 
 POLICIES = ("mpich", "nccl", "gloo")
 
@@ -34,6 +35,7 @@ class Options:
     compute: str = "flops"
     memory: bool = False
     data: bool = True
+    classes: Classes | None = None
 
     def schedule(self, kind: str, n: int, nbytes: Bytes, **about: Any) -> Schedule:
         """The messages of a collective of this simulation; see `collectives.schedule`."""

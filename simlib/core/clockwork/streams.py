@@ -19,10 +19,11 @@ MODELLED = "a modelled device"
 class Moment:
     """When a stream comes to a place in its queue: ``time_s``, None while nobody knows."""
 
-    __slots__ = ("_then", "stream", "time_s")
+    __slots__ = ("_then", "number", "stream", "time_s")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
+        self.number: int | None = None  # in the script of a rank that rehearses
         self.time_s: float | None = None
         self._then: list[Callable[[float], Any]] = []
 
@@ -62,10 +63,11 @@ class Extent:
         As far as is known.
     """
 
-    __slots__ = ("end_s", "outer", "start_s")
+    __slots__ = ("end_s", "number", "outer", "start_s")
 
     def __init__(self, outer: Extent | None) -> None:
         self.outer = outer
+        self.number: int | None = None  # in the script of a rank that rehearses
         self.start_s: float | None = None
         self.end_s: float | None = None
 
@@ -129,6 +131,13 @@ class Stream:
         if extent is not None:
             extent.take_in(start_s, end_s)
 
+    def launch_chain(self, whole_s: float, least_s: float, begin_s: float) -> None:
+        """Kernels one after the other, which cannot be over before ``begin_s + least_s``."""
+        if self.held_by is not None:
+            self._queue.append((self.launch_chain, whole_s, least_s, begin_s))
+        else:
+            self.clock_s = max(self.clock_s + whole_s, begin_s + least_s)
+
     def record(self, launched_s: float) -> Moment:
         """When all is done that is in the queue now."""
         moment = Moment(self)
@@ -143,8 +152,11 @@ class Stream:
 
     def wait(self, moment: Moment) -> None:
         """What follows begins after a moment."""
+        self._wait(moment)
+
+    def _wait(self, moment):
         if self.held_by is not None:
-            self._queue.append((self.wait, moment))
+            self._queue.append((self._wait, moment))
         elif moment.time_s is not None:
             self.clock_s = max(self.clock_s, moment.time_s)
         else:
@@ -263,7 +275,11 @@ class Streams:
         """The rank puts a kernel into the current stream; ``factor`` says how slow the rank is."""
         rank = self._rank
         self._clocks[rank] += self._launch_s * factor
-        self.current.launch(seconds * factor, self._clocks[rank], self._extent)
+        self.launch_at(self._clocks[rank], seconds * factor)
+
+    def launch_at(self, launched_s: float, seconds: float) -> None:
+        """A kernel goes into the current stream at this moment."""
+        self.current.launch(seconds, launched_s, self._extent)
 
     def post(self, request: Any, of: Any, enter: Callable[[float], Any]) -> None:
         """The rank has called an op: it runs on the current stream.

@@ -391,6 +391,8 @@ class RunMonitor(ABC):
         Whether simulated devices work beside their ranks.
     forgotten : Forgotten or None
         Of a run that is watched, whose logs roll over: sums of what they hold no more.
+    have_all_run : bool
+        Whether the logs are those of all ranks: else messages of others are in none.
     without_gpus : str
         What is said to ranks that call for a GPU, where they see none.
     kill : Mapping
@@ -408,6 +410,7 @@ class RunMonitor(ABC):
     engine: str = "real"
     survives: bool = False
     has_streams: bool = False
+    have_all_run: bool = True
     without_gpus: str = ""
     kill: Mapping[int, float] = {}
     forgotten: Evicted | None = None
@@ -507,7 +510,7 @@ class RunMonitor(ABC):
 
     def findings(self) -> list[Finding]:
         """What looked wrong in a run that ended well."""
-        found = self.detector.findings(self.deaths)
+        found = self.detector.findings(self.deaths) if self.have_all_run else []
         if self.set_by_many:
             found += of_shared_names(self.set_by_many, self.cells)
         if any(self.values_asked):

@@ -171,6 +171,8 @@ class Measurement:
         Whether to keep the ledger of each rank's memory.
     data : bool
         Whether tensors have values.
+    alike : "auto" or callable, optional
+        Which ranks are taken to be equal.
     seed : int, "same" or "new", optional
         Of the ranks' random numbers; a number also of another order of all that is not ordered.
     """
@@ -179,6 +181,7 @@ class Measurement:
     compute: str = "flops"
     memory: bool | None = None
     data: bool = True
+    alike: str | Callable[[int], Any] | None = None
     seed: int | str | None = None
 
 

@@ -426,6 +426,10 @@ class Engine(ABC):
         """Add what only the engine knows of a run; returns the error that it has ended in."""
         return failure
 
+    def once_more(self, monitor: Any) -> Engine | None:
+        """What takes the place of a run that has shown how it has to be carried out, or None."""
+        return None
+
     def compare(self, run: Run, monitor: Any) -> list[Finding]:
         """Findings of further runs beside one that ended well."""
         return []
@@ -489,6 +493,10 @@ def perform(engine: Engine) -> Run:
     session = Session(engine, display)
     try:
         run, failure, monitor = session.once()
+        while (finer := engine.once_more(monitor)) is not None:
+            engine = finer
+            session = Session(engine, display)
+            run, failure, monitor = session.once()
         if failure is None:
             run.findings += engine.compare(run, monitor)
             failure = session.strict_error(run)

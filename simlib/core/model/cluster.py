@@ -272,8 +272,9 @@ class Topology:
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
 
     def cards_are_private(self) -> bool:
-        """Whether no two ranks send and receive by the same network card."""
-        return len(np.unique(self._card_of)) == self.world_size
+        """Whether no two ranks send and receive by the same network card, or the backbone."""
+        has_backbone = math.isfinite(self.link_bandwidth_Bps[self._backbone])
+        return not has_backbone and len(np.unique(self._card_of)) == self.world_size
 
     def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`bandwidth_Bps` of arrays of ranks."""

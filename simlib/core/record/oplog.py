@@ -18,6 +18,7 @@ one on simulated ranks; `NEVER` stands for a moment that has not come.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import pickle
@@ -83,6 +84,10 @@ SEGMENTS = 8
 """Of a log that rolls over."""
 ROOM_LOOK_S = 0.0005
 """How often a rank that has filled all segments looks if the kernel has read the oldest one."""
+
+
+def _moved(when, moment):
+    return moment if moment == NEVER else when(moment)
 
 
 def _begin_wait(memory, at, moment, posted):
@@ -411,6 +416,40 @@ class OpLogWriter:
     def ended(self, start: int, end_s: float | None = None) -> None:
         """The op completed, seen without waiting for it: now, or at ``end_s``."""
         self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
+
+    def retime(
+        self, when: Callable[[float], float], ends: dict[int, float | None], by_streams: bool
+    ) -> None:
+        """Move all moments: ``when(moment)`` is the new one of what the rank itself has seen.
+
+        ``ends`` are the ends of ops that it has not seen: where it waits ``by_streams``, of all,
+        else of those whose futures were taken. The log is one that does not roll over.
+        """
+        memory = self._memory
+        moved = functools.partial(_moved, when)
+        for field in (ENTERED, LEFT):
+            TIME.pack_into(memory, field, moved(TIME.unpack_from(memory, field)[0]))
+        at = HEADER
+        while at < self._end:
+            if memory[at] == IS_OP:
+                post_s, end_s, wait_s, posted = TIMES.unpack_from(memory, at + OP_TIMES)
+                flags = FLAGS.unpack_from(memory, at + OP_FLAGS)[0]
+                is_seen = not (by_streams or flags & FUTURE_TAKEN)
+                own_s = None if is_seen or end_s == NEVER else ends.get(at)
+                end_s = moved(end_s) if own_s is None else own_s
+                TIMES.pack_into(memory, at + OP_TIMES, moved(post_s), end_s, moved(wait_s), posted)
+                at += OP.size
+            elif memory[at] == IS_PIECE:
+                sort, name, begin_s, end_s = PIECE.unpack_from(memory, at)
+                PIECE.pack_into(memory, at, sort, name, moved(begin_s), moved(end_s))
+                at += PIECE.size
+            else:
+                at += DEFINITION.size + DEFINITION.unpack_from(memory, at)[1]
+
+    def site_of(self, start: int) -> Any:
+        """(file, line, function) of the op at an offset."""
+        number = CALL.unpack_from(self._memory, start)[3]
+        return next(key for key, one in self.numbers.items() if one == number)
 
     def found_peer(self, start: int, peer: int) -> None:
         """An any-source recv has learnt whom its message came from."""

@@ -97,6 +97,8 @@ class Run(Displayed):
         numbers come again.
     shared : dict of str to str
         Of a simulation: packages that the ranks imported and of which all have one copy, and why.
+    classes : list of list of int, or None
+        With ``simulate(alike=...)``: the ranks of each class, of which the first and the last ran.
     repeats : bool
         Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
@@ -128,6 +130,7 @@ class Run(Displayed):
         self.began_s = 0.0
         self.repeats = False
         self.seed: int | None = None
+        self.classes: list[list[int]] | None = None
         self.shared: Mapping[str, str] = {}
         self._exact: Callable[[], Transfers | None] | None = None
         self._transfers: Transfers | None = None

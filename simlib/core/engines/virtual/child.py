@@ -25,6 +25,7 @@ from ..rank_process.isolation import Baseline
 from ..rank_process.setup import die_with_the_kernel
 from ..request import FRAME, SERVED
 from . import per_rank
+from .followers import followed
 from .memory_meter import tell_of_shards
 from .one_cpu import share_one_cpu
 from .per_rank.shared_names import SharedNames
@@ -116,7 +117,8 @@ class Process:
     def run(self, request, memory):
         """Simulate once; returns the report for the kernel, as bytes."""
         topology = Topology(request.cluster, request.world_size, request.placement)
-        self.simulation = simulation = Simulation(topology, request.options)
+        classes = request.options.classes
+        self.simulation = simulation = Simulation(topology, request.options, classes)
         simulation.ranks = Ranks(simulation, request, memory, self)
         request.enter_context(os.environ.base)
         self._collect_garbage_for(request.world_size)
@@ -125,6 +127,8 @@ class Process:
         finally:
             simulation.ranks.state.leave()
         self._parked = len(report["unfinished"]) + len(report["deaths"])
+        if classes is not None:
+            report = followed(simulation, report)
         return safe_pickle.dumps(("rest", report))
 
     def _collect_garbage_for(self, ranks):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ...environment import uninterrupted
 from ...record import safe_pickle
-from ...record.oplog import NOBODY, create_shared_memory
+from ...record.oplog import HEADER, NOBODY, OpLogWriter, create_shared_memory
 from ...record.oplog_reader import OpLogReader, Shared
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import RANK_NAME, other_server, server_context, travelling
@@ -22,6 +22,13 @@ from .ranks import PAGE, RUNNING
 MEMORY = 1 << 36
 """Address space for the logs of all ranks, in bytes; memory is taken as it is used."""
 LARGEST_LOG = 256 << 20
+
+
+def _empty_log():
+    """The log of a rank that does not run."""
+    memory = mmap.mmap(-1, HEADER)
+    OpLogWriter(memory)
+    return memory
 
 
 class SimulatorProcess:
@@ -87,15 +94,25 @@ class SimulatorProcess:
 
     def start(self, request):
         """Begin a simulation; returns the readers of its ranks' logs."""
-        size = request.world_size
+        classes = request.options.classes
+        running = range(request.world_size) if classes is None else classes.running
+        size = len(running)
         room = (MEMORY - PAGE) // size // PAGE * PAGE
         region = min(LARGEST_LOG, room)
         os.ftruncate(self.memory, PAGE)
         os.ftruncate(self.memory, MEMORY)
         shared = Shared()
+        pieces = (
+            mmap.mmap(self.memory, region, offset=PAGE + place * region) for place in range(size)
+        )
+        by_rank = {
+            rank: OpLogReader(piece, rank, shared)
+            for rank, piece in zip(running, pieces, strict=True)
+        }
+        empty = None if classes is None else _empty_log()
         readers = [
-            OpLogReader(mmap.mmap(self.memory, region, offset=PAGE + rank * region), rank, shared)
-            for rank in range(size)
+            by_rank.get(rank) or OpLogReader(empty, rank, shared)
+            for rank in range(request.world_size)
         ]
         RUNNING.pack_into(self._head, 0, NOBODY, 0)
         self._state = "running"

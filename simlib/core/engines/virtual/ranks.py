@@ -115,21 +115,23 @@ class Ranks:
         self._meter_lock = threading.RLock()
         self._values_asked = [{} for _ in range(size)]
         region = request.region
-        self._memories = [mmap.mmap(memory, region, offset=PAGE + r * region) for r in range(size)]
+        self._running = simulation.taking_part
+        self._memories = [
+            mmap.mmap(memory, region, offset=PAGE + place * region)
+            for place in range(len(self._running))
+        ]
         scheduler = simulation.scheduler
-        for rank, piece in enumerate(self._memories):
-            log = OpLogWriter(
+        simulation.time.logs += [None] * size
+        self._recorders = {}
+        always = functools.partial(bool, True)  # nobody else makes ops of a rank
+        for rank, piece in zip(sorted(self._running), self._memories, strict=True):
+            log = simulation.time.logs[rank] = OpLogWriter(
                 piece, functools.partial(scheduler.clocks.__getitem__, rank), safe_pickle.dumps
             )
-            simulation.time.logs.append(log)
-        always = functools.partial(bool, True)  # nobody else makes ops of a rank
-        self._recorders = [
-            Recorder(log, always, functools.partial(simulation.time.settle, rank))
-            for rank, log in enumerate(simulation.time.logs)
-        ]
-        for rank, streams in enumerate(simulation.streams or ()):
-            self._recorders[rank].stream_ends = StreamEndsOf(streams, simulation.time.logs[rank])
-        for recorder in self._recorders:
+            settle = functools.partial(simulation.time.settle, rank)
+            self._recorders[rank] = recorder = Recorder(log, always, settle)
+            if simulation.streams is not None:
+                recorder.stream_ends = StreamEndsOf(simulation.streams[rank], log)
             recorder.survives = simulation.options.on_death == "continue"
             recorder.timeout_s = request.timeout_s or math.inf
             if simulation.options.compute == "measured":
@@ -152,13 +154,13 @@ class Ranks:
         scheduler = self._simulation.scheduler
         per_rank.foreign_threads.clear()
         scheduler.open()
-        for rank in range(self._size):
+        for rank in sorted(self._running):
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, scheduler.now_s)
         with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
             scheduler.run()
         self.state.look()
-        unfinished = [r for r in range(self._size) if r not in self.answers | self.deaths]
+        unfinished = [r for r in sorted(self._running) if r not in self.answers | self.deaths]
         return {
             "answers": self.answers,
             "deaths": self.deaths,
@@ -171,15 +173,17 @@ class Ranks:
             "foreign_threads": list(per_rank.foreign_threads),
             "memory": [meter and meter.ledger() for meter in self._meters],
             "flops": [work.flops if work else 0 for work in self._work],
-            "streams": [
-                [(stream.kernels, stream.ops) for stream in streams.all]
-                for streams in self._simulation.streams or ()
-            ],
+            "streams": self._simulation.work_of_streams(),
             "shared": self._modules.shared,
             "set_by_many": self._modules.names.of_many(),
             "values_asked": self._values_asked,
             "processes": [beside.processes for beside in self._simulation.time.beside],
         }
+
+    def retell_work(self, rank, extents):
+        """The pieces of a rank's work were at other moments, see `WorkMeter.retell`."""
+        if self._work[rank] is not None:
+            self._work[rank].retell(extents)
 
     def _failure(self):
         failure = self._simulation.scheduler.failure
@@ -243,6 +247,8 @@ class Ranks:
                 result = function(rank, self._size, *args, **kwargs)
             if self._simulation.streams is not None:
                 self._simulation.streams[rank].drain()
+            if self._simulation.scripts is not None:
+                self._simulation.scripts[rank].add("leave")
             return result
         finally:
             per_rank.flush(self._streams)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ... import clusters
+from ...clockwork.alike import Classes
 from ...clockwork.replay import transfers_of
 from ...clockwork.simulation_options import POLICIES, Options, check_algorithms, eager_limit
 from ...diagnose.findings import Finding
@@ -48,6 +49,8 @@ from .process import simulators
 from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
 
+MAX_ALIKE = 1 << 16
+"""How many ranks `simulate` takes with ``alike=``."""
 VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
 """Kinds of failures that say something of the program, not of the machine or of who watches."""
 
@@ -67,6 +70,7 @@ def simulate(
     compute: str = "flops",
     memory: bool | None = None,
     data: bool = True,
+    alike: str | Callable[[int], Any] | None = None,
     slow: Slow | None = None,
     kill: Mapping[int | str, float] | Failures | None = None,
     on_death: str = "end",
@@ -122,6 +126,13 @@ def simulate(
         and a place in the ledger, and no values. The value of a number of floating point is NaN.
         Asking for whole numbers or truth values is refused, except of small tensors that come from
         the program itself and not from the model (lengths, indices, orders of samples).
+    alike : "auto" or callable, optional
+        With ``data=False``: run two ranks of each class of equal ranks, compare them, and time all
+        others by what the first did. ``"auto"`` takes all ranks to be equal, except those that
+        send to each other within a group: they are told apart by their places in it.
+        ``alike(rank)`` names the class of a rank. The times are those of a simulation of all ranks;
+        where ranks of a class turn out not to be equal, the first difference is an error. See
+        ``run.classes``. The trace has the ops of ranks that ran.
     slow : dict, Jitter or callable, optional
         ``{rank: factor}``: ranks that compute so much slower. A `simlib.scale.Jitter`, or a
         function ``slow(rank, k, random)``, in place of a factor or of the whole dict: noise, drawn
@@ -180,7 +191,8 @@ def simulate(
     clock of its own. Python's own modules, torch, numpy and packages with C extensions are shared.
     """
     check_function(function, "simulate")
-    size = _check_world_size(world_size)
+    most = MAX_SIMULATED if (measurement or Measurement(alike=alike)).alike is None else MAX_ALIKE
+    size = _check_world_size(world_size, most)
     by_keyword = Network(
         cluster=cluster,
         placement=placement,
@@ -193,7 +205,9 @@ def simulate(
     topology = Topology(_check_cluster(on.cluster, size), size, on.placement)
     watched = Diagnosis(timeout_s=timeout_s, strict=strict, check=check)
     faulty = Faults(slow=slow, kill=kill, on_death=on_death, detection_s=detection_s)
-    measured = Measurement(expand=expand, compute=compute, memory=memory, data=data, seed=seed)
+    measured = Measurement(
+        expand=expand, compute=compute, memory=memory, data=data, alike=alike, seed=seed
+    )
     plan = Restarts(min_ranks=min_ranks, on_restart=on_restart, restart_s=restart_s)
     asked = either("diagnosis", diagnosis, watched)
     check_timeout(asked.timeout_s)
@@ -244,12 +258,12 @@ def simulate_script(
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
 
 
-def _check_world_size(world_size: Any) -> int:
+def _check_world_size(world_size: Any, most: int = MAX_SIMULATED) -> int:
     why = (
-        f"simulate takes 1 to {MAX_SIMULATED:,} ranks; for more, simlib.scale has the cost of "
+        f"simulate takes 1 to {most:,} ranks; for more, simlib.scale has the cost of "
         "communication without running anything"
     )
-    return check_world_size(world_size, MAX_SIMULATED, why)
+    return check_world_size(world_size, most, why)
 
 
 def _check_cluster(cluster: Any, world_size: int) -> Cluster:
@@ -272,6 +286,7 @@ def _options(
     algorithms = check_algorithms(network.algorithm_of)
     wrong = checked_faults(faults, topology.world_size, topology)
     kept = checked_measurement(measurement, topology.cluster)
+    classes = _classes_of(kept, faults, topology.world_size)
     if topology.cluster.device is not None and topology.cluster.device.asynchronous:
         _check_asynchronous(wrong.on_death, kept.compute)
     options = Options(
@@ -286,8 +301,36 @@ def _options(
         compute=kept.compute,
         memory=bool(kept.memory),
         data=kept.data,
+        classes=classes,
     )
     return options, None if isinstance(kept.seed, str) else kept.seed
+
+
+def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes | None:
+    """The classes of equal ranks to begin with; refused where ranks cannot be equal."""
+    if asked.alike is None:
+        return None
+    others = {
+        "data=True": asked.data,
+        "expand=True": asked.expand,
+        "a number as seed=": asked.seed is not None and not isinstance(asked.seed, str),
+        "slow= or kill=": faults != Faults(),
+    }
+    wrong = [words for words, is_so in others.items() if is_so]
+    if wrong:
+        raise errors.InvalidCallError(
+            f"alike= lets one rank stand for others, which {wrong[0]} does not allow: leave one of "
+            "them out" + (", or say data=False" if asked.data else "")
+        )
+    if callable(asked.alike):
+        numbers: dict[Any, int] = {}
+        keys = map(asked.alike, range(world_size))
+        return Classes(tuple(numbers.setdefault(key, len(numbers)) for key in keys))
+    if asked.alike != "auto":
+        raise errors.InvalidCallError(
+            f'alike={asked.alike!r} must be "auto", or a function that names the class of a rank'
+        )
+    return Classes((0,) * world_size)
 
 
 def _check_asynchronous(on_death: str, compute: str) -> None:
@@ -392,9 +435,27 @@ class SimulationEngine(Engine):
     def make_run(self, monitor: SimulationMonitor) -> Run:
         """The `Run` of what the monitor knows now."""
         run = make_run(monitor)
+        if self.options.classes is not None:
+            run.classes = list(self.options.classes.members.values())
+            run.trace.spans = self._spans(monitor, run.trace.spans)
+            first = self.options.classes.first
+            run.work = run.work and [run.work[first(rank)] for rank in range(self.world_size)]
         if monitor.report and monitor.report["streams"]:
             run.profile = profiles_of(monitor.report["streams"], monitor)
         return run
+
+    def _spans(self, monitor: SimulationMonitor, spans: list) -> list:
+        """The spans of all ranks, of which those that did not run have none in a log."""
+        left = monitor.report and monitor.report.get("left_s")
+        if not left:
+            return spans
+        begin_s = origin_of(monitor)
+        first = self.options.classes.first
+        found = []
+        for rank, span in enumerate(spans):
+            left_s = left[first(rank)] if left[rank] is None else left[rank]
+            found.append(span if None not in span else (0.0, left_s - begin_s))
+        return found
 
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
@@ -404,6 +465,16 @@ class SimulationEngine(Engine):
         run.transfers_by(exact)
         run.repeats = self.options.compute != "measured"
         return failure
+
+    def once_more(self, monitor: SimulationMonitor) -> SimulationEngine | None:
+        """The same with finer classes, where equal ranks have sent to each other."""
+        classes = self.options.classes
+        if classes is None or monitor.report is None or monitor.report["unlike"] is None:
+            return None
+        finer = classes.split(monitor.report["unlike"])
+        if len(finer.members) == len(classes.members):
+            return None
+        return replace(self, options=replace(self.options, classes=finer))
 
     def close(
         self,

@@ -36,7 +36,11 @@ class SimulationMonitor(RunMonitor):
 
     def __init__(self, engine: Any, process: SimulatorProcess, display: SilentDisplay) -> None:
         name, asked = engine.program.name, engine.diagnosis
-        super().__init__(name, engine.world_size, cell_numbers(), asked.timeout_s, asked.check)
+        self.classes = engine.options.classes
+        self.have_all_run = self.classes is None
+        self._is_checked = asked.check
+        check = asked.check and self.classes is None  # what ranks that do not run called is unknown
+        super().__init__(name, engine.world_size, cell_numbers(), asked.timeout_s, check)
         self.process = process
         self._display = display
         self._selector = selectors.DefaultSelector()
@@ -78,6 +82,8 @@ class SimulationMonitor(RunMonitor):
             eager_limit_bytes=self._eager_limit_bytes,
             callers=self.with_callers,
         )
+        everyone = range(self.world_size)
+        running = [self.logs[r] for r in (self.classes.running if self.classes else everyone)]
         while self.report is None:
             self._take_in(POLL_S)
             self._cpu.look()
@@ -85,7 +91,7 @@ class SimulationMonitor(RunMonitor):
                 return self._of_our_own()
             if self._process_died:
                 return self._of_dead_process()
-            posted = sum(log.progress for log in self.logs)
+            posted = sum(log.progress for log in running)
             found = self._blocked_beside_a_busy_one(posted)
             if found is not None:
                 return found
@@ -106,6 +112,8 @@ class SimulationMonitor(RunMonitor):
         self._failure = self.report["failure"]
         if self._failure is not None:
             return self._of_our_own()
+        if self.classes is not None and self.report["refused"]:
+            return errors.InvalidCallError(self.report["refused"])
         if self.report["foreign_threads"] and self.running():
             return failures.called_by_a_foreign_thread(self)
         mismatch = self.mismatch()
@@ -115,6 +123,7 @@ class SimulationMonitor(RunMonitor):
         if left or any(word != "result" for word, _ in self.answers.values()):
             return failures.of_failures(self, left)
         if not self.running():
+            self.check = self._is_checked
             return None if self.answers else failures.of_failures(self, set(self.deaths))
         found = (self.verdict() or self.detector.mismatch(True)) if self.check else None
         if found is None and self.deaths:
@@ -197,10 +206,22 @@ class SimulationMonitor(RunMonitor):
             except BaseException as error:  # it arrived, but cannot be rebuilt here
                 words = f"{type(error).__name__}: {error}"
                 self.answers[rank] = "unpicklable", ("result", words)
+        self._answer_for_others(report)
         self.report, self.wire, self.memory = report, report["wire"], report["memory"]
         self.flops, self.processes = report["flops"], report["processes"]
         self.shared, self.set_by_many = report["shared"], report["set_by_many"]
         self.values_asked = report["values_asked"]
+
+    def _answer_for_others(self, report):
+        """What a rank that ran came to, others of its class have come to as well."""
+        if self.classes is None:
+            return
+        for ranks in self.classes.members.values():
+            for rank in ranks[1:-1]:
+                if ranks[0] in self.answers:
+                    self.answers[rank] = self.answers[ranks[0]]
+                report["memory"][rank] = report["memory"][rank] or report["memory"][ranks[0]]
+                report["flops"][rank] = report["flops"][ranks[0]]
 
     def ask_for_stacks(self, ranks):
         """The learner's frames of ranks that are in no op."""

@@ -69,6 +69,12 @@ class WorkMeter:
             if start:
                 self._log.tell_work(start, self._as_work(*piece))
 
+    def retell(self, extents: dict[int, Any]) -> None:
+        """Write it down again: these are the extents, by their numbers in a rehearsal."""
+        for start, (sums, extent) in self._pieces.items():
+            self._pieces[start] = sums, extent and extents[extent.number]
+        self.tell()
+
     def _as_work(self, sums, extent):
         seconds = sums[2:] if self._has_rates else (None, None)
         times = (None, None) if extent is None else (extent.start_s, extent.end_s)

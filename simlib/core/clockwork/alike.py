@@ -1,0 +1,306 @@
+"""Classes of equal ranks: two of each class run, and all others do what the first of them did.
+
+Without data no rank's way depends on what another sends. So one rank's program is a list of steps,
+a `Script`: kernels of so many seconds, ops of torch.distributed, events of streams. `players` goes
+through it for every rank of the class.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..model.errors import InvalidCallError
+from ..model.words import ranks_in_words
+from .streams import Extent, Moment, Stream, Streams
+
+TICK_S = 1e-9
+"""What a step takes in a rehearsal, so that the moments before and after it differ."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Which ranks are taken to be equal.
+
+    Attributes
+    ----------
+    key_of : tuple of int
+        The class of each rank.
+    """
+
+    key_of: tuple[int, ...]
+
+    @cached_property
+    def members(self) -> dict[int, list[int]]:
+        """The ranks of each class, in order."""
+        found = defaultdict(list)
+        for rank, key in enumerate(self.key_of):
+            found[key].append(rank)
+        return dict(found)
+
+    @cached_property
+    def running(self) -> tuple[int, ...]:
+        """The ranks that run: the first of each class, and the last, which must do the same."""
+        ends = {one for ranks in self.members.values() for one in (ranks[0], ranks[-1])}
+        return tuple(sorted(ends))
+
+    def first(self, rank: int) -> int:
+        """The rank that runs for this one."""
+        return self.members[self.key_of[rank]][0]
+
+    def split(self, place_of: Sequence[int]) -> Classes:
+        """Finer classes: equal ranks have equal places, too."""
+        numbers: dict[tuple, int] = {}
+        pairs = zip(self.key_of, place_of, strict=True)
+        return Classes(tuple(numbers.setdefault(pair, len(numbers)) for pair in pairs))
+
+
+def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[int, list[int]]:
+    """Who enters a collective for whom.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        The group.
+    present : set of int
+        Ranks that enter by themselves.
+    key_of : sequence of int
+        By rank: equal for those that may stand for each other.
+
+    Returns
+    -------
+    dict of int to list of int
+        Position of a member that is present -> positions that it stands for.
+    """
+    found: dict[int, list[int]] = {at: [] for at, rank in enumerate(ranks) if rank in present}
+    standing = {key_of[ranks[at]]: at for at in reversed(found)}
+    for at, rank in enumerate(ranks):
+        if at not in found:
+            if key_of[rank] not in standing:
+                raise InvalidCallError(
+                    f"rank {rank} is in a group with {ranks_in_words(ranks)}, and no rank of its "
+                    "class runs there: give alike= a function that tells these ranks apart"
+                )
+            found[standing[key_of[rank]]].append(at)
+    return found
+
+
+def sisters(lists: Sequence[tuple[int, ...]], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The groups that were made together with one: neighbours of its size that share no rank.
+
+    Parameters
+    ----------
+    lists : sequence of tuple of int
+        What `new_group` was called with, in order; every rank makes all groups.
+    ranks : tuple of int
+        The group, one of these lists.
+    """
+    if ranks not in lists:
+        return [ranks]
+    at = lists.index(ranks)
+    family, seen = [ranks], set(ranks)
+    for step in (1, -1):
+        other = at + step
+        while 0 <= other < len(lists) and len(lists[other]) == len(ranks):
+            if not seen.isdisjoint(lists[other]):
+                break
+            seen.update(lists[other])
+            family.append(lists[other])
+            other += step
+    return family
+
+
+@dataclass
+class Step:
+    """What a rank does next.
+
+    Attributes
+    ----------
+    what : str
+        ``"collective"``, ``"send"``, ``"recv"``, ``"wait"``, ``"gather"``, ``"leave"``; of a device
+        with streams ``"new"``, ``"current"``, ``"record"``, ``"wait on"``, ``"hold"``,
+        and ``"open"`` and ``"close"`` around a named piece.
+    args : tuple
+    gap_s : float
+        What the rank itself did for so long before it.
+    kernels : list of (float, float)
+        What it launched meanwhile: when, since the last step, and seconds of the device.
+    start : int
+        The op's place in the log, 0 for none.
+    clock_s : float
+        The rank's clock in the rehearsal.
+    """
+
+    what: str
+    args: tuple
+    gap_s: float
+    kernels: list
+    start: int
+    clock_s: float
+
+    @cached_property
+    def chain(self) -> tuple[float, float]:
+        """Kernels as one: seconds of all, and the least time from the step before to their end."""
+        whole_s = least_s = 0.0
+        for launched_s, seconds in self.kernels:
+            whole_s += seconds
+            least_s = max(least_s, launched_s) + seconds
+        return whole_s, least_s
+
+
+class Script:
+    """What one rank does, step by step.
+
+    Parameters
+    ----------
+    rank : int
+    clocks : list of float
+        Of all ranks, in the rehearsal.
+    """
+
+    def __init__(self, rank: int, clocks: list[float]) -> None:
+        self.rank = rank
+        self.steps: list[Step] = []
+        self.groups: list[tuple[int, ...]] = []
+        self._clocks = clocks
+        self._group_numbers: dict[Any, int] = {}
+        self._gap_s = 0.0
+        self._kernels: list = []
+        self._events = 0
+
+    def pass_time(self, seconds: float) -> None:
+        """The rank computes, or sleeps."""
+        self._gap_s += seconds
+
+    def launch(self, launch_s: float, seconds: float) -> None:
+        """The rank puts a kernel into its current stream."""
+        self._gap_s += launch_s
+        self._kernels.append((self._gap_s, seconds))
+
+    def group(self, group: Any) -> int:
+        """The number of a group (`model.trace.Group`) in `groups`."""
+        number = self._group_numbers.get(group)
+        if number is None:
+            number = self._group_numbers[group] = len(self.groups)
+            self.groups.append(group.ranks)
+        return number
+
+    def add(self, what: str, *args: Any, start: int = 0) -> None:
+        """The rank takes a step."""
+        self.steps.append(
+            Step(what, args, self._gap_s, self._kernels, start, self._clocks[self.rank])
+        )
+        self._gap_s, self._kernels = 0.0, []
+        self._clocks[self.rank] += TICK_S
+
+    def ends_with(self, what: str, number: int | None) -> bool:
+        """Whether the last step was this one of an event."""
+        return bool(self.steps) and (self.steps[-1].what, self.steps[-1].args[-1:]) == (
+            what,
+            (number,),
+        )
+
+    def take_back(self) -> None:
+        """The last step is none."""
+        step = self.steps.pop()
+        self._gap_s, self._kernels = step.gap_s, step.kernels
+
+    def new_event(self) -> int:
+        """A number for a moment that is no op's end; those of ops are their places in the log."""
+        self._events -= 1
+        return self._events
+
+    def ordinal(self, number: int) -> int:
+        """How many earlier groups have the same ranks as the group of this number."""
+        return self.groups[:number].count(self.groups[number])
+
+
+class RecordedStream(Stream):
+    """A stream whose waiting is written down."""
+
+    def __init__(self, scheduler: Any, script: Script, number: int) -> None:
+        super().__init__(scheduler)
+        self.script, self.number = script, number
+        self.is_empty = True  # since the rank has waited for it
+
+    def launch(self, seconds: float, launched_s: float, extent: Extent | None = None) -> None:
+        self.is_empty = False
+        super().launch(seconds, launched_s, extent)
+
+    def carry(self, *op: Any) -> None:
+        self.is_empty = False
+        super().carry(*op)
+
+    def wait(self, moment: Moment) -> None:
+        if moment.number is not None:
+            self.is_empty = False
+            self.script.add("wait on", self.number, moment.number)
+        super().wait(moment)
+
+
+class RecordedStreams(Streams):
+    """The streams of a rank that rehearses: what it does with them is written down."""
+
+    def __init__(self, simulation: Any, rank: int, launch_s: float, script: Script) -> None:
+        self.script = script
+        self._current: Any = None
+        self._is_posting = False
+        super().__init__(simulation, rank, launch_s)
+
+    @property  # type: ignore[override]
+    def current(self) -> Stream:
+        return self._current
+
+    @current.setter
+    def current(self, stream: Any) -> None:
+        if self._current not in (None, stream):
+            self.script.add("current", stream.number)
+        self._current = stream
+
+    def new(self) -> Stream:
+        if self.all and not self._is_posting:
+            self.script.add("new")
+        self.all.append(RecordedStream(self._simulation.scheduler, self.script, len(self.all)))
+        return self.all[-1]
+
+    def launch(self, seconds: float, factor: float = 1.0) -> None:
+        self.script.launch(self._launch_s * factor, seconds * factor)
+        super().launch(seconds, factor)
+
+    def post(self, request: Any, of: Any, enter: Any) -> None:
+        self._is_posting = True  # an op's own stream is made wherever the op is posted
+        super().post(request, of, enter)
+        self._is_posting = False
+        request.moment.number = request.start
+
+    def record(self, stream: Any = None) -> Moment:
+        moment = super().record(stream)
+        moment.number = self.script.new_event()
+        of: Any = stream or self.current
+        self.script.add("record", of.number, moment.number)
+        return moment
+
+    @contextmanager
+    def extent(self) -> Iterator[Extent]:
+        number = self.script.new_event()
+        self.script.add("open", number)
+        try:
+            with super().extent() as extent:
+                extent.number = number
+                yield extent
+        finally:
+            self.script.add("close", number)
+
+    def hold(self, moment: Moment) -> None:
+        stream: Any = moment.stream
+        is_whole = self.script.ends_with("record", moment.number)
+        if is_whole and stream.is_empty:
+            self.script.take_back()  # of what ranks do here, some may do more of than others
+        else:
+            self.script.add("hold", moment.number)
+        stream.is_empty = stream.is_empty or is_whole
+        super().hold(moment)

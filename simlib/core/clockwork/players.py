@@ -1,0 +1,334 @@
+"""Every rank of a class goes through the script of the one that ran; nothing is executed.
+
+The clocks, the network and the collectives are those of any simulation.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..model.errors import DeadlockError, InvalidCallError
+from ..model.words import ranks_in_words
+from .alike import Script, Step, sisters
+from .mailbox import Post
+from .meetings import Call
+from .scheduler import CONTROLLER
+from .simulated_group import Request
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+FOLLOWED = 1024
+"""Of more ranks only those take part whose class, or place within its node, differs."""
+
+
+def play(
+    rehearsal: Simulation, lists: Mapping[int, Sequence[tuple[int, ...]]]
+) -> tuple[Simulation, dict[int, Player]]:
+    """Time all ranks of a rehearsal on its cluster.
+
+    Parameters
+    ----------
+    rehearsal : Simulation
+        At its end.
+    lists : dict of int to list of tuple of int
+        What each rank that ran called `new_group` with.
+
+    Returns
+    -------
+    simulation : Simulation
+        At its end.
+    players : dict of int to Player
+        Of the ranks that took part: all of up to 1,024.
+
+    Raises
+    ------
+    InvalidCallError
+        Ranks of one class turn out not to be equal.
+    DeadlockError
+        They wait for each other for ever.
+    """
+    classes: Any = rehearsal.classes
+    scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
+    mirror = None
+    if rehearsal.topology.world_size > FOLLOWED:
+        alike = classes.split(_places(rehearsal.topology))
+        mirror = {ranks[0] for ranks in alike.members.values()}, alike.key_of
+    simulation = rehearsal.again(mirror)
+    parts = {}
+    families = {rank: Families(script, lists[rank]) for rank, script in scripts.items()}
+    for ranks in classes.members.values():
+        for rank in filter(simulation.taking_part.__contains__, ranks):
+            own = rank if rank in scripts else ranks[0]  # its places in the log are its own
+            parts[rank] = Player(simulation, scripts[own], families[own], rank, rank in scripts)
+    scheduler = simulation.scheduler
+    for rank in parts:
+        scheduler.ready(rank, 0.0)
+    while (rank := scheduler.next_rank()) != CONTROLLER:
+        parts[rank].go_on()
+    if scheduler.failure is not None:
+        raise scheduler.failure
+    stuck = [rank for rank, part in parts.items() if part.left_s is None]
+    if stuck:
+        raise DeadlockError(
+            f"{ranks_in_words(stuck)} wait for ever if all ranks do what the first of their class "
+            "did: simulate a small world without alike= to see who waits for whom"
+        )
+    return simulation, parts
+
+
+def _places(topology):
+    """By rank, its place within its node."""
+    seen: dict = defaultdict(int)
+    places = []
+    for node in topology.node_of.tolist():
+        places.append(seen[node])
+        seen[node] += 1
+    return places
+
+
+class Families:
+    """By number of a rank's group, the groups of all ranks that were made together with it."""
+
+    def __init__(self, script: Script, lists: Sequence[tuple[int, ...]]) -> None:
+        self._of = []
+        for number, ranks in enumerate(script.groups):
+            family = {rank: group for group in sisters(lists, ranks) for rank in group}
+            self._of.append((family, ranks, f"group {script.ordinal(number)}"))
+
+    def of(self, rank: int, number: int) -> tuple[str, tuple[int, ...]]:
+        """The name and the ranks of the group that is for a rank what this one is for the first."""
+        family, ranks, name = self._of[number]
+        if rank not in family:
+            raise InvalidCallError(
+                f"rank {rank} is taken to be equal to one in a group of {ranks_in_words(ranks)}, "
+                "and is in no such group: give alike= a function that tells these ranks apart"
+            )
+        return name, family[rank]
+
+
+class Player:
+    """One rank: goes through the steps of its class, and stops where it has to wait.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    script : Script
+    families : Families
+    rank : int
+    is_shown : bool
+        Whether the rank ran: then its moments, and each of its kernels, are kept.
+
+    Attributes
+    ----------
+    left_s : float or None
+        When it is through.
+    """
+
+    def __init__(
+        self, simulation: Simulation, script: Script, families: Families, rank: int, is_shown: bool
+    ) -> None:
+        self.left_s: float | None = None
+        self._ops: dict[int, Request] = {}
+        self._simulation = simulation
+        self._rank = rank
+        self._steps = script.steps
+        self._families = families
+        self._groups: dict[int, tuple] = {}
+        self._first = script.rank
+        self._streams: Any = None if simulation.streams is None else simulation.streams[rank]
+        self._requests: dict[int, Request] = {}
+        self._moments: dict[int, Any] = {}
+        self._pieces: dict[int, tuple] = {}
+        self._at = 0
+        self._is_due = self._is_here = False
+        self._is_shown = is_shown
+        self._times: list[tuple[float, float, float]] = []
+        self._do: dict[str, Any] = {
+            "collective": self._collective,
+            "send": partial(self._message, is_send=True),
+            "recv": partial(self._message, is_send=False),
+            "wait": self._wait,
+            "gather": self._gather,
+            "new": self._new,
+            "current": self._current,
+            "record": self._record,
+            "wait on": self._wait_on,
+            "hold": self._hold,
+            "open": self._open,
+            "close": self._close,
+            "leave": lambda step: True,
+        }
+
+    def go_on(self) -> None:
+        """Take steps until one has to wait; the scheduler calls again when it may go on."""
+        scheduler, rank = self._simulation.scheduler, self._rank
+        clocks, steps = scheduler.clocks, self._steps
+        while self._at < len(steps):
+            step = steps[self._at]
+            if not self._is_due:
+                self._work(step)
+                self._is_due = True
+            if scheduler.is_behind(clocks[rank]):
+                scheduler.ready(rank, clocks[rank])
+                return
+            scheduler.reach(clocks[rank])
+            if not self._do[step.what](step):
+                return
+            self._at += 1
+            self._is_due = False
+        self.left_s = clocks[rank]
+
+    def _work(self, step: Step):
+        clocks, rank = self._simulation.scheduler.clocks, self._rank
+        begin_s = clocks[rank]
+        clocks[rank] = begin_s + step.gap_s
+        if self._is_shown:
+            self._times.append((step.clock_s, step.gap_s, clocks[rank]))
+            for launched_s, seconds in step.kernels:
+                self._streams.launch_at(begin_s + launched_s, seconds)
+        elif step.kernels:
+            self._streams.current.launch_chain(*step.chain, begin_s)
+
+    def _group(self, number):
+        """The group, this rank's place in it, and its collectives."""
+        found = self._groups.get(number)
+        if found is None:
+            name, ranks = self._families.of(self._rank, number)
+            channel = self._simulation.channel(name, ranks)
+            found = self._groups[number] = channel.group, ranks.index(self._rank), channel
+        return found
+
+    def _request(self, step):
+        request = Request(self._simulation, self._rank, step.start, None)
+        request.has_data = False
+        if self._is_shown:
+            self._ops[step.start] = request
+        return request
+
+    def _collective(self, step):
+        number, terms, sizes, has_own_stream = step.args
+        kind, root, reduce_op, dtype, shapes, splits = terms
+        group, position, channel = self._group(number)
+        request = self._request(step)
+        peer = None if root is None else group.ranks[root]
+        nbytes, itemsize = sizes
+        call = Call(
+            kind,
+            self._rank,
+            group,
+            peer,
+            reduce_op,
+            dtype,
+            shapes,
+            splits,
+            nbytes,
+            itemsize,
+            request,
+            has_data=False,
+        )
+        if self._streams is None:
+            channel.post(position, call)
+            self._requests[step.start] = request
+        else:
+            request.kind = kind
+            enter = partial(channel.reach, position, channel.join(position, call))
+            self._post_in_stream(step, request, channel if has_own_stream else None, enter)
+        return True
+
+    def _post_in_stream(self, step, request, of, enter):
+        self._streams.post(request, of, enter)
+        self._moments[step.start] = self._streams.ends.pop(step.start)
+
+    def _message(self, step, is_send):
+        number, peer, tag, dtype, nbytes = step.args
+        group, position, _ = self._group(number)
+        simulation, request = self._simulation, self._request(step)
+        src, dst = (position, peer) if is_send else (peer, position)
+        is_eager = is_send and nbytes <= simulation.options.eager_limit_bytes
+        clock = simulation.scheduler.clocks[self._rank]
+        post = Post(src, dst, dtype, nbytes, request, None, clock, is_eager=is_eager)
+        mailbox = simulation.mailbox(group, dst, tag)
+        post.is_here, request.kind = self._streams is None, step.what
+        mailbox.send(post) if is_send else mailbox.receive(post)
+        if self._streams is None:
+            self._requests[step.start] = request
+        else:
+            enter = mailbox.send_is_here if is_send else mailbox.receive_is_here
+            of = group, "send" if is_send else "receive", src, dst
+            self._post_in_stream(step, request, of, partial(enter, post))
+        return True
+
+    def _wait(self, step):
+        request = self._requests[step.start]
+        if request.end_s is None:
+            request.await_end()
+            return False
+        self._simulation.time.catch_up(self._rank, request.end_s)
+        return True
+
+    def _gather(self, step):
+        if self._is_here:
+            self._is_here = False
+            return True
+        channel = self._group(step.args[0])[2]
+        self._is_here = not channel.is_last_here(self._rank)
+        return not self._is_here
+
+    def _new(self, step):
+        self._streams.new()
+        return True
+
+    def _current(self, step):
+        self._streams.current = self._streams.all[step.args[0]]
+        return True
+
+    def _record(self, step):
+        stream, number = step.args
+        self._moments[number] = self._streams.record(self._streams.all[stream])
+        return True
+
+    def _wait_on(self, step):
+        stream, number = step.args
+        if number in self._moments:  # else it was taken back: nothing was in the stream
+            self._streams.all[stream].wait(self._moments[number])
+        return True
+
+    def _open(self, step):
+        if self._is_shown:
+            piece = self._streams.extent()
+            self._pieces[step.args[0]] = piece, piece.__enter__()
+        return True
+
+    def _close(self, step):
+        if self._is_shown:
+            self._pieces[step.args[0]][0].__exit__(None, None, None)
+        return True
+
+    def _hold(self, step):
+        moment = self._moments[step.args[0]]
+        if moment.time_s is None:
+            moment.awaited().await_end()
+            return False
+        self._simulation.time.catch_up(self._rank, moment.time_s)
+        return True
+
+    def ends(self) -> dict[int, float | None]:
+        """By place in the log, when each op ended."""
+        return {start: request.end_s for start, request in self._ops.items()}
+
+    def extents(self) -> dict[int, Any]:
+        """By its number in the script, when each piece's work took place."""
+        return {number: extent for number, (_, extent) in self._pieces.items()}
+
+    def when(self, clock_s: float) -> float:
+        """The moment of this rank at which its clock stood so in the rehearsal."""
+        at = bisect.bisect(self._times, (clock_s, float("-inf")))
+        if at == len(self._times):
+            return self._times[-1][2]
+        known_s, gap_s, now_s = self._times[at]
+        return now_s - min(known_s - clock_s, gap_s)

@@ -1,0 +1,209 @@
+"""Classes of equal ranks: what they are told to have done is what they do."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import fully_shard
+
+import simlib
+from simlib.core.clockwork.alike import Classes, sisters, twins
+from simlib.core.model.errors import InvalidCallError
+from tests.dataless_programs import PROGRAMS
+
+WAITING = simlib.Cluster(
+    2, 2, simlib.Link(5e-6, 1e10), simlib.Link(1e-6, 1e11), simlib.Device(1e12, 1e12)
+)
+DEVICE = simlib.Device(
+    rates={"float32": 5e10, "bfloat16": 1e11}, memory_Bps=1e10, launch_s=1e-6, asynchronous=True
+)
+STREAMS = dataclasses.replace(WAITING, device=DEVICE)
+UNLIKE = {"fsdp1", "zero1", "saved"}
+"""Their ranks hold shards of different sizes, or tell each other what only they know."""
+
+
+def simulated(main, ranks, cluster, alike=None, **how):
+    return simlib.simulate(
+        main, ranks, cluster=cluster, algorithms="nccl", data=False, alike=alike, **how
+    )
+
+
+def of_rank(run, rank):
+    return [
+        (op.kind, op.group.ranks, op.peer, op.shapes, op.nbytes, str(op.site))
+        for op in run.trace.of_rank(rank)
+    ]
+
+
+def times(run, rank):
+    moments = [run.trace.spans[rank][1]]
+    for op in run.trace.of_rank(rank):
+        moments += [one for one in (op.post_s, op.wait_s, op.end_s) if one is not None]
+    for piece in run.trace.pieces:
+        if piece.rank == rank:
+            moments += [piece.start_s, piece.end_s]
+            moments += [piece.work.start_s, piece.work.end_s] if piece.work else []
+    return [moment for moment in moments if moment is not None]
+
+
+def check_equal(one, all_):
+    ran = sorted({each for ranks in one.classes for each in (ranks[0], ranks[-1])})
+    for rank in ran:
+        assert of_rank(one, rank) == of_rank(all_, rank)
+        assert times(one, rank) == pytest.approx(times(all_, rank), abs=1e-12, rel=0)
+    ends = [[left_s for _, left_s in run.trace.spans] for run in (one, all_)]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-12, rel=0)
+    held = [[(own.peak_bytes, own.reserved_bytes) for own in run.memory] for run in (one, all_)]
+    assert held[0] == held[1]
+    assert one.flops == all_.flops
+    if one.profile is not None:
+        exposed = [run.exposed().exposed_s[ran] for run in (one, all_)]
+        assert exposed[0] == pytest.approx(exposed[1], abs=1e-12, rel=0)
+
+
+QUICK = {"ddp", "hsdp", "fsdp2_and_tensor_parallel", "pipeline_of_fsdp2"}
+
+
+@pytest.mark.parametrize("cluster", [WAITING, STREAMS], ids=["waiting", "streams"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in PROGRAMS
+        if name not in UNLIKE
+    ],
+)
+def test_ranks_that_did_not_run_are_timed_as_if_they_had(name, cluster):
+    one, all_ = (simulated(PROGRAMS[name], 4, cluster, alike) for alike in ("auto", None))
+    check_equal(one, all_)
+
+
+def sharded(rank, world_size, steps=2):
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in range(steps):
+        with simlib.span("step", number=number):
+            model(torch.rand(4, 64)).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return world_size
+
+
+def nodes_of_eight(nodes):
+    links = simlib.Link(5e-6, 5e8), simlib.Link(3e-6, 4.5e9)
+    return simlib.Cluster(nodes, 8, *links, DEVICE, rails=8)
+
+
+@pytest.mark.parametrize("nodes", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_places_in_a_node_have_times_of_their_own(nodes):
+    one, all_ = (
+        simulated(sharded, 8 * nodes, nodes_of_eight(nodes), alike) for alike in ("auto", None)
+    )
+    check_equal(one, all_)
+    assert one.classes == [list(range(8 * nodes))]
+    assert one.results == [8 * nodes] * (8 * nodes)
+    assert len({op.end_s for op in all_.trace if op.kind == "all_gather" and not op.seq}) > 1
+
+
+def averaged(rank, world_size):
+    groups = dist.init_device_mesh("cpu", (world_size // 8, 8), mesh_dim_names=("dp", "tp"))
+    x = torch.rand(1024)
+    dist.all_reduce(x, group=groups.get_group("tp"))
+    dist.all_reduce(x, group=groups.get_group("dp"))
+
+
+def test_of_many_ranks_one_stands_for_its_place_in_the_node():
+    many = simulated(averaged, 2048, nodes_of_eight(256), "auto", all_reduce="ring")
+    few = simulated(averaged, 512, nodes_of_eight(64), "auto", all_reduce="ring")
+    assert [len(ranks) for ranks in many.classes] == [2048]
+    added_s = 8e-6 * 2 * (256 - 64)  # a latency for each round of the rings over nodes
+    assert many.time_s == pytest.approx(few.time_s + added_s, rel=0.01)
+
+
+def test_many_ranks_whose_places_differ_are_refused():
+    def main(rank, world_size):
+        dist.all_reduce(torch.rand(1_000_000))
+
+    with pytest.raises(InvalidCallError, match="end a all_reduce of .* at different moments"):
+        simulated(main, 1032, nodes_of_eight(129), "auto", all_reduce="ring")
+
+
+def more_work(rank, world_size):
+    a = torch.rand(64 if rank else 128, 64)
+    a @ a.T
+    dist.barrier()
+
+
+def more_memory(rank, world_size):
+    kept = torch.empty(1000 * (rank + 1))
+    dist.barrier()
+    return len(kept)
+
+
+def one_barrier_more(rank, world_size):
+    dist.barrier()
+    if rank:
+        dist.barrier()
+
+
+def alone_in_a_group(rank, world_size):
+    group = dist.new_group([0, 3])
+    if rank in (0, 3):
+        dist.all_reduce(torch.rand(4), group=group)
+
+
+REFUSED = {
+    more_work: "ranks 0 and 3 are taken to be equal, and compute for .* s and .* s before rank 0",
+    more_memory: "ranks 0 and 3 are taken to be equal, and held .* and .* bytes at their peaks",
+    one_barrier_more: "part here: rank 0 is through, and rank 3 comes to barrier",
+    alone_in_a_group: "rank 1 is taken to be equal to one in a group of .*, and is in no such",
+}
+
+
+@pytest.mark.parametrize("main", REFUSED, ids=lambda main: main.__name__)
+def test_ranks_that_are_not_equal_are_refused_with_the_first_difference(main):
+    with pytest.raises(InvalidCallError, match=REFUSED[main]):
+        simulated(main, 4, WAITING, "auto", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"data": True}, "data=True does not allow"),
+        ({"data": False, "expand": True}, "expand=True does not allow"),
+        ({"data": False, "seed": 1}, "a number as seed= does not allow"),
+        ({"data": False, "kill": {0: 1.0}}, "slow= or kill= does not allow"),
+        ({"data": False, "alike": "yes"}, 'must be "auto", or a function'),
+    ],
+)
+def test_what_equal_ranks_do_not_go_with_is_refused(how, words):
+    with pytest.raises(InvalidCallError, match=words):
+        simlib.simulate(sharded, 4, **{"alike": "auto", **how})
+
+
+def test_a_function_names_the_classes():
+    run = simulated(more_work, 4, WAITING, lambda rank: rank > 0)
+    assert run.classes == [[0], [1, 2, 3]]
+
+
+def test_groups_that_were_made_together_are_sisters():
+    lists = [(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)]
+    assert sisters(lists, (0, 2)) == [(0, 2), (1, 3)]
+    assert sisters(lists, (2, 3)) == [(2, 3), (0, 1)]
+    assert sisters(lists, (0, 3)) == [(0, 3)]
+
+
+def test_a_member_stands_for_those_of_its_class():
+    assert twins((4, 5, 6, 7), {4, 6}, [0, 0, 0, 0, 0, 0, 1, 1]) == {0: [1], 2: [3]}
+    with pytest.raises(InvalidCallError, match="no rank of its class runs there"):
+        twins((0, 1), {0}, [0, 1])
+
+
+def test_classes_split_by_places():
+    assert Classes((0, 0, 0, 0)).split([0, 1, 0, 1]).members == {0: [0, 2], 1: [1, 3]}
