@@ -328,6 +328,16 @@ def test_eager_messages_of_collectives(kind, algorithm, call, wanted_s):
     assert found[99] == simlib.simulate(main, 4, cluster=flat(4), **by_name).results
 
 
+def test_an_eager_message_keeps_its_link_from_the_next_collective_of_its_group():
+    def main(rank, n):
+        works = [dist.broadcast(floats(200), 0, async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+
+    run = simlib.simulate(main, 2, cluster=flat(2), sends="eager")
+    assert [left_s for _, left_s in run.trace.spans] == pytest.approx([0.0, 5.0])
+
+
 @pytest.mark.parametrize("kind", ["reduce", "gather"])
 def test_the_root_of_nothing_may_be_done_before_all_have_come(kind):
     def main(rank, world_size):

@@ -42,8 +42,9 @@ class Plan:
     links : frozenset of int
         Ids of all links that its messages cross.
     are_links_own : bool
-        Whether each link belongs to one member. Who begins the group's next collective has done all
-        of its part of this one, so both leave each other's links alone.
+        Whether each link belongs to one member, and no message is eager. Who begins the group's
+        next collective has done all of its part of this one, so both leave each other's links
+        alone. An eager message may still be on its way.
     lasts_s : list of float or None
         By position, how long it takes when all begin together and alone; None until asked for.
     """
@@ -152,8 +153,11 @@ class Transfers:
             )
             links = self._links_of(made, members)
             are_own = self.topology.cards_are_private() or max(links, default=0) < self._shared
-            self._plans[key] = Plan(made, links, are_own)
+            self._plans[key] = Plan(made, links, are_own and not self._has_eager(made))
         return self._plans[key]
+
+    def _has_eager(self, made):
+        return any((round_.nbytes <= self.eager_limit_bytes).any() for round_ in made.rounds)
 
     def _links_of(self, made, members):
         pairs = {
