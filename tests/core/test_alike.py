@@ -1,6 +1,7 @@
 """Classes of equal ranks: what they are told to have done is what they do."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -207,3 +208,40 @@ def test_a_member_stands_for_those_of_its_class():
 
 def test_classes_split_by_places():
     assert Classes((0, 0, 0, 0)).split([0, 1, 0, 1]).members == {0: [0, 2], 1: [1, 3]}
+
+
+def sleeps_before_it_waits(rank, world_size):
+    event = torch.cpu.Event()
+    event.record()
+    simlib.compute(1e-3)
+    time.sleep(1.0)
+    event.synchronize()
+
+
+def waits_twice(rank, world_size):
+    event = torch.cpu.Event()
+    event.record()
+    event.synchronize()
+    event.synchronize()
+    time.sleep(1.0)
+
+
+def waits_for_a_kernel_after_an_event(rank, world_size):
+    x = torch.rand(512, 512)
+    event = torch.cpu.Event()
+    event.record()
+    x @ x
+    event.synchronize()
+    torch.cpu.synchronize()
+    time.sleep(1.0)
+
+
+@pytest.mark.parametrize(
+    "main",
+    [sleeps_before_it_waits, waits_twice, waits_for_a_kernel_after_an_event],
+    ids=lambda main: main.__name__,
+)
+def test_waiting_for_events_takes_the_time_that_it_takes(main):
+    one, all_ = (simulated(main, 4, STREAMS, alike) for alike in ("auto", None))
+    check_equal(one, all_)
+    assert one.time_s >= 1.0

@@ -198,11 +198,10 @@ class Script:
         self._clocks[self.rank] += TICK_S
 
     def ends_with(self, what: str, number: int | None) -> bool:
-        """Whether the last step was this one of an event."""
-        return bool(self.steps) and (self.steps[-1].what, self.steps[-1].args[-1:]) == (
-            what,
-            (number,),
-        )
+        """Whether the last step was this one of an event, and the rank did nothing since."""
+        if not self.steps or self._gap_s or self._kernels:
+            return False
+        return (self.steps[-1].what, self.steps[-1].args[-1:]) == (what, (number,))
 
     def take_back(self) -> None:
         """The last step is none."""

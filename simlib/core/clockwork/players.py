@@ -310,7 +310,9 @@ class Player:
         return True
 
     def _hold(self, step):
-        moment = self._moments[step.args[0]]
+        moment = self._moments.get(step.args[0])
+        if moment is None:  # it was taken back: the rank had waited for all before it
+            return True
         if moment.time_s is None:
             moment.awaited().await_end()
             return False
