@@ -1,6 +1,7 @@
 """Classes of equal ranks: what they are told to have done is what they do."""
 
 import dataclasses
+import datetime
 import time
 
 import pytest
@@ -245,3 +246,56 @@ def test_waiting_for_events_takes_the_time_that_it_takes(main):
     one, all_ = (simulated(main, 4, STREAMS, alike) for alike in ("auto", None))
     check_equal(one, all_)
     assert one.time_s >= 1.0
+
+
+def one_root_that_is_neither_first_nor_last(rank, world_size):
+    x = torch.rand(512, 512)
+    if rank == 1:
+        x = x @ x
+    dist.broadcast(x, src=1)
+    dist.gather(x, [torch.empty(512, 512) for _ in range(world_size)] if rank == 1 else None, dst=1)
+
+
+def test_a_root_that_did_not_run_is_told_from_others():
+    main = one_root_that_is_neither_first_nor_last
+    one, all_ = (simulated(main, 4, WAITING, alike) for alike in ("auto", None))
+    check_equal(one, all_)
+    assert one.classes == [[0, 2, 3], [1]]
+
+
+def polls(rank, world_size):
+    work = dist.all_reduce(torch.rand(1000), async_op=True)
+    while not work.is_completed():
+        simlib.compute(1e-6)
+
+
+def waits_for_so_long(rank, world_size):
+    work = dist.all_reduce(torch.rand(1000), async_op=True)
+    work.wait(datetime.timedelta(seconds=1))
+
+
+def asks_an_event(rank, world_size):
+    event = torch.cpu.Event()
+    event.record()
+    event.query()
+
+
+def asks_for_elapsed_time(rank, world_size):
+    event = torch.cpu.Event()
+    event.record()
+    event.synchronize()
+    event.elapsed_time(event)
+
+
+@pytest.mark.parametrize(
+    ("main", "cluster", "words"),
+    [
+        (polls, WAITING, r"is_completed\(\)"),
+        (waits_for_so_long, WAITING, "a time limit"),
+        (asks_an_event, STREAMS, r"query\(\)"),
+        (asks_for_elapsed_time, STREAMS, r"elapsed_time\(\)"),
+    ],
+)
+def test_what_depends_on_the_time_of_communication_is_refused(main, cluster, words):
+    with pytest.raises(InvalidCallError, match=f"{words} depends on that time"):
+        simulated(main, 4, cluster, "auto")

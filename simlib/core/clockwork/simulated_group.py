@@ -261,6 +261,8 @@ class Request:
             self.simulation.scripts[self.rank].add("wait", start=self.start)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
+            if limit_s is not None:
+                self.simulation.refuse_in_rehearsal("a time limit", "leave timeout= out")
             limit, begin_s = None, scheduler.clocks[self.rank]
             if limit_s is not None:
                 limit = self._stop_waiting_at(begin_s + limit_s)
@@ -342,6 +344,7 @@ class Request:
         Looking takes no virtual time. Who looks again at the very same moment does nothing else:
         then time goes on to the next event.
         """
+        self.simulation.refuse_in_rehearsal("is_completed()", "call wait()")
         scheduler = self.simulation.scheduler
         clock_s = scheduler.settle(self.rank)
         if self.end_s is not None and self.end_s <= clock_s:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Topology
+from ..model.errors import InvalidCallError
 from ..model.trace import Group, WireMessage
 from .alike import Classes, RecordedStreams, Script, twins
 from .collective_in_flight import Channel, Transfers
@@ -94,6 +95,14 @@ class Simulation:
         if self._stand_for is None:
             return None
         return twins(ranks, self.taking_part, self._stand_for)
+
+    def refuse_in_rehearsal(self, what: str, instead: str) -> None:
+        """Refuse a call whose answer depends on how long communication takes."""
+        if self.classes is not None:
+            raise InvalidCallError(
+                f"with alike=, ranks run while communication takes no time yet, and {what} "
+                f"depends on that time: {instead}, or simulate all ranks: leave alike= out"
+            )
 
     def part_with(self, rank: int, ranks: tuple[int, ...]) -> None:
         """A rank sends within this group to a rank of its own class: end, and tell them apart."""

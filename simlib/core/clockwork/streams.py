@@ -266,6 +266,10 @@ class Streams:
         self._extent: Extent | None = None
         self._of_ops: dict[Any, Stream] = {}
 
+    def refuse_in_rehearsal(self, what: str, instead: str) -> None:
+        """As `Simulation.refuse_in_rehearsal`."""
+        self._simulation.refuse_in_rehearsal(what, instead)
+
     def new(self) -> Stream:
         """One more stream."""
         self.all.append(Stream(self._simulation.scheduler))

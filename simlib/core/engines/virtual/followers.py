@@ -102,6 +102,8 @@ def _check_equal(simulation, report):
         first, last = simulation.scripts[ranks[0]], simulation.scripts[ranks[-1]]
         if first is not last:
             rooted = _compare(simulation, first, last)
+            if rooted is None:
+                rooted = _root_that_did_not_run(simulation, ranks)
             if rooted is not None:
                 return rooted
         have_left = {ranks[0], ranks[-1]} <= set(report["answers"])
@@ -142,6 +144,22 @@ def _compare(simulation: Any, first: Script, last: Script) -> None:
             f"ranks {first.rank} and {last.rank} are taken to be equal, and take "
             f"{len(first.steps):,} and {len(last.steps):,} steps. {_ADVICE}"
         )
+    return None
+
+
+def _root_that_did_not_run(simulation, ranks):
+    """The places that tell a root from others, where only roots that did not run are of a class."""
+    script, members = simulation.scripts[ranks[0]], set(ranks)
+    calls = {
+        (step.args[0], step.args[1][1])
+        for step in script.steps
+        if step.what == "collective" and step.args[1][1] is not None
+    }
+    for number, root in sorted(calls):
+        family = sisters(_lists_of(simulation, script.rank), script.groups[number])
+        roots = members.intersection(group[root] for group in family)
+        if roots and roots.isdisjoint((ranks[0], ranks[-1])):
+            return [int(at == root) for at in _places_in(simulation, script.groups[number])]
     return None
 
 

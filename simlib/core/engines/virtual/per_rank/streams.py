@@ -75,6 +75,8 @@ class Event(torch.cpu.Event):
 
     def elapsed_time(self, end_event):
         """Milliseconds from this event to a later one; both must have been waited for."""
+        if self._moment is not None:
+            _streams().refuse_in_rehearsal("elapsed_time()", "take run.profile or run.trace")
         times = [getattr(event._moment, "time_s", None) for event in (self, end_event)]
         if None in times:
             raise InvalidCallError(
@@ -84,6 +86,7 @@ class Event(torch.cpu.Event):
 
 
 def _is_over(moment):
+    _streams().refuse_in_rehearsal("query()", "call synchronize()")
     local.settle()
     return moment.time_s is not None and moment.time_s <= local.clock()
 
