@@ -299,3 +299,18 @@ def asks_for_elapsed_time(rank, world_size):
 def test_what_depends_on_the_time_of_communication_is_refused(main, cluster, words):
     with pytest.raises(InvalidCallError, match=f"{words} depends on that time"):
         simulated(main, 4, cluster, "auto")
+
+
+def averaged_between_two_nodes(rank, world_size):
+    for first in range(0, world_size, 16):
+        for place in range(first, first + 8):
+            group = dist.new_group([place, place + 8])
+            if rank in (place, place + 8):
+                own = group
+    dist.all_reduce(torch.rand(100_000), group=own)
+
+
+def test_many_ranks_share_the_backbone():
+    shared = dataclasses.replace(nodes_of_eight(130), backbone=simlib.Link(0, 1e10))
+    run = simulated(averaged_between_two_nodes, 1040, shared, "auto", all_reduce="ring")
+    assert run.time_s == pytest.approx(1040 * 400_000 / 1e10, rel=0.01)

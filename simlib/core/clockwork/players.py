@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from .simulation import Simulation
 
 FOLLOWED = 1024
-"""Of more ranks only those take part whose class, or place within its node, differs."""
+"""Of more ranks only those take part whose class, or place within its node, differs.
+
+With a backbone, which all nodes share, all ranks take part."""
 
 
 def play(
@@ -55,7 +57,8 @@ def play(
     classes: Any = rehearsal.classes
     scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
     mirror = None
-    if rehearsal.topology.world_size > FOLLOWED:
+    shared = rehearsal.topology.cluster.backbone  # others would be missing from it
+    if rehearsal.topology.world_size > FOLLOWED and shared is None:
         alike = classes.split(_places(rehearsal.topology))
         mirror = {ranks[0] for ranks in alike.members.values()}, alike.key_of
     simulation = rehearsal.again(mirror)
