@@ -80,11 +80,12 @@ def h100_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
     by data sheet. Collectives are what you choose: ``algorithms="nccl"`` for those of GPUs.
 
     **Source** NVIDIA DGX H100 data sheet: NVLink 900 GB/s for each GPU, both directions together;
-    eight single-port ConnectX-7 of 400 Gbit/s InfiniBand, one beside each GPU, so ``rails=8``.
+    eight single-port ConnectX-7 of 400 Gbit/s InfiniBand, one beside each GPU, so ``rails=8``. They
+    are on PCI Express, so messages between nodes do not cross NVLink: ``direct_cards=True``.
     Latencies are as in `nvlink_nodes`: 5 us in the node, the order of a launch on a GPU, and 2 us
     more between nodes, the order of a small MPI message.
     """
-    fields = {"device": h100(), "intra": Link(5e-6, 900e9 / 2), "rails": 8}
+    fields = {"device": h100(), "intra": Link(5e-6, 900e9 / 2), "rails": 8, "direct_cards": True}
     return _cluster(nodes, ranks_per_node, Link(2e-6, 400e9 / 8), **(fields | more))
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+import torch
+import torch.distributed as dist
+
+import simlib
 from simlib import clusters, devices
 from simlib.core.model.cluster import Cluster, Link, Topology
 
@@ -48,3 +52,20 @@ def test_an_h100_has_a_network_card_of_its_own():
     assert topology.bandwidth_Bps(0, 8) * 8 == 400e9
     assert topology.cards_are_private()
     assert topology.cluster.device == devices.h100()
+    inside, outside = topology.links(0, 1), topology.links(0, 9)
+    names = [topology.link_name(link) for link in (*inside, *outside)]
+    assert names == ["rank 0 up", "rank 1 down", "node 0 rail 0 up", "node 1 rail 1 down"]
+
+
+def test_direct_cards_leave_the_links_in_the_node_to_others():
+    def main(rank, n):
+        requests = [dist.isend(torch.zeros(250), to) for to in (1, 2)] if rank == 0 else []
+        if rank in (1, 2):
+            requests = [dist.irecv(torch.zeros(250), 0)]
+        for request in requests:
+            request.wait()
+
+    link = simlib.Link(0.0, 1000.0)
+    for direct, wanted_s in ((False, 2.0), (True, 1.0)):
+        cluster = simlib.Cluster(2, 2, link, link, direct_cards=direct)
+        assert simlib.simulate(main, 4, cluster=cluster).time_s == wanted_s

@@ -154,6 +154,10 @@ class Cluster:
     rails : int
         Network cards of a node, each a link ``inter`` of its own. The ranks of a node take them in
         turn: the k-th sends and receives by card k modulo ``rails``, whomever it talks to.
+    direct_cards : bool
+        Whether messages between nodes go from a device to its card without crossing its link
+        ``intra``: as of GPUs, whose cards are on another bus than the links between them. They pay
+        the latency of ``intra`` all the same.
     """
 
     nodes: int
@@ -165,6 +169,7 @@ class Cluster:
     envelope_bytes: int = 0
     in_order: bool = True
     rails: int = 1
+    direct_cards: bool = False
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
@@ -172,6 +177,7 @@ class Cluster:
         check_count("envelope_bytes", self.envelope_bytes, low=0)
         check_type("in_order", self.in_order, bool)
         check_count("rails", self.rails)
+        check_type("direct_cards", self.direct_cards, bool)
         check_type("inter", self.inter, Link)
         for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
             if getattr(self, name) is not None:
@@ -261,12 +267,13 @@ class Topology:
         """
         free = len(self.link_bandwidth_Bps) - 1
         same = self.node_of[src] == self.node_of[dst]
+        bypass = ~same & self.cluster.direct_cards
         columns = [
-            src,
+            np.where(bypass, free, src),
             np.where(same, free, self._node_up + self._card_of[src]),
             np.where(same, free, self._backbone),
             np.where(same, free, self._node_down + self._card_of[dst]),
-            self.world_size + dst,
+            np.where(bypass, free, self.world_size + dst),
         ]
         paths = np.stack(columns, axis=1)
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
