@@ -132,7 +132,7 @@ def test_many_ranks_whose_places_differ_are_refused():
     def main(rank, world_size):
         dist.all_reduce(torch.rand(1_000_000))
 
-    with pytest.raises(InvalidCallError, match="end a all_reduce of .* at different moments"):
+    with pytest.raises(InvalidCallError, match="end all_reduce of .* at different moments"):
         simulated(main, 1032, nodes_of_eight(129), "auto", all_reduce="ring")
 
 

@@ -18,6 +18,11 @@ from ..model.errors import InvalidCallError
 from ..model.words import ranks_in_words
 from .streams import Extent, Moment, Stream, Streams
 
+
+class PlacesDiffer(InvalidCallError):
+    """Ranks that stand for others would not do the same at the same moments."""
+
+
 TICK_S = 1e-9
 """What a step takes in a rehearsal, so that the moments before and after it differ."""
 

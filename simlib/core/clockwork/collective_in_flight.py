@@ -20,8 +20,8 @@ import numpy as np
 from ..collectives.schedules import Schedule
 from ..collectives.timing import time_of
 from ..model.cluster import Topology
-from ..model.errors import InvalidCallError
 from ..model.trace import Group
+from .alike import PlacesDiffer
 from .mailbox import closed_by
 from .meetings import LEAVE_EARLY, Call, Meeting, uncounted
 from .messages import Messages, Tell, WireLog
@@ -69,6 +69,8 @@ class Transfers:
     ----------
     wire : list of WireLog or None
         The messages of each collective, where they are asked for.
+    are_mirrored : bool
+        Whether some ranks stand for others, whose messages are not seen.
     """
 
     def __init__(self, topology: Topology, scheduler: Scheduler, options: Options) -> None:
@@ -84,6 +86,7 @@ class Transfers:
         self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
         self._links: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lazy: dict[CollectiveInFlight, None] = {}
+        self.are_mirrored = False
         self._shared = 2 * topology.world_size  # links up to here are of one rank each
 
     def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
@@ -116,6 +119,7 @@ class Transfers:
         """Whether a collective has its links to itself from now on; it is woken when no more."""
         self._wake(in_flight.links, in_flight.queue)
         if any(self._users[link] for link in in_flight.links):
+            self._share(in_flight)
             return False
         self._lazy[in_flight] = None
         return True
@@ -128,8 +132,18 @@ class Transfers:
         for in_flight in [c for c in self._lazy if not c.links.isdisjoint(links)]:
             if queue is not None and in_flight.queue is queue:
                 continue
+            self._share(in_flight)
             del self._lazy[in_flight]
             in_flight.wake()
+
+    def _share(self, in_flight):
+        """A collective shares links with others: those of whom it stands for are not known."""
+        if self.are_mirrored:
+            raise PlacesDiffer(
+                f"of more than 1,024 ranks with alike=, some stand for others in {in_flight.kind}, "
+                "and so it must have its links to itself: other messages cross them meanwhile. "
+                "Let the cluster have direct_cards=True, or simulate fewer ranks"
+            )
 
     def absorb(self, network: Network, on_end: Callable[[Transfer], None]) -> None:
         """Take over what is under way in another network; all its ends are told to ``on_end``."""
@@ -208,7 +222,7 @@ class CollectiveInFlight:
         self._plan = plan
         self._schedule = plan.schedule
         self._members = members
-        self.links = plan.links
+        self.links, self.kind = plan.links, plan.schedule.kind
         self.queue = queue if plan.are_links_own else None
         self._on_through = on_through
         self._on_failed = on_failed
@@ -487,7 +501,7 @@ class Channel:
         def through(position, end_s):
             at = by_twin[position]
             if not isclose(ends.setdefault(at, end_s), end_s, rel_tol=1e-9, abs_tol=1e-12):
-                raise InvalidCallError(_not_at_once(meeting, self.members, at, position))
+                raise PlacesDiffer(_not_at_once(meeting, self.members, at, position))
             if at == position:
                 self._through(position, meeting, end_s)
 
@@ -561,7 +575,7 @@ class Rehearsed:
 def _not_at_once(meeting, members, at, position):
     call = meeting.calls[at]
     return (
-        f"ranks {members[at]} and {members[position]} are taken to be equal, and end a {call.kind} "
+        f"ranks {members[at]} and {members[position]} are taken to be equal, and end {call.kind} "
         f"of {call.nbytes:,} bytes at different moments: on this cluster, their places differ for "
         'it. Choose an algorithm in which all places are equal, as all_reduce="ring", or place '
         "the group with one rank on each node, or all on one"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.errors import DeadlockError, InvalidCallError
 from ..model.words import ranks_in_words
-from .alike import Script, Step, sisters
+from .alike import PlacesDiffer, Script, Step, sisters
 from .mailbox import Post
 from .meetings import Call
 from .scheduler import CONTROLLER
@@ -22,10 +22,10 @@ from .simulated_group import Request
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-FOLLOWED = 1024
-"""Of more ranks only those take part whose class, or place within its node, differs.
-
-With a backbone, which all nodes share, all ranks take part."""
+MIRRORED, FOLLOWED = 64, 1024
+"""Of more ranks than the first only those take part whose class, or place within its node, differs.
+Where that is not exact all take part, unless they are more than the second. With a backbone, which
+all nodes share, all ranks take part."""
 
 
 def play(
@@ -45,7 +45,7 @@ def play(
     simulation : Simulation
         At its end.
     players : dict of int to Player
-        Of the ranks that took part: all of up to 1,024.
+        By rank; ranks that did not take part have that of the one that stood for them.
 
     Raises
     ------
@@ -54,13 +54,25 @@ def play(
     DeadlockError
         They wait for each other for ever.
     """
-    classes: Any = rehearsal.classes
-    scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
-    mirror = None
-    shared = rehearsal.topology.cluster.backbone  # others would be missing from it
-    if rehearsal.topology.world_size > FOLLOWED and shared is None:
+    size = rehearsal.topology.world_size
+    if size > MIRRORED and rehearsal.topology.cluster.backbone is None:
+        classes: Any = rehearsal.classes
         alike = classes.split(_places(rehearsal.topology))
-        mirror = {ranks[0] for ranks in alike.members.values()}, alike.key_of
+        standing = {ranks[0] for ranks in alike.members.values()}
+        try:
+            simulation, parts = _play(rehearsal, lists, (standing, alike.key_of))
+            stand_ins = {alike.key_of[rank]: part for rank, part in parts.items()}
+            return simulation, {rank: stand_ins[key] for rank, key in enumerate(alike.key_of)}
+        except PlacesDiffer:
+            if size > FOLLOWED:
+                raise
+    return _play(rehearsal, lists, None)
+
+
+def _play(rehearsal, lists, mirror):
+    """`play`, by the ranks that take part if some stand for others."""
+    classes = rehearsal.classes
+    scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
     simulation = rehearsal.again(mirror)
     parts = {}
     families = {rank: Families(script, lists[rank]) for rank, script in scripts.items()}
@@ -128,6 +140,7 @@ class Player:
 
     Attributes
     ----------
+    rank : int
     left_s : float or None
         When it is through.
     """
@@ -138,7 +151,7 @@ class Player:
         self.left_s: float | None = None
         self._ops: dict[int, Request] = {}
         self._simulation = simulation
-        self._rank = rank
+        self.rank = self._rank = rank
         self._steps = script.steps
         self._families = families
         self._groups: dict[int, tuple] = {}

@@ -56,6 +56,7 @@ class Simulation:
         is_measured = options.compute == "measured"
         self.time = VirtualTime(self.scheduler, options.slow, options.kill, is_measured)
         self.transfers = Transfers(topology, self.scheduler, options)
+        self.transfers.are_mirrored = mirror is not None
         device = topology.cluster.device
         self.streams: list[Any] | None = None
         self.scripts: Any = None

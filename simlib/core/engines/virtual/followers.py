@@ -65,26 +65,24 @@ def _places_in(simulation, ranks):
 
 
 def _play(simulation, report):
-    classes = simulation.classes
+    classes, memory = simulation.classes, report["memory"]
     lists = {rank: _lists_of(simulation, rank) for rank in classes.running}
     played, players = play(simulation, lists)
-    memory = report["memory"]
+    own = [rank for rank in classes.running if players[rank].rank == rank]
     for rank in classes.running:
-        player = players.get(rank)
-        if player is None:
+        player, log = players[rank], simulation.time.logs[rank]
+        if rank not in own:  # another stood for it, whose places in the log are others
+            log.clear()
+            memory[rank] = None
             continue
-        log = simulation.time.logs[rank]
         log.retime(player.when, player.ends(), by_streams=played.streams is not None)
         simulation.ranks.retell_work(rank, player.extents())
         if memory[rank] is not None:
             memory[rank] = _retimed(memory[rank], player.when)
     left_s = {rank: player.left_s for rank, player in players.items()}
-    report["left_s"] = [left_s.get(rank) for rank in range(simulation.topology.world_size)]
+    report["left_s"] = [left_s[rank] for rank in range(simulation.topology.world_size)]
     streams = played.work_of_streams()
-    report["streams"] = [
-        own if rank in classes.running and rank in players else []
-        for rank, own in enumerate(streams)
-    ]
+    report["streams"] = [each if rank in own else [] for rank, each in enumerate(streams)]
 
 
 def _retimed(ledger, when):

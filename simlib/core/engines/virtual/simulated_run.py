@@ -450,12 +450,10 @@ class SimulationEngine(Engine):
         if not left:
             return spans
         begin_s = origin_of(monitor)
-        first = self.options.classes.first
-        found = []
-        for rank, span in enumerate(spans):
-            left_s = left[first(rank)] if left[rank] is None else left[rank]
-            found.append(span if None not in span else (0.0, left_s - begin_s))
-        return found
+        return [
+            span if None not in span else (0.0, left_s - begin_s)
+            for span, left_s in zip(spans, left, strict=True)
+        ]
 
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
