@@ -87,7 +87,8 @@ class Transfers:
         self._links: dict[tuple[int, int], tuple[int, ...]] = {}
         self._lazy: dict[CollectiveInFlight, None] = {}
         self.are_mirrored = False
-        self._shared = 2 * topology.world_size  # links up to here are of one rank each
+        self._are_private = topology.links_are_private()
+        self._first_shared = 2 * topology.world_size  # links before it are of one rank each
 
     def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
@@ -166,7 +167,7 @@ class Transfers:
                 link=self.topology.cluster.inter,
             )
             links = self._links_of(made, members)
-            are_own = self.topology.cards_are_private() or max(links, default=0) < self._shared
+            are_own = self._are_private or max(links, default=0) < self._first_shared
             self._plans[key] = Plan(made, links, are_own and not self._has_eager(made))
         return self._plans[key]
 
@@ -386,31 +387,23 @@ class Channel:
 
     def gather(self, rank: int) -> None:
         """Let a rank wait until all members are here, when the group is made."""
-        scheduler = self._simulation.scheduler
-        self._here.append(rank)
         if self._simulation.scripts is not None:
             script = self._simulation.scripts[rank]
             script.add("gather", script.group(self.group))
-        if len(self._here) < self._present:
-            scheduler.block(rank)
-            return
-        moment = self.let_go()
-        self._simulation.time.catch_up(rank, moment)
+        if not self.is_last_here(rank):
+            self._simulation.scheduler.block(rank)
 
     def is_last_here(self, rank: int) -> bool:
         """As `gather`, for a rank that is no thread: whether it need not wait."""
-        self._here.append(rank)
-        if len(self._here) == self._present:
-            self._simulation.time.catch_up(rank, self.let_go())
-        return len(self._here) == self._present
-
-    def let_go(self) -> float:
-        """All are here: those that wait go on. Returns the moment."""
         scheduler = self._simulation.scheduler
+        self._here.append(rank)
+        if len(self._here) < self._present:
+            return False
         moment = max(scheduler.clocks[member] for member in self._here)
         for member in self._here[:-1]:
             scheduler.ready(member, moment)
-        return moment
+        self._simulation.time.catch_up(rank, moment)
+        return True
 
     def post(self, position: int, call: Call) -> Meeting:
         """A member calls its next collective, and begins it when it has ended those before."""

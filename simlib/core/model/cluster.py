@@ -204,6 +204,8 @@ class Topology:
     ----------
     node_of : ndarray of int, shape (world_size,)
         Node of each rank.
+    place_in_node : ndarray of int, shape (world_size,)
+        How many ranks of its node come before each rank.
     rail_of : ndarray of int, shape (world_size,)
         Network card of each rank, within its node.
     link_bandwidth_Bps : ndarray of float
@@ -223,7 +225,8 @@ class Topology:
         self.cluster = cluster
         self.world_size = world_size
         self.node_of = _place(cluster, world_size, placement)
-        self.rail_of = _place_in_node(self.node_of) % cluster.rails
+        self.place_in_node = _place_in_node(self.node_of)
+        self.rail_of = self.place_in_node % cluster.rails
         self._card_of = self.node_of * cluster.rails + self.rail_of
         intra, inter, backbone = cluster.intra or FREE, cluster.inter, cluster.backbone or FREE
         self._latency_in_node_s = float(intra.latency_s)
@@ -279,9 +282,18 @@ class Topology:
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
 
     def cards_are_private(self) -> bool:
-        """Whether no two ranks send and receive by the same network card, or the backbone."""
-        has_backbone = math.isfinite(self.link_bandwidth_Bps[self._backbone])
-        return not has_backbone and len(np.unique(self._card_of)) == self.world_size
+        """Whether no two ranks send and receive by the same network card."""
+        return len(np.unique(self._card_of)) == self.world_size
+
+    def links_are_private(self) -> bool:
+        """Whether each link with a limit that is crossed serves one rank only."""
+        inter_Bps, backbone_Bps = self.link_bandwidth_Bps[[self._node_up, self._backbone]]
+        shared = math.isfinite(inter_Bps) and not self.cards_are_private()
+        return not (shared or math.isfinite(backbone_Bps)) or self.is_one_node()
+
+    def is_one_node(self) -> bool:
+        """Whether all ranks live in one node."""
+        return bool((self.node_of == self.node_of[0]).all())
 
     def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`bandwidth_Bps` of arrays of ranks."""

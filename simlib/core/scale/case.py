@@ -138,15 +138,12 @@ class Case:
     @cached_property
     def links_are_private(self) -> bool:
         """Whether each link with a limit serves one rank only."""
-        cluster = self.topology.cluster
-        shared = cluster.inter.bandwidth_Bps < inf and not self.topology.cards_are_private()
-        backbone = cluster.backbone is not None and cluster.backbone.bandwidth_Bps < inf
-        return not (shared or backbone) or self.is_one_node
+        return self.topology.links_are_private()
 
     @cached_property
     def is_one_node(self) -> bool:
         """Whether all ranks live in one node."""
-        return bool((self.topology.node_of == self.topology.node_of[0]).all())
+        return self.topology.is_one_node()
 
     @cached_property
     def is_even(self) -> bool:
