@@ -18,9 +18,9 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(152, 140),
-    "code lines of the core": Limit(23_172, 18_000),
+    "code lines of the core": Limit(23_160, 18_000),
     "modules": Limit(263, 240),
-    "code lines": Limit(41_472, 31_000),
+    "code lines": Limit(41_460, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),

@@ -6,7 +6,6 @@ The clocks, the network and the collectives are those of any simulation.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,7 @@ def play(
     size = rehearsal.topology.world_size
     if size > MIRRORED and rehearsal.topology.cluster.backbone is None:
         classes: Any = rehearsal.classes
-        alike = classes.split(_places(rehearsal.topology))
+        alike = classes.split(rehearsal.topology.place_in_node.tolist())
         standing = {ranks[0] for ranks in alike.members.values()}
         try:
             simulation, parts = _play(rehearsal, lists, (standing, alike.key_of))
@@ -94,16 +93,6 @@ def _play(rehearsal, lists, mirror):
             "did: simulate a small world without alike= to see who waits for whom"
         )
     return simulation, parts
-
-
-def _places(topology):
-    """By rank, its place within its node."""
-    seen: dict = defaultdict(int)
-    places = []
-    for node in topology.node_of.tolist():
-        places.append(seen[node])
-        seen[node] += 1
-    return places
 
 
 class Families:
@@ -151,11 +140,10 @@ class Player:
         self.left_s: float | None = None
         self._ops: dict[int, Request] = {}
         self._simulation = simulation
-        self.rank = self._rank = rank
+        self.rank = rank
         self._steps = script.steps
         self._families = families
         self._groups: dict[int, tuple] = {}
-        self._first = script.rank
         self._streams: Any = None if simulation.streams is None else simulation.streams[rank]
         self._requests: dict[int, Request] = {}
         self._moments: dict[int, Any] = {}
@@ -182,7 +170,7 @@ class Player:
 
     def go_on(self) -> None:
         """Take steps until one has to wait; the scheduler calls again when it may go on."""
-        scheduler, rank = self._simulation.scheduler, self._rank
+        scheduler, rank = self._simulation.scheduler, self.rank
         clocks, steps = scheduler.clocks, self._steps
         while self._at < len(steps):
             step = steps[self._at]
@@ -200,7 +188,7 @@ class Player:
         self.left_s = clocks[rank]
 
     def _work(self, step: Step):
-        clocks, rank = self._simulation.scheduler.clocks, self._rank
+        clocks, rank = self._simulation.scheduler.clocks, self.rank
         begin_s = clocks[rank]
         clocks[rank] = begin_s + step.gap_s
         if self._is_shown:
@@ -214,13 +202,13 @@ class Player:
         """The group, this rank's place in it, and its collectives."""
         found = self._groups.get(number)
         if found is None:
-            name, ranks = self._families.of(self._rank, number)
+            name, ranks = self._families.of(self.rank, number)
             channel = self._simulation.channel(name, ranks)
-            found = self._groups[number] = channel.group, ranks.index(self._rank), channel
+            found = self._groups[number] = channel.group, ranks.index(self.rank), channel
         return found
 
     def _request(self, step):
-        request = Request(self._simulation, self._rank, step.start, None)
+        request = Request(self._simulation, self.rank, step.start, None)
         request.has_data = False
         if self._is_shown:
             self._ops[step.start] = request
@@ -235,7 +223,7 @@ class Player:
         nbytes, itemsize = sizes
         call = Call(
             kind,
-            self._rank,
+            self.rank,
             group,
             peer,
             reduce_op,
@@ -266,7 +254,7 @@ class Player:
         simulation, request = self._simulation, self._request(step)
         src, dst = (position, peer) if is_send else (peer, position)
         is_eager = is_send and nbytes <= simulation.options.eager_limit_bytes
-        clock = simulation.scheduler.clocks[self._rank]
+        clock = simulation.scheduler.clocks[self.rank]
         post = Post(src, dst, dtype, nbytes, request, None, clock, is_eager=is_eager)
         mailbox = simulation.mailbox(group, dst, tag)
         post.is_here, request.kind = self._streams is None, step.what
@@ -284,7 +272,7 @@ class Player:
         if request.end_s is None:
             request.await_end()
             return False
-        self._simulation.time.catch_up(self._rank, request.end_s)
+        self._simulation.time.catch_up(self.rank, request.end_s)
         return True
 
     def _gather(self, step):
@@ -292,7 +280,7 @@ class Player:
             self._is_here = False
             return True
         channel = self._group(step.args[0])[2]
-        self._is_here = not channel.is_last_here(self._rank)
+        self._is_here = not channel.is_last_here(self.rank)
         return not self._is_here
 
     def _new(self, step):
@@ -332,7 +320,7 @@ class Player:
         if moment.time_s is None:
             moment.awaited().await_end()
             return False
-        self._simulation.time.catch_up(self._rank, moment.time_s)
+        self._simulation.time.catch_up(self.rank, moment.time_s)
         return True
 
     def ends(self) -> dict[int, float | None]:

@@ -62,15 +62,10 @@ class Simulation:
         self.scripts: Any = None
         has_streams = device is not None and device.asynchronous
         launch_s = 0.0 if device is None else device.launch_s
-        if has_streams:
-            self.streams = self._of_those(lambda rank: Streams(self, rank, launch_s))
         if classes is not None:
-            clocks = self.scheduler.clocks
-            self.scripts = scripts = self._of_those(lambda rank: Script(rank, clocks))
-            if self.streams is not None:
-                self.streams = self._of_those(
-                    lambda rank: RecordedStreams(self, rank, launch_s, scripts[rank])
-                )
+            self.scripts = self._of_those(lambda rank: Script(rank, self.scheduler.clocks))
+        if has_streams:
+            self.streams = self._of_those(lambda rank: self._new_streams(rank, launch_s))
         self.time.scripts, self.time.streams = self.scripts, self.streams
         self._channels: dict[tuple, Channel] = {}
         self._mailboxes: dict[tuple, Mailbox] = {}
@@ -85,6 +80,11 @@ class Simulation:
     def again(self, mirror: tuple | None) -> Simulation:
         """A simulation of the same ranks, as one begins."""
         return Simulation(self.topology, self.options, mirror=mirror)
+
+    def _new_streams(self, rank, launch_s):
+        if self.scripts is None:
+            return Streams(self, rank, launch_s)
+        return RecordedStreams(self, rank, launch_s, self.scripts[rank])
 
     def _of_those(self, make):
         """What is made for each rank that takes part, by rank; None for the others."""

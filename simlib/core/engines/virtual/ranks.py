@@ -115,7 +115,7 @@ class Ranks:
         self._meter_lock = threading.RLock()
         self._values_asked = [{} for _ in range(size)]
         region = request.region
-        self._running = simulation.taking_part
+        self._running = sorted(simulation.taking_part)
         self._memories = [
             mmap.mmap(memory, region, offset=PAGE + place * region)
             for place in range(len(self._running))
@@ -124,7 +124,7 @@ class Ranks:
         simulation.time.logs += [None] * size
         self._recorders = {}
         always = functools.partial(bool, True)  # nobody else makes ops of a rank
-        for rank, piece in zip(sorted(self._running), self._memories, strict=True):
+        for rank, piece in zip(self._running, self._memories, strict=True):
             log = simulation.time.logs[rank] = OpLogWriter(
                 piece, functools.partial(scheduler.clocks.__getitem__, rank), safe_pickle.dumps
             )
@@ -154,13 +154,13 @@ class Ranks:
         scheduler = self._simulation.scheduler
         per_rank.foreign_threads.clear()
         scheduler.open()
-        for rank in sorted(self._running):
+        for rank in self._running:
             _thread.start_new_thread(self._thread, (rank,))
             scheduler.ready(rank, scheduler.now_s)
         with MemoryHooks(lambda: getattr(per_rank.local, "meter", None)):
             scheduler.run()
         self.state.look()
-        unfinished = [r for r in sorted(self._running) if r not in self.answers | self.deaths]
+        unfinished = [r for r in self._running if r not in self.answers | self.deaths]
         return {
             "answers": self.answers,
             "deaths": self.deaths,
