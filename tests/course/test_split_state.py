@@ -44,7 +44,7 @@ def lesson(engine):
     names |= {"T": T, "D": D, "H": H, "HEADS": HEADS, "AXIS": AXIS, "make": small_layer}
     if engine == "run":
         column = {"activations and temporaries": 0}
-        names["simlib"] = types.SimpleNamespace(held=lambda: column)
+        names["simlib"] = types.SimpleNamespace(held=lambda: column, span=simlib.span)
     return names
 
 
@@ -158,7 +158,7 @@ def test_ledgers_of_zero_and_of_fsdp2_follow_the_formula(ranks):
 @pytest.mark.parametrize("engine, ranks", sampled(ENGINES, RANKS, count=2))
 def test_zero_trains_as_plain_data_parallelism_does(engine, ranks):
     names = lesson(engine)
-    plain = start(engine, names["train"], ranks, 0, 24).results[0][2]
+    plain = start(engine, names["train"], ranks, 0, 24).results[0][1]
     plain = [torch.cat(pair) for pair in zip(plain[::2], plain[1::2], strict=True)]
     for stage in (1, 2, 3):
         found = [parts for *_, parts in start(engine, names["train"], ranks, stage, 24).results]
@@ -197,7 +197,7 @@ def test_prefetch_hides_what_fsdp2_waits_for_on_cpus():
     names = lesson("simulate")
 
     def step_s(program, *args):
-        return start("simulate", program, 4, *args).results[0][1]
+        return start("simulate", program, 4, *args).mfu("step", number=1).time_s[0]
 
     waits = step_s(names["train"], 3, 24, True, False)
     assert step_s(names["torchs"], 24) == pytest.approx(waits, rel=1e-9)

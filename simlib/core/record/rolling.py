@@ -157,7 +157,7 @@ class RollingReader(OpLogReader):
             flags, end, _ = self._flags_and_times(start)
             has_ended = end != NEVER and not flags & oplog.FAILED
         else:
-            has_ended = self._piece_at(start, 0).end_s is not None
+            has_ended = PIECE.unpack_from(memory, at)[3] != NEVER
         if has_ended:
             self._ended[1].append(start)
 
