@@ -91,8 +91,8 @@ def whole(model):
     return computed
 
 
-def staged(models, plan, mesh, batch):
-    """Forward and backward of a pipeline, one sequence at a time."""
+def staged(models, plan, mesh, many, loss_of=loss_of):
+    """Forward and backward of a pipeline, in ``many`` micro-batches."""
     own, last = mesh.get_local_rank("pp"), plan.stages - 1
     stages = [
         PipelineStage(
@@ -105,9 +105,9 @@ def staged(models, plan, mesh, batch):
         for number, model in enumerate(models)
     ]
     if plan.rounds == 1:
-        schedule = Schedule1F1B(stages[0], n_microbatches=batch, loss_fn=loss_of)
+        schedule = Schedule1F1B(stages[0], n_microbatches=many, loss_fn=loss_of)
     else:
-        schedule = ScheduleInterleaved1F1B(stages, n_microbatches=batch, loss_fn=loss_of)
+        schedule = ScheduleInterleaved1F1B(stages, n_microbatches=many, loss_fn=loss_of)
 
     def computed(tokens, target):
         given = [tokens] if own == 0 else []
