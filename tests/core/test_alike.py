@@ -263,6 +263,61 @@ def test_a_root_that_did_not_run_is_told_from_others():
     assert one.classes == [[0, 2, 3], [1]]
 
 
+def objects_from(root):
+    def main(rank, world_size):
+        names = [{"a": 1}, "x"] if rank == root else [None, None]
+        dist.broadcast_object_list(names, src=root)
+        part, parts = [None], list(range(world_size)) if rank == root else None
+        dist.scatter_object_list(part, parts, src=root)
+        return names, part
+
+    return main
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_objects_come_from_a_root_that_is_told_from_others(root):
+    one, all_ = (simulated(objects_from(root), 4, WAITING, alike) for alike in ("auto", None))
+    check_equal(one, all_)
+    assert one.classes == ([[0], [1, 2, 3]] if root == 0 else [[0, 2, 3], [1]])
+    for rank in (0, 1, 3):
+        assert one.results[rank] == ([{"a": 1}, "x"], [rank])
+
+
+def to_each_other(rank, world_size):
+    for first in range(0, world_size, 2):
+        pair = dist.new_group([first, first + 1])
+        if rank in (first, first + 1):
+            own = pair
+    x, place = torch.rand(512, 512), rank % 2
+    x = x @ x if place else x
+    request = dist.isend(x, group=own, group_dst=1 - place)
+    dist.recv(x, group=own, group_src=1 - place)
+    request.wait()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_that_run_and_send_to_each_other_are_told_apart(ranks):
+    one, all_ = (simulated(to_each_other, ranks, WAITING, alike) for alike in ("auto", None))
+    check_equal(one, all_)
+    assert one.classes == [list(range(0, ranks, 2)), list(range(1, ranks, 2))]
+
+
+def down_the_line(rank, world_size):
+    half = world_size // 2
+    if rank < half:
+        dist.send(torch.rand(4), rank + half)
+    else:
+        dist.recv(torch.rand(4), rank - half)
+
+
+def test_senders_to_different_ranks_are_told_apart():
+    one, all_ = (
+        simulated(down_the_line, 4, WAITING, alike) for alike in (lambda rank: rank // 2, None)
+    )
+    check_equal(one, all_)
+    assert one.classes == [[0], [1], [2], [3]]
+
+
 def polls(rank, world_size):
     work = dist.all_reduce(torch.rand(1000), async_op=True)
     while not work.is_completed():

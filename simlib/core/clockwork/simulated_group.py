@@ -95,12 +95,12 @@ class SimulatedGroup(PlainGroup):
         return request
 
     def _rehearse_message(self, method, post, peer, tag):
-        """Write a message down, to a rank that runs as well."""
+        """Write a message down, to a rank of another class that runs as well."""
         if post.src is None:
             raise InvalidCallError(
                 "a rank that stands for others has no receive of any source: name src="
             )
-        if self._group.ranks[peer] not in self._simulation.taking_part:
+        if not self._simulation.may_meet(self._rank, self._group.ranks[peer]):
             self._simulation.part_with(self._rank, self._group.ranks)
         what = "send" if method == "send" else "recv"
         group = self._script.group(self._group)
@@ -159,6 +159,8 @@ class SimulatedGroup(PlainGroup):
     def _rehearse_collective(self, call, root, has_own_stream):
         terms = call.kind, root, call.reduce_op, call.dtype, call.shapes, call.splits
         sizes = call.nbytes, call.itemsize
+        if root is not None and self._group.ranks[root] not in self._simulation.taking_part:
+            self._simulation.part_with(self._rank, self._group.ranks, root)
         group = self._script.group(self._group)
         self._script.add(
             "collective", group, terms, sizes, has_own_stream, start=call.request.start

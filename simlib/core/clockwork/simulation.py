@@ -50,7 +50,7 @@ class Simulation:
             self.taking_part, self._stand_for = set(classes.running), classes.key_of
         elif mirror is not None:
             self.taking_part, self._stand_for = mirror
-        self.unlike: tuple[int, ...] | None = None
+        self.unlike: tuple[tuple[int, ...], int | None] | None = None
         network = Network(topology)
         self.scheduler = Scheduler(topology.world_size, network, options.seed, options.begin_s)
         is_measured = options.compute == "measured"
@@ -105,9 +105,24 @@ class Simulation:
                 f"depends on that time: {instead}, or simulate all ranks: leave alike= out"
             )
 
-    def part_with(self, rank: int, ranks: tuple[int, ...]) -> None:
-        """A rank sends within this group to a rank of its own class: end, and tell them apart."""
-        self.unlike = ranks
+    def may_meet(self, rank: int, peer: int) -> bool:
+        """Whether a message between these two is one that their classes send to each other."""
+        key_of = self._stand_for
+        return peer in self.taking_part and key_of[rank] != key_of[peer]
+
+    def part_with(self, rank: int, ranks: tuple[int, ...], root: int | None = None) -> None:
+        """Ranks of a class have different parts within a group: end, and tell them apart.
+
+        Parameters
+        ----------
+        rank : int
+            Who has come to it.
+        ranks : tuple of int
+            The group.
+        root : int, optional
+            The position of a root that does not run; without it, ranks of a class send to others.
+        """
+        self.unlike = ranks, root
         self.scheduler.stop()
         self.scheduler.block(rank)
 

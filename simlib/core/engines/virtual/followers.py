@@ -28,7 +28,7 @@ def followed(simulation: Any, report: dict) -> dict:
     """
     report |= {"unlike": None, "refused": None}
     if simulation.unlike is not None:
-        report["unlike"] = _places_in(simulation, simulation.unlike)
+        report["unlike"] = _places_in(simulation, *simulation.unlike)
         return report
     if report["failure"] or _has_raised(simulation, report):
         return report
@@ -54,13 +54,16 @@ def _lists_of(simulation, rank):
     return [key[1] for key in keys if isinstance(key, tuple) and key[0] == "new_group"]
 
 
-def _places_in(simulation, ranks):
-    """By rank, its place in the one of these groups that it is in; -1: in none."""
+def _places_in(simulation, ranks, root=None):
+    """By rank, its place in the group made together with this one that it is in; -1: in none.
+
+    With a root, whether it is that of its group.
+    """
     runs = next(rank for rank in simulation.classes.running if rank in ranks)
     places = [-1] * simulation.topology.world_size
     for group in sisters(_lists_of(simulation, runs), ranks):
         for place, rank in enumerate(group):
-            places[rank] = place
+            places[rank] = place if root is None else int(place == root)
     return places
 
 
@@ -94,71 +97,61 @@ def _retimed(ledger, when):
 def _check_equal(simulation, report):
     """Refuse classes whose first and last rank did not do the same.
 
-    Returns the places that tell a group's root from others, where that is what they differ in.
+    Returns the places that tell the two apart, where one of them is a root, or where they send
+    to each other's like.
     """
     for ranks in simulation.classes.members.values():
         first, last = simulation.scripts[ranks[0]], simulation.scripts[ranks[-1]]
-        if first is not last:
-            rooted = _compare(simulation, first, last)
-            if rooted is None:
-                rooted = _root_that_did_not_run(simulation, ranks)
-            if rooted is not None:
-                return rooted
-        have_left = {ranks[0], ranks[-1]} <= set(report["answers"])
-        memory = [report["memory"][rank] for rank in (ranks[0], ranks[-1])]
-        if have_left and None not in memory and memory[0].peak_bytes != memory[1].peak_bytes:
-            raise InvalidCallError(
-                f"ranks {ranks[0]} and {ranks[-1]} are taken to be equal, and held "
-                f"{memory[0].peak_bytes:,} and {memory[1].peak_bytes:,} bytes at their peaks. "
-                f"{_ADVICE}"
-            )
-    return None
-
-
-_ADVICE = "Give alike= a function that tells them apart, or simulate all ranks: leave alike= out"
-
-
-def _compare(simulation: Any, first: Script, last: Script) -> None:
-    for number, (one, other) in enumerate(zip(first.steps, last.steps, strict=False)):
-        calls = [(step.what, _terms(step)) for step in (one, other)]
-        if calls[0] != calls[1]:
-            if _is_one_root(first, last, one, other):
-                root, ranks = one.args[1][1], first.groups[one.args[0]]
-                return [int(at == root) for at in _places_in(simulation, ranks)]
-            words = [_in_words(simulation, script, number) for script in (first, last)]
-            raise InvalidCallError(
-                f"ranks {first.rank} and {last.rank} are taken to be equal, and part here: rank "
-                f"{first.rank} {words[0]}, and rank {last.rank} {words[1]}. {_ADVICE}"
-            )
-        if (one.gap_s, one.kernels) != (other.gap_s, other.kernels):
-            seconds = [step.gap_s + sum(s for _, s in step.kernels) for step in (one, other)]
-            raise InvalidCallError(
-                f"ranks {first.rank} and {last.rank} are taken to be equal, and compute for "
-                f"{seconds[0]:.9g} s and {seconds[1]:.9g} s before rank {first.rank} "
-                f"{_in_words(simulation, first, number)}. {_ADVICE}"
-            )
-    if len(first.steps) != len(last.steps):
+        if first is last:
+            continue
+        number, difference = _difference(simulation, report, first, last)
+        if difference is None:
+            continue
+        for places in _places_that_part(simulation, first, last, number):
+            if places[first.rank] != places[last.rank]:
+                return places
         raise InvalidCallError(
-            f"ranks {first.rank} and {last.rank} are taken to be equal, and take "
-            f"{len(first.steps):,} and {len(last.steps):,} steps. {_ADVICE}"
+            f"ranks {first.rank} and {last.rank} are taken to be equal, and {difference}. "
+            "Give alike= a function that tells them apart, or simulate all ranks: leave alike= out"
         )
     return None
 
 
-def _root_that_did_not_run(simulation, ranks):
-    """The places that tell a root from others, where only roots that did not run are of a class."""
-    script, members = simulation.scripts[ranks[0]], set(ranks)
-    calls = {
-        (step.args[0], step.args[1][1])
-        for step in script.steps
-        if step.what == "collective" and step.args[1][1] is not None
-    }
-    for number, root in sorted(calls):
-        family = sisters(_lists_of(simulation, script.rank), script.groups[number])
-        roots = members.intersection(group[root] for group in family)
-        if roots and roots.isdisjoint((ranks[0], ranks[-1])):
-            return [int(at == root) for at in _places_in(simulation, script.groups[number])]
-    return None
+def _difference(simulation: Any, report: dict, first: Script, last: Script) -> tuple:
+    """At which step two ranks part, and what they differ in, in words; None if they are equal."""
+    for number, (one, other) in enumerate(zip(first.steps, last.steps, strict=False)):
+        if (one.what, _terms(one)) != (other.what, _terms(other)):
+            words = [_in_words(simulation, script, number) for script in (first, last)]
+            return number, (
+                f"part here: rank {first.rank} {words[0]}, and rank {last.rank} {words[1]}"
+            )
+        if (one.gap_s, one.kernels) != (other.gap_s, other.kernels):
+            seconds = [step.gap_s + sum(s for _, s in step.kernels) for step in (one, other)]
+            return number, (
+                f"compute for {seconds[0]:.9g} s and {seconds[1]:.9g} s before rank {first.rank} "
+                f"{_in_words(simulation, first, number)}"
+            )
+    lengths = len(first.steps), len(last.steps)
+    if lengths[0] != lengths[1]:
+        return min(lengths), f"take {lengths[0]:,} and {lengths[1]:,} steps"
+    held = [report["memory"][script.rank] for script in (first, last)]
+    have_left = {first.rank, last.rank} <= set(report["answers"])
+    if have_left and None not in held and held[0].peak_bytes != held[1].peak_bytes:
+        held = [ledger.peak_bytes for ledger in held]
+        return lengths[0], f"held {held[0]:,} and {held[1]:,} bytes at their peaks"
+    return lengths[0], None
+
+
+def _places_that_part(simulation, first, last, number):
+    """By rank, its place among ranks that may do different things up to this step."""
+    steps = list(zip(first.steps, last.steps, strict=False))
+    for one in steps[number : number + 1]:
+        for script, step in zip((first, last), one, strict=True):
+            if step.what in ("send", "recv"):
+                yield _places_in(simulation, script.groups[step.args[0]])
+    for one, other in steps[: number + 1]:
+        if _is_one_root(first, last, one, other):
+            yield _places_in(simulation, first.groups[one.args[0]], one.args[1][1])
 
 
 def _is_one_root(first, last, one, other):

@@ -465,13 +465,12 @@ class SimulationEngine(Engine):
         return failure
 
     def once_more(self, monitor: SimulationMonitor) -> SimulationEngine | None:
-        """The same with finer classes, where equal ranks have sent to each other."""
+        """The same with finer classes, where ranks of one turned out to have different parts."""
         classes = self.options.classes
         if classes is None or monitor.report is None or monitor.report["unlike"] is None:
             return None
         finer = classes.split(monitor.report["unlike"])
-        if len(finer.members) == len(classes.members):
-            return None
+        assert len(finer.members) > len(classes.members), "two of a class have different places"
         return replace(self, options=replace(self.options, classes=finer))
 
     def close(
