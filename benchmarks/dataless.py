@@ -11,8 +11,12 @@ a row. Rows with torch.compile or float8 are left out: no eager program equals t
 - Llama 3: "The Llama 3 Herd of Models", Table 4. Each stage has eight chunks of a layer; the first
   has the embedding alone, the last the output.
 
-Assumed of the network: 50 GB/s for each H100 between nodes and 450 in a node, 25 and 300 for each
-A100, 5 and 3 us.
+Assumed of the network is what NCCL reaches. In a node 360 of 450 GB/s between H100, "exactly what
+we'd expect" (NVIDIA/nccl-tests, issue 326), and 232 of 300 between A100; between nodes 86 % of the
+line rate (issue 175 has both). Its rings leave a node by all network cards: eight of 50 GB/s with
+H100, eight of 25 for Megatron, 50 GB/s in all for torchtitan's A100, whose script is one for AWS,
+where nodes of such cards (p4de) have 400 Gbit/s. As many rings run at a time as a tensor group has
+ranks, and each has its part. Latencies are 5 us between nodes and 3 in a node.
 """
 
 from __future__ import annotations
@@ -31,15 +35,16 @@ from .spreading import Plan
 from .table import heading, line
 
 GIB = 1 << 30
-HOPPER = simlib.Link(5e-6, 50e9), simlib.Link(3e-6, 450e9)
-AMPERE = simlib.Link(5e-6, 25e9), simlib.Link(3e-6, 300e9)
+REACHED = 0.86
+HOPPER, SELENE, P4DE = (8 * 50e9, 360e9), (8 * 25e9, 232e9), (50e9, 232e9)
+"""Bytes a second out of a node, at line rate, and of a GPU in its node."""
 
 
 @dataclass(frozen=True)
 class Row:
     """A run, and what was published of it: GiB reserved, and a rate of each GPU.
 
-    ``done`` is what a GPU does in a step of what the rate counts.
+    ``done`` is what a GPU does in a step of what the rate counts. ``rings`` leave a node at a time.
     """
 
     name: str
@@ -50,29 +55,24 @@ class Row:
     unit: str = "tokens a second and GPU"
     gib: float | None = None
     device: simlib.Device | None = None
-    links: tuple[simlib.Link, simlib.Link] = HOPPER
+    network: tuple[float, float] = HOPPER
+    rings: int = 1
 
 
-def llama(name, ranks, sizes, plan=training.ONE_D, batch=2, length=8192, device=None, **more):
+def llama(name, ranks, sizes, plan=training.ONE_D, batch=2, length=8192, **more):
     """A row of `training`."""
     how = {"sizes": sizes, "plan": plan, "batch": batch, "length": length}
     tokens = batch * length / (plan.tensor * plan.stages)
-    device = device or cards.h100_500w()
-    return Row(
-        f"Llama {name}",
-        ranks,
-        functools.partial(training.train, **how),
-        tokens,
-        device=device,
-        **more,
-    )
+    program = functools.partial(training.train, **how)
+    more.setdefault("device", cards.h100_500w())
+    return Row(f"Llama {name}", ranks, program, tokens, rings=plan.tensor, **more)
 
 
 def on_a100(name, sizes, checkpointing, batch, length, rate):
     """One of torchtitan's rows on 64 A100."""
     sizes = replace(sizes, fused_norm=True)
     plan = Plan(checkpointing=checkpointing)
-    how = {"device": cards.a100(), "links": AMPERE, "rate": rate}
+    how = {"device": cards.a100(), "network": P4DE, "rate": rate}
     return llama(f"{name} on A100", 64, sizes, plan, batch, length, **how)
 
 
@@ -89,7 +89,8 @@ def megatron(name, ranks, shape, plan, batch, micro_batch, rate):
         rate,
         "Tflop/s of a GPU",
         device=cards.a100(),
-        links=AMPERE,
+        network=SELENE,
+        rings=plan.tensor,
     )
 
 
@@ -136,7 +137,9 @@ def watched(rank, world_size, program, **how):
 
 def simulated(row, steps=2):
     """The run, and seconds of this machine."""
-    cluster = simlib.Cluster(row.ranks // 8, 8, *row.links, row.device, rails=8, direct_cards=True)
+    between_Bps, inside_Bps = row.network
+    links = simlib.Link(5e-6, REACHED * between_Bps / row.rings), simlib.Link(3e-6, inside_Bps)
+    cluster = simlib.Cluster(row.ranks // 8, 8, *links, row.device, rails=8, direct_cards=True)
     main = functools.partial(watched, program=row.program, steps=steps)
     begin_s = time.perf_counter()
     run = simlib.simulate(
