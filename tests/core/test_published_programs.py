@@ -1,4 +1,4 @@
-"""The GPT of published rows: its loss is cross entropy, though each rank has a part of the logits."""
+"""The GPT of published rows: the loss of logits that ranks share is cross entropy."""
 
 from __future__ import annotations
 
