@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -109,7 +110,7 @@ def test_places_in_a_node_have_times_of_their_own(nodes):
     )
     check_equal(one, all_)
     assert one.classes == [list(range(8 * nodes))]
-    assert one.results == [8 * nodes] * (8 * nodes)
+    assert one.results == [8 * nodes, *[None] * (8 * nodes - 2), 8 * nodes]
     assert len({op.end_s for op in all_.trace if op.kind == "all_gather" and not op.seq}) > 1
 
 
@@ -134,6 +135,26 @@ def test_many_ranks_whose_places_differ_are_refused():
 
     with pytest.raises(InvalidCallError, match="end all_reduce of .* at different moments"):
         simulated(main, 1032, nodes_of_eight(129), "auto", all_reduce="ring")
+
+
+def test_of_ranks_that_did_not_run_nothing_is_made_up(tmp_path):
+    run = simulated(averaged, 16, nodes_of_eight(2), "auto")
+    others = list(range(1, 15))
+    assert run.ran == [0, 15]
+    assert np.isnan(run.states.computing_s[others]).all()
+    assert not np.isnan(run.states.computing_s[run.ran]).any()
+    row = run.table().splitlines()[4].split()
+    assert row == ["1", "None", "-", "-", "0", "-", "-", "-"]
+    assert "without" not in run.table() and "no profile" not in run.table()
+    loaded = simlib.load(run.save(tmp_path / "run.json"))
+    assert (loaded.classes, loaded.ran) == (run.classes, run.ran)
+    assert repr(loaded) == repr(run)
+
+
+def test_a_run_of_which_few_ranks_ran_is_not_replayed():
+    run = simulated(averaged, 8, simlib.Cluster(2, 4, WAITING.inter, WAITING.intra), "auto")
+    with pytest.raises(InvalidCallError, match="only ranks 0 and 7 ran, and a replay needs"):
+        run.replay(WAITING)
 
 
 def more_work(rank, world_size):

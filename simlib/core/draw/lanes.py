@@ -138,7 +138,7 @@ def states_of(run: Any, rank: int, ops: Iterable[Op], until_s: float) -> dict[st
     flights = [(op.async_op or on_streams, time) for op in ops if (time := in_flight(op, until_s))]
     parts = [part for op in ops for part in blocked_parts(op, until_s, run.transfers)]
     return {
-        "computing": [span[:2]] if span else [],
+        "computing": [span[:2]] if span and rank in run.ran else [],
         "in a call": [time for is_async, time in flights if not is_async],
         "async op in flight": [time for is_async, time in flights if is_async],
         **_apart(parts),

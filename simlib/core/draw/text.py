@@ -45,7 +45,7 @@ def run_table(run: Any) -> str:
         parts.append([f"failed: {run.failure.partition(chr(10))[0]}"])
     parts.append(_rank_rows(run, messages))
     moves = _message_rows(trace, messages)
-    joint = _collective_rows(trace, collectives)
+    joint = _collective_rows(run, collectives)
     # Each list may use the rows that the other leaves free.
     parts.append(_shown(moves, "messages", max(MAX_ROWS // 2, MAX_ROWS - len(joint))))
     parts.append(_shown(joint, "collectives", max(MAX_ROWS // 2, MAX_ROWS - len(moves))))
@@ -54,17 +54,20 @@ def run_table(run: Any) -> str:
     if trace.forgotten is not None:
         words = kept_of(trace)
         parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
-    parts.append(_not_profiled(run.profile or ()))
+    parts.append(_not_profiled(run))
     if trace.dropped:
         advice = "simlib run --watch goes on recording"
         parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded ({advice})"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _not_profiled(profiles):
+def _not_profiled(run):
     """What of a profile is not there, a line for each reason."""
     why = defaultdict(list)
+    profiles = run.profile or ()
     for rank, profile in enumerate(profiles):
+        if rank not in run.ran:
+            continue
         why[profile.why_none if profile else "the rank did not come to its end"].append(rank)
     lines = [f"no profile of {ranks_in_words(own)}: {text}" for text, own in why.items() if text]
     short = [rank for rank, profile in enumerate(profiles) if profile and profile.left_out]
@@ -126,7 +129,7 @@ def _rank_rows(run, messages):
                 _traffic(*sent[rank]),
                 _traffic(*received[rank]),
                 str(joined[rank]),
-                *(seconds_text(seconds[rank]) for seconds in times.values()),
+                *(seconds_text(s[rank]) if rank in run.ran else "-" for s in times.values()),
             )
         )
     lines = aligned(rows, left=(1, 2, 3))
@@ -186,26 +189,27 @@ def _lone_row(op):
     return (f"{op.rank} <- {src}", *_op_cells(op), "" if op.done else "nothing received")
 
 
-def _collective_rows(trace, collectives):
+def _collective_rows(run, collectives):
     """Makers of rows: the world's collectives first, then those of each group, in group order."""
-    world = tuple(range(trace.world_size))
+    world = tuple(range(run.world_size))
 
     def order(collective):
         ranks = collective.group.ranks
         return (ranks != world, ranks, collective.group.name)
 
     # The sort is stable: within a group the order of the group's own calls stays.
-    return [(_collective_row, (collective, world)) for collective in sorted(collectives, key=order)]
+    ran = set(run.ran)
+    return [(_collective_row, (each, world, ran)) for each in sorted(collectives, key=order)]
 
 
-def _collective_row(pair):
-    collective, world = pair
+def _collective_row(parts):
+    collective, world, ran = parts
     ranks = collective.group.ranks
     who = "all" if ranks == world else f"ranks {clip(', '.join(map(str, ranks)), 24)}"
     ops = [op for _, op in sorted(collective.ops.items())]
     largest = max(ops, key=lambda op: op.nbytes)
     notes = []
-    if missing := [rank for rank in ranks if rank not in collective.ops]:
+    if missing := [rank for rank in ranks if rank in ran and rank not in collective.ops]:
         notes.append(f"without {clip(', '.join(map(str, missing)), 24)}")
     if len({op.call for op in ops}) > 1:
         notes.append("calls differ")

@@ -290,6 +290,8 @@ def record_of(run: Any) -> dict[str, Any]:
         "processes": run.processes,
         "profile": run.profile and [one and one.to_record() for one in run.profile],
         "shared": dict(run.shared),
+        "classes": run.classes,
+        "ran": list(run.ran),
         "world_size": run.world_size,
         "output": run.output,
         "spans": run.trace.spans,

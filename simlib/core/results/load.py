@@ -77,7 +77,8 @@ def run_of(record: dict[str, Any]) -> Run:
     unknown = {"left_out": "the file is of an older simlib"}
     results = list(map(_result_of, record.get("results", [unknown] * trace.world_size)))
     run = Run(record["name"], trace, results, record["output"], engine=record["engine"])
-    for name in ("repeats", "seed", "began_s", "failure", "flops", "processes", "shared"):
+    plain = "repeats seed began_s failure flops processes shared classes ran"
+    for name in plain.split():
         setattr(run, name, record.get(name, getattr(run, name)))
     run.findings = [
         Finding(one["kind"], one["message"], {rank: sites[s] for rank, s in one["sites"]})

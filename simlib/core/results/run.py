@@ -19,7 +19,7 @@ from ..model.errors import InvalidCallError
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
 from ..model.trace import Group, Op, Trace, WireMessage, Work
-from ..model.words import ranks_text
+from ..model.words import ranks_in_words, ranks_text
 from ..record.oplog_reader import name_groups
 from .chrome import write_chrome_trace
 from .exposed import Exposed, exposed_in
@@ -53,7 +53,7 @@ class Run(Displayed):
         Name of the rank function.
     world_size : int
     results : list
-        What each rank returned, by rank; None for a rank that did not return.
+        What each rank returned, by rank; None for a rank that did not return, or not run.
     output : list of str
         What each rank printed, by rank.
     trace : Trace
@@ -99,6 +99,8 @@ class Run(Displayed):
         Of a simulation: packages that the ranks imported and of which all have one copy, and why.
     classes : list of list of int, or None
         With ``simulate(alike=...)``: the ranks of each class, of which the first and the last ran.
+    ran : sequence of int
+        The ranks whose ops are in the trace: all, but for those that others stood for.
     repeats : bool
         Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
     """
@@ -131,6 +133,7 @@ class Run(Displayed):
         self.repeats = False
         self.seed: int | None = None
         self.classes: list[list[int]] | None = None
+        self.ran: Sequence[int] = range(trace.world_size)
         self.shared: Mapping[str, str] = {}
         self._exact: Callable[[], Transfers | None] | None = None
         self._transfers: Transfers | None = None
@@ -358,6 +361,11 @@ class Run(Displayed):
             raise InvalidCallError(
                 "a run on an asynchronous device cannot be replayed: its trace says when a rank "
                 "called each op, not what its streams computed in between. Simulate it again"
+            )
+        if len(self.ran) < self.world_size:
+            raise InvalidCallError(
+                f"only {ranks_in_words(self.ran)} ran, and a replay needs the ops of all ranks: "
+                "simulate on the other cluster, or simulate all ranks: leave alike= out"
             )
         chosen = replay_options(self.world_size, **options)
         trace, wire = replay(self.trace, cluster, placement, chosen)

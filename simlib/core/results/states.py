@@ -40,6 +40,10 @@ class Recorded(Protocol):
         """What ran it."""
 
     @property
+    def ran(self) -> Sequence[int]:
+        """The ranks whose ops are in the trace."""
+
+    @property
     def trace(self) -> Trace:
         """Every op of every rank."""
 
@@ -101,6 +105,8 @@ def _until_the_end(start_s: float, op: Op, last_s: float) -> list[tuple[float, f
 @dataclass(frozen=True, eq=False, repr=False)
 class States:
     """Seconds that each rank spent in each state, while it was in its function.
+
+    NaN of ranks that others stood for, see ``simulate(alike=...)``.
 
     Attributes
     ----------
@@ -212,6 +218,7 @@ def states_in(run: Recorded) -> States:
         rest_s = span[1] - span[0] - waiting_s - transferring_s
         told = np.array([rest_s, waiting_s, transferring_s])
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
+    totals[:, [rank for rank in range(run.world_size) if rank not in run.ran]] = np.nan
     bubble_s = bubble_in(run).idle_s if run.trace.pieces else None
     return States(totals[0], totals[1], totals[2], bubble_s, device_of(run.profile))
 

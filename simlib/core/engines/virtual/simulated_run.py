@@ -437,6 +437,7 @@ class SimulationEngine(Engine):
         run = make_run(monitor)
         if self.options.classes is not None:
             run.classes = list(self.options.classes.members.values())
+            run.ran = [rank for rank, span in enumerate(run.trace.spans) if span[0] is not None]
             run.trace.spans = self._spans(monitor, run.trace.spans)
             first = self.options.classes.first
             run.work = run.work and [run.work[first(rank)] for rank in range(self.world_size)]

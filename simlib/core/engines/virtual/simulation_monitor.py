@@ -213,13 +213,14 @@ class SimulationMonitor(RunMonitor):
         self.values_asked = report["values_asked"]
 
     def _answer_for_others(self, report):
-        """What a rank that ran came to, others of its class have come to as well."""
+        """Others of a class ended as its first did, and held as much; their results are unknown."""
         if self.classes is None:
             return
         for ranks in self.classes.members.values():
             for rank in ranks[1:-1]:
                 if ranks[0] in self.answers:
-                    self.answers[rank] = self.answers[ranks[0]]
+                    word, content = self.answers[ranks[0]]
+                    self.answers[rank] = word, None if word == "result" else content
                 report["memory"][rank] = report["memory"][rank] or report["memory"][ranks[0]]
                 report["flops"][rank] = report["flops"][ranks[0]]
 
