@@ -375,6 +375,11 @@ class Channel:
         self.members = members
         self.group = Group(name, members)
         self._twins = simulation.twins(members) or {}
+        is_rehearsal = simulation.classes is not None
+        self._enter_together = {} if is_rehearsal else self._twins  # in a rehearsal only who runs
+        self._stand_in = {
+            one: at for at, all_ in self._enter_together.items() for one in (at, *all_)
+        }
         self._present = len(self._twins) or len(members)
         self._simulation = simulation
         self._here: list[int] = []
@@ -467,7 +472,7 @@ class Channel:
 
     def _enter_all(self, meeting, position, time_s):
         """A member enters, and those for which it stands."""
-        for one in (position, *self._twins.get(position, ())):
+        for one in (position, *self._enter_together.get(position, ())):
             meeting.in_flight.enter(one, time_s)
 
     def _begin(self, meeting, call):
@@ -486,13 +491,12 @@ class Channel:
 
     def _through_of(self, meeting):
         """What is called as ``through(position, end_s)`` when a member has ended a collective."""
-        if not self._twins:
+        if not self._stand_in:
             return lambda position, end_s: self._through(position, meeting, end_s)
-        by_twin = {one: at for at, others in self._twins.items() for one in (at, *others)}
         ends: dict[int, float] = {}
 
         def through(position, end_s):
-            at = by_twin[position]
+            at = self._stand_in[position]
             if not isclose(ends.setdefault(at, end_s), end_s, rel_tol=1e-9, abs_tol=1e-12):
                 raise PlacesDiffer(_not_at_once(meeting, self.members, at, position))
             if at == position:
@@ -551,8 +555,6 @@ class Rehearsed:
     def enter(self, position: int, time_s: float) -> None:
         """A member begins, and is through if it needs nobody."""
         call = self._meeting.calls[position]
-        if call.request is None or call.rank != call.group.ranks[position]:
-            return  # somebody stands for it
         if call.kind in LEAVE_EARLY and not call.has_data:
             self._tell(position, time_s)
             return
