@@ -210,6 +210,19 @@ def test_what_equal_ranks_do_not_go_with_is_refused(how, words):
         simlib.simulate(sharded, 4, **{"alike": "auto", **how})
 
 
+def tells_its_own(rank, world_size):
+    told = [None] * world_size
+    dist.all_gather_object(told, rank)
+    if told != list(range(world_size)):
+        raise ValueError(f"{told}")
+
+
+def test_who_misses_what_others_have_to_tell_is_told_why():
+    words = r"ranks 0 and 3 raised ValueError: \[0, 0, 0, 3\] .* leave alike= out"
+    with pytest.raises(simlib.RankError, match=words):
+        simulated(tells_its_own, 4, WAITING, "auto")
+
+
 def test_a_function_names_the_classes():
     run = simulated(more_work, 4, WAITING, lambda rank: rank > 0)
     assert run.classes == [[0], [1, 2, 3]]

@@ -141,9 +141,10 @@ class Transfers:
         """A collective shares links with others: those of whom it stands for are not known."""
         if self.are_mirrored:
             raise PlacesDiffer(
-                f"of more than 1,024 ranks with alike=, some stand for others in {in_flight.kind}, "
-                "and so it must have its links to itself: other messages cross them meanwhile. "
-                "Let the cluster have direct_cards=True, or simulate fewer ranks"
+                "with alike= and more than 1,024 ranks, one rank of a class enters "
+                f"{in_flight.kind} for others of its place in a node, and no other message may "
+                "cross its links, as one does here: let the cluster have direct_cards=True, or "
+                "simulate at most 1,024 ranks"
             )
 
     def absorb(self, network: Network, on_end: Callable[[Transfer], None]) -> None:
@@ -573,7 +574,7 @@ def _not_at_once(meeting, members, at, position):
         f"ranks {members[at]} and {members[position]} are taken to be equal, and end {call.kind} "
         f"of {call.nbytes:,} bytes at different moments: on this cluster, their places differ for "
         'it. Choose an algorithm in which all places are equal, as all_reduce="ring", or place '
-        "the group with one rank on each node, or all on one"
+        "the group with one rank on each node, or all on one, or simulate at most 1,024 ranks"
     )
 
 

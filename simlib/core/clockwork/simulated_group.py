@@ -98,7 +98,7 @@ class SimulatedGroup(PlainGroup):
         """Write a message down, to a rank of another class that runs as well."""
         if post.src is None:
             raise InvalidCallError(
-                "a rank that stands for others has no receive of any source: name src="
+                "with alike=, nobody knows whose message a receive of any source takes: name src="
             )
         if not self._simulation.may_meet(self._rank, self._group.ranks[peer]):
             self._simulation.part_with(self._rank, self._group.ranks)

@@ -144,6 +144,12 @@ def _article(noun):
     return "an" if noun[:1].lower() in "aeiou" else "a"
 
 
+_OTHERS_VALUES = (
+    "With alike=, the first rank of a class also sends for those that do not run: if each rank has "
+    "something of its own to tell the others, as in a checkpoint's plan, leave alike= out"
+)
+
+
 def _raised(monitor, told):
     """One error for all ranks that failed, those with the same words told together."""
     alike = defaultdict(list)
@@ -165,6 +171,8 @@ def _raised(monitor, told):
         lines.append(f"also, {len(parts) - 4} more ranks, each with other words")
     if first.advice:
         lines[0] += f". {first.advice}"
+    if not (is_invalid or monitor.have_all_run):
+        lines[0] += f". {_OTHERS_VALUES}"
     if sites[first_rank].line_text:
         lines.append(f"    {sites[first_rank].line_text}")
     limited = {r: _TIMED_OUT.search(failure.sentence) for r, failure in told.items()}

@@ -219,8 +219,7 @@ class SimulationMonitor(RunMonitor):
         for ranks in self.classes.members.values():
             for rank in ranks[1:-1]:
                 if ranks[0] in self.answers:
-                    word, content = self.answers[ranks[0]]
-                    self.answers[rank] = word, None if word == "result" else content
+                    self.answers[rank] = "result", None
                 report["memory"][rank] = report["memory"][rank] or report["memory"][ranks[0]]
                 report["flops"][rank] = report["flops"][ranks[0]]
 
