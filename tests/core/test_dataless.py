@@ -1,7 +1,9 @@
 """Programs of each kind of parallelism without data: what they do is what they do with data."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import re
 from pathlib import Path
 
@@ -101,8 +103,12 @@ def numpy():
     torch.rand(4).numpy()
 
 
-def cuda():
-    torch.rand(4, device="cuda")
+def to_list():
+    torch.rand(4).tolist()
+
+
+def sparse():
+    torch.nn.Embedding(8, 2, sparse=True)(torch.arange(4)).sum().backward()
 
 
 def own_op():
@@ -121,7 +127,8 @@ REFUSED = {
     places: "asks for what is in a tensor of torch.bool",
     mask: "asks for what is in a tensor of torch.float32",
     numpy: r"numpy\(\) gives values",
-    cuda: "no device 'cuda': keep tensors on 'cpu'",
+    to_list: r"tolist\(\) gives values",
+    sparse: "sparse tensors cannot be simulated",
     own_op: "of_another_test::double does not say which shapes it gives",
 }
 
@@ -168,3 +175,26 @@ def known(rank, world_size):
 def test_what_is_known_without_data_has_values():
     found = simlib.simulate(known, 2, data=False).results
     assert found == [([1, 2], [0, 1, 2, 3], "nan")] * 2
+
+
+def large(rank, world_size):
+    """4 TiB, which no machine has that runs this: copied, written into, let go and filled again."""
+    x = torch.rand(1 << 20, 1 << 20, requires_grad=True)
+    copied, out = copy.deepcopy(x), torch.empty(0)
+    torch.add(x.detach()[0], 1, out=out)
+    storage = copied.untyped_storage()
+    storage.resize_(0)
+    freed = simlib.held()["activations and temporaries"]
+    storage.resize_(8)
+    sizes = freed - x.nbytes, storage.nbytes(), tuple(out.shape)
+    return repr(x), sizes, pickle.loads(pickle.dumps(x)).device.type, x
+
+
+def test_what_has_no_data_takes_no_memory_whatever_its_size():
+    cluster = dataclasses.replace(CLUSTER, device=simlib.Device(1e12))
+    ((words, sizes, sent, x),) = simlib.simulate(large, 1, data=False, cluster=cluster).results
+    assert words == (
+        "tensor(without data, size=(1048576, 1048576), dtype=torch.float32, requires_grad=True)"
+    )
+    assert sizes == (4 << 20, 8, (1 << 20,))
+    assert (sent, x.device.type, x.shape) == ("meta", "meta", (1 << 20, 1 << 20))

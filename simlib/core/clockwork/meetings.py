@@ -14,11 +14,10 @@ from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
 from ..record.transports.plain_group import (
     SharedOutputs,
-    forget_values_of,
     joined,
     put,
-    with_values,
 )
+from ..record.without_data import forget_values_of
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""
@@ -32,8 +31,6 @@ def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
         return function(*args)
     before, mode.paused = mode.paused, True
     try:
-        if mode.is_dataless:
-            return with_values(function, *args)
         return function(*args)
     finally:
         mode.paused = before

@@ -16,7 +16,8 @@ from ..model.errors import InvalidCallError
 from ..record.recorder import count_bytes, is_learners
 from ..record.this_rank import here
 from ..record.transports import FOREVER
-from ..record.transports.plain_group import REDUCING, PlainGroup, is_fake
+from ..record.transports.plain_group import REDUCING, PlainGroup
+from ..record.without_data import is_without_data
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
 
@@ -68,7 +69,7 @@ class SimulatedGroup(PlainGroup):
 
     def _post(self, tensors, src, dst, content):
         request = Request(self._simulation, self._rank, self._log.last, tensors)
-        request.patience_s, request.has_data = self.patience_s, not is_fake(content)
+        request.patience_s, request.has_data = self.patience_s, not is_without_data(content)
         clock = self._simulation.scheduler.clocks[self._rank]
         return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
 
@@ -121,7 +122,7 @@ class SimulatedGroup(PlainGroup):
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
         reduce_op = getattr(opts, "reduceOp", None)
-        has_data = not any(map(is_fake, payload)) and not any(map(is_fake, takes))
+        has_data = not any(map(is_without_data, payload)) and not any(map(is_without_data, takes))
         call = Call(
             kind=kind,
             rank=self._rank,

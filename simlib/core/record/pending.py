@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from .without_data import is_without_data
 
 MAX_WORK = 1000
 """Of how many candidates it is tried at most whether two tensors in pieces have them in common."""
@@ -155,7 +156,7 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
         """Where a tensor lies; an empty place where it has no such memory."""
-        if tensor.layout is not torch.strided or type(tensor) is FakeTensor:
+        if tensor.layout is not torch.strided or is_without_data(tensor):
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
         if tensor.is_contiguous():  # one without elements, too

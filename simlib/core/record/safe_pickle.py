@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ..environment import are_ranks_trusted
 from ..model.errors import FailureReport
 from ..model.ledger import Ledger
 from ..model.trace import Group, WireMessage
+from .without_data import is_without_data
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 NUMBERS = frozenset(
@@ -201,7 +201,7 @@ def fields_of(record: Any) -> Any:
 def tensor_parts(tensor: torch.Tensor) -> Any:
     """`parts_of` a tensor. Elements that repeat along a dimension (`expand`) are sent once."""
     kind = str(tensor.dtype).removeprefix("torch.")
-    if type(tensor) is FakeTensor:
+    if is_without_data(tensor):
         raise pickle.PicklingError("a tensor without data is no plain data")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or kind not in ELEMENTS:
         words = f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device} is no plain data"

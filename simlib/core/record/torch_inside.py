@@ -264,9 +264,14 @@ def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
     return [*found, (torch, "set_anomaly_enabled", anomaly)]
 
 
-def fake_mode_here() -> Any:
-    """The mode by which the calling thread makes fake tensors, or None."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+def works_out_shapes() -> bool:
+    """Whether what the calling thread makes are fake tensors, as where DTensor tries an op."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
+    """A storage of memory that somebody else keeps."""
+    return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), nbytes)
 
 
 def group_by_name(group: Any) -> dist.ProcessGroup:

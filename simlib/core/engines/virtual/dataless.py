@@ -1,15 +1,17 @@
 """Ranks without data: tensors have shapes, dtypes and memory in the ledger, and no values.
 
-Each rank has a fake mode of torch's. What it makes is without data, with two exceptions that cost
-next to nothing: tensors that the program fills itself (`torch.tensor`, from numpy), and whole
-numbers and truth values of at most `MOST_WHOLE` elements, which programs count and decide with
-(indices, lengths, orders of samples). What is computed of such tensors alone has its values, and
-has none as soon as a tensor without data has a part in it.
+To torch's Python code they are tensors as any other. No kernel gets them: what an op returns is
+told from shapes. Two sorts of tensors have values, as they cost next to nothing: those that the
+program fills itself (`torch.tensor`, from numpy), and whole numbers and truth values of at most
+`MOST_WHOLE` elements, which programs count and decide with (indices, lengths, orders of samples).
+What is computed of such tensors alone has its values, and has none as soon as a tensor without
+data has a part in it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -20,106 +22,106 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
 )
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
-from ...record.torch_inside import fake_mode_here, group_by_name
-from ...record.transports.plain_group import ADVICE, forget_values_of, is_fake, with_values
-from .dispatch_mode import DispatchMode, dispatches, tensors_in
+from ...record.torch_inside import group_by_name, works_out_shapes
+from ...record.without_data import (
+    ADVICE,
+    forget_values_of,
+    is_storage_without_data,
+    is_without_data,
+    without_data,
+)
+from .dispatch_mode import DispatchMode, tensors_in
 from .op_time import changed_by
+from .outcome import outcome_of
 
 MOST_WHOLE = 1 << 16
 """Elements up to which a tensor of whole numbers or truth values has its values."""
 
 ITEM = torch.ops.aten._local_scalar_dense.default
+RESIZE = torch.ops.aten.resize_.default
 _NO_VALUE = DataDependentOutputException, DynamicOutputShapeException
+_BY_VALUES = {ITEM}
+"""Ops known to return what values decide, such as the places of what is not zero."""
 
 
 class DatalessMode(DispatchMode):
-    """A `DispatchMode` of a rank without data, and the fake mode below it: enter this one alone.
+    """A `DispatchMode` of a rank without data.
 
     Parameters
     ----------
-    fake : FakeTensorMode
-        The rank's own; its threads have it too.
     on_value : callable
         ``on_value(frame)`` is called where the program asks for the value of a number of floating
         point, and gets NaN.
     *counting
         As for `DispatchMode`.
+
+    Attributes
+    ----------
+    gives_values : bool
+        While True, what is made of nothing, or of tensors with values, has values.
     """
 
-    is_dataless = True
+    has_data = False
 
-    def __init__(self, fake: FakeTensorMode, on_value: Callable, *counting: Any) -> None:
+    def __init__(self, on_value: Callable, *counting: Any) -> None:
         super().__init__(*counting)
-        self._fake = fake
+        self.gives_values = False
         self._on_value = on_value
         self._works: dict[int, tuple] = {}  # storage -> (reference to it, work to wait for)
 
     def __enter__(self):
-        self._fake.__enter__()
         local.dataless = self
         return super().__enter__()
 
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self._fake.__exit__(*error)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the calling thread makes tensors without data, and its ops count."""
-        return not self.paused and fake_mode_here() is self._fake
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs, fake = kwargs or {}, fake_mode_here()
-        if fake is None:  # the rank pickles objects, say
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if self.paused or fake is not self._fake or func.namespace == "prim":
-            return func(*args, **kwargs)
-        if any(kind is not FakeTensor and dispatches(kind) for kind in types):
-            return NotImplemented
-        if func.namespace == "_c10d_functional" and _fakes_in((args, kwargs)):
-            return self._communicate(func, args, kwargs)
-        return self._decomposed_or_counted(func, args, kwargs)
-
     def _compute(self, func, args, kwargs):
-        if fake_mode_here() is None:
+        if works_out_shapes():
             return func(*args, **kwargs)
-        _check_device(kwargs.get("device"))
-        if not _fakes_in((args, kwargs)):
-            return self._with_values(func, args, kwargs)
+        given = list(tensors_in((args, kwargs) if kwargs else args))
+        if func.namespace == "_c10d_functional" and any(map(is_without_data, given)):
+            return self._communicate(func, args, kwargs, given)
+        return self._result(func, args, kwargs, given)
+
+    def _result(self, func, args, kwargs, given):
+        if not any(map(is_without_data, given)):
+            return self._with_values(func, args, kwargs, given)
+        if _is_view(func):
+            return func(*args, **kwargs)
         try:
-            out = func(*args, **kwargs)
+            outcome = outcome_of(func, args, kwargs, given)
         except _NO_VALUE:
-            return self._value(func, args)
+            return self._value(func, given)
         except RuntimeError as error:
             raise _of_unknown_shape(func, error) from None
-        if func._schema.is_mutable:
-            for tensor in changed_by(func, args, kwargs):
-                forget_values_of(tensor)
-        return out
+        for number, shape in outcome.resized:
+            _reshape(given[number], shape)
+        for tensor in changed_by(func, args, kwargs):
+            forget_values_of(tensor)
+        return outcome.result.made(given)
 
-    def _with_values(self, func, args, kwargs):
+    def _with_values(self, func, args, kwargs, given):
         """No argument lacks data: the result has its values too, unless that would be large."""
-        if _has_result_of_its_own(func):
-            try:
-                out = func(*args, **kwargs)
-            except _NO_VALUE:  # such as the places of what is not zero
-                return with_values(func, *args, **kwargs)
-            given = [tensor.numel() for tensor in tensors_in((args, kwargs))]
-            most = max(MOST_WHOLE, sum(given))
-            if any(not _is_small(made, most, bool(given)) for made in tensors_in(out)):
-                return out
-        return with_values(func, *args, **kwargs)
+        is_small = func in _BY_VALUES or not _has_result_of_its_own(func)
+        if is_small or self.paused or self.gives_values:
+            return func(*args, **kwargs)
+        try:
+            outcome = outcome_of(func, args, kwargs, given)
+        except _NO_VALUE:
+            _BY_VALUES.add(func)
+            return func(*args, **kwargs)
+        known = [tensor.numel() for tensor in given if tensor.device.type == "cpu"]
+        most = max(MOST_WHOLE, sum(known))
+        if all(_is_small(new, most, bool(known)) for new in outcome.new()):
+            return func(*args, **kwargs)
+        return outcome.result.made(given)
 
-    def _value(self, func, args):
-        dtype = next(tensors_in(args)).dtype
+    def _value(self, func, given):
+        dtype = given[0].dtype
         if func is ITEM and dtype.is_floating_point:
             self._on_value(sys._getframe(1))
             return float("nan")
@@ -129,9 +131,9 @@ class DatalessMode(DispatchMode):
             f"has no values: {ADVICE}"
         )
 
-    # Functional collectives: with fake tensors torch would run a kernel that calls no group.
+    # Functional collectives: torch's own kernel would copy what has no data.
 
-    def _communicate(self, func, args, kwargs):
+    def _communicate(self, func, args, kwargs, given):
         name = func._overloadpacket.__name__
         if name == "wait_tensor":
             _, work = self._works.pop(_key(args[0]), (None, None))
@@ -142,7 +144,7 @@ class DatalessMode(DispatchMode):
             return functional.AsyncCollectiveTensor(args[0])
         if name not in _FUNCTIONAL:
             raise InvalidCallError(f"{name} cannot be simulated with data=False")
-        out = self._counted(func, args, kwargs)
+        out = self._result(func, args, kwargs, given)
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
         group = kwargs["group_name"] if "group_name" in kwargs else args[-1]
         work = _FUNCTIONAL[name](group_by_name(group), outs, *args)
@@ -224,14 +226,35 @@ _FUNCTIONAL = {
 # Tensors with and without data
 
 
-def _fakes_in(value):
-    return any(map(is_fake, tensors_in(value)))
-
-
-def _is_small(tensor, most, is_given):
+def _is_small(new, most, is_given):
     """Whether a result has values: a number of floating point only where something is given."""
-    is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    return tensor.numel() <= most and (is_whole or is_given)
+    if new.device.type != "cpu":
+        return True  # it has none anyway
+    is_whole = not (new.dtype.is_floating_point or new.dtype.is_complex)
+    return math.prod(new.shape) <= most and (is_whole or is_given)
+
+
+@functools.cache
+def _is_view(func):
+    """Whether an op touches no data: it only gives a tensor another shape."""
+    if torch.Tag.inplace_view in func.tags:
+        return func is not RESIZE
+    returns = func._schema.returns
+    return (
+        bool(returns)
+        and not func._schema.is_mutable
+        and all(one.alias_info is not None for one in returns)
+    )
+
+
+def _reshape(tensor, shape):
+    """Give a tensor another shape, as `Tensor.resize_` does."""
+    fresh = torch.empty(shape, dtype=tensor.dtype, device="meta")
+    if fresh.nbytes <= tensor.untyped_storage().nbytes() or not is_without_data(tensor):
+        tensor.resize_(shape)
+    else:
+        new = without_data(shape, fresh.stride(), tensor.dtype)
+        tensor.set_(new.untyped_storage(), 0, shape, fresh.stride())
 
 
 @functools.cache
@@ -249,45 +272,46 @@ def _key(tensor):
 
 
 def _here():
-    """The `DatalessMode` of the calling thread where it is on, or None."""
+    """The `DatalessMode` of the calling thread where its ops count, or None."""
     mode = local.__dict__.get("dataless")
-    return mode if mode is not None and mode.is_on else None
-
-
-def new_fake_mode() -> FakeTensorMode:
-    """The mode by which a rank makes tensors without data."""
-    prepare_torch()
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return None if mode is None or mode.paused else mode
 
 
 @functools.cache
 def prepare_torch() -> None:
-    """Let torch's Python code do without data what it does with them, in ranks that have none."""
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-    is_tracing = functional._are_we_tracing
-    functional._are_we_tracing = lambda: _here() is None and is_tracing()
-    name = "_propagate_tensor_meta_non_cached"
-    setattr(ShardingPropagator, name, _paused(getattr(ShardingPropagator, name)))
+    """Let torch do without data what it does with them by other ways than ops."""
     for name in _OF_OBJECTS:
         function = _with_data(getattr(c10d, name))
         setattr(c10d, name, function)
         setattr(dist, name, function)
-    torch.nn.Module._apply = _applied(torch.nn.Module._apply)
     scaler = torch.amp.GradScaler
     scaler._maybe_opt_step = _stepping(scaler._maybe_opt_step)
     scaler.update = _without_scale(scaler.update)
-    FakeTensor.__reduce_ex__ = _as_meta
-    FakeTensor.__format__ = _formatted
-    FakeTensor.numpy = _no_numpy
+    tensor, parameter, storage = torch.Tensor, torch.nn.Parameter, torch.UntypedStorage
+    for kind, name, method in (
+        (tensor, "numpy", _refuse("numpy()")),
+        (tensor, "tolist", _refuse("tolist()")),
+        (tensor, "__repr__", _in_words),
+        (tensor, "__format__", _formatted),
+        (tensor, "__reduce_ex__", _as_meta),
+        (parameter, "__reduce_ex__", _as_meta),
+    ):
+        setattr(kind, name, _where(is_without_data, method, getattr(kind, name)))
+    for name, method in (("resize_", _resize), ("clone", _clone)):
+        method = _where(is_storage_without_data, method, getattr(storage, name))
+        setattr(storage, name, method)
+    for name in ("nbytes", "size"):
+        setattr(storage, name, _claimed(getattr(storage, name)))
 
 
-def _check_device(device):
-    if device is not None and torch.device(device).type not in ("cpu", "meta"):
-        raise InvalidCallError(
-            f"a simulated rank has no device {str(device)!r}: keep tensors on 'cpu', which stands "
-            "for the device of the cluster"
-        )
+def _where(holds, method, original):
+    """A method that is ``method`` where ``holds(self)``, and else the original."""
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        return (method if holds(self) else original)(self, *args, **kwargs)
+
+    return call
 
 
 def _of_unknown_shape(func, error):
@@ -306,27 +330,39 @@ def _formatted(tensor, how):
     return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
 
 
-def _no_numpy(tensor, *args, **kwargs):
-    raise InvalidCallError(
-        f"numpy() gives values, and a simulation with data=False has none: {ADVICE}"
-    )
+def _refuse(call):
+    def refuse(tensor, *args, **kwargs):
+        raise InvalidCallError(
+            f"{call} gives values, and a simulation with data=False has none: {ADVICE}"
+        )
+
+    return refuse
 
 
-def _paused(function):
-    """The function, whose ops are no work of the rank."""
+def _in_words(tensor, **_):
+    gradient = ", requires_grad=True" if tensor.requires_grad else ""
+    return f"tensor(without data, size={tuple(tensor.shape)}, dtype={tensor.dtype}{gradient})"
 
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        mode = _here()
-        if mode is None:
-            return function(*args, **kwargs)
-        before, mode.paused = mode.paused, True
-        try:
-            return function(*args, **kwargs)
-        finally:
-            mode.paused = before
 
-    return call
+def _resize(storage, nbytes):
+    """Torch cannot give it other memory; `_claimed` tells how large the program has made it."""
+    storage.claimed_nbytes = nbytes
+
+
+def _claimed(original):
+    """How large a storage is, or is said to be."""
+
+    @functools.wraps(original)
+    def nbytes(storage):
+        claimed = storage.__dict__.get("claimed_nbytes")
+        return original(storage) if claimed is None else claimed
+
+    return nbytes
+
+
+def _clone(storage):
+    nbytes = storage.nbytes()
+    return without_data((nbytes,), (1,), torch.uint8).untyped_storage()
 
 
 def _without_scale(update):
@@ -358,9 +394,14 @@ def _with_data(function):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if _here() is None:
+        mode = _here()
+        if mode is None:
             return function(*args, **kwargs)
-        return with_values(function, *args, **kwargs)
+        before, mode.gives_values = mode.gives_values, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            mode.gives_values = before
 
     return call
 
@@ -376,41 +417,6 @@ def _stepping(maybe_step):
         return optimizer.step(*args, **kwargs)
 
     return step
-
-
-def _applied(apply):
-    """`Module._apply`, which exchanges fake parameters and fails where somebody refers to them."""
-
-    @functools.wraps(apply)
-    def apply_here(module, fn, recurse=True):
-        if _here() is None:
-            return apply(module, fn, recurse)
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[key] = _changed(parameter, fn)
-        for key, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[key] = fn(buffer)
-        return module
-
-    return apply_here
-
-
-def _changed(parameter, fn):
-    """A parameter as ``fn`` makes it: the same object where that has the same device."""
-    with torch.no_grad():
-        new = fn(parameter)
-    if new is parameter:
-        return parameter
-    if new.device != parameter.device or type(new) is not type(parameter):
-        return torch.nn.Parameter(new, parameter.requires_grad)
-    parameter.data = new
-    if parameter.grad is not None:
-        with torch.no_grad():
-            parameter.grad = fn(parameter.grad)
-    return parameter
 
 
 def _as_meta(tensor, protocol):

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ...record.recorder import is_learners
-from ...record.torch_inside import is_composite
+from ...record.torch_inside import is_composite, leave_uncompiled
+from ...record.without_data import has_memory
 
 
 class DispatchMode(TorchDispatchMode):
@@ -55,8 +56,8 @@ class DispatchMode(TorchDispatchMode):
         While True, ops pass unseen: for what the engine does in the rank's thread.
     """
 
-    is_dataless = False
-    """Whether what the rank makes has no values."""
+    has_data = True
+    """Whether the rank's tensors have values; else every op must come by here, seen or not."""
 
     def __init__(self, on_op=None, op_times=None, memory=None, lock=None, on_read=None):
         super().__init__()
@@ -67,16 +68,18 @@ class DispatchMode(TorchDispatchMode):
         self._lock = lock
         self._on_read = on_read
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # torch would put a wrapper around each op, of several microseconds
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.paused or FakeTensor in types:  # torch works out shapes with fake tensors
+        # With fake tensors torch works out shapes.
+        if FakeTensor in types or (self.paused and self.has_data):
             return func(*args, **kwargs)
-        if types and any(map(dispatches, types)):
+        if types and not all(map(has_memory, types)):
             # A DTensor, say: what it does to its local tensors is what the rank does.
             return NotImplemented
-        return self._decomposed_or_counted(func, args, kwargs)
-
-    def _decomposed_or_counted(self, func, args, kwargs):
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -94,6 +97,8 @@ class DispatchMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _counted(self, func, args, kwargs):
+        if self.paused:
+            return self._compute(func, args, kwargs)
         if self._on_read is not None and func in _READS and _READS[func](args, kwargs):
             self.before_read(sys._getframe(1))
         out = self._compute(func, args, kwargs)
@@ -106,6 +111,9 @@ class DispatchMode(TorchDispatchMode):
         return out
 
 
+leave_uncompiled(DispatchMode.__torch_dispatch__)
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
@@ -113,11 +121,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (dict, list, tuple)):
         for one in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(one)
-
-
-def dispatches(kind):
-    """Whether a class of tensors does ops its own way."""
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 aten = torch.ops.aten

@@ -20,7 +20,6 @@ from collections import defaultdict
 from dataclasses import replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -44,7 +43,7 @@ from .allocator import NoMemoryLeftError
 from .dispatch_mode import tensors_in
 from .memory_history import History, Moment
 
-_PLAIN = (torch.Tensor, Parameter, FakeTensor)
+_PLAIN = (torch.Tensor, Parameter)
 _RANKING = {name: number for number, name in enumerate(reversed(CATEGORIES))}
 _PRODUCTS = frozenset(
     overload
@@ -53,6 +52,12 @@ _PRODUCTS = frozenset(
     for overload in (packet.default, packet.out)
 )
 """What a GPU's library of matrix products does."""
+
+
+def _keep(references, value):
+    """Keep a weak reference to a value under its id, as long as it lives."""
+    key, forget = id(value), references.pop
+    references[key] = weakref.ref(value, lambda _: forget(key, None))
 
 
 class _Workspace:
@@ -106,8 +111,6 @@ class MemoryMeter:
         where autograd has a thread of its own.
     stream : callable, optional
         Tells the stream, any hashable, for which something is allocated now.
-    is_dataless : bool
-        Whether tensors without data stand for those that the rank holds.
 
     **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
     point of the history, half a microsecond per parameter.
@@ -123,7 +126,6 @@ class MemoryMeter:
         allocator=None,
         workspace_bytes=0,
         stream=int,
-        is_dataless=False,
     ):
         self.rank = rank
         self._clock = clock
@@ -134,7 +136,6 @@ class MemoryMeter:
         self._workspace_bytes = workspace_bytes
         self._workspaces = {}
         self._stream = stream
-        self._is_dataless = is_dataless
         self._reserved_at_peak = 0
         self._blocks = {}
         self._held = defaultdict(int)  # (category, dtype) -> bytes
@@ -144,7 +145,9 @@ class MemoryMeter:
         self._is_peak_new = False
         self._does_peak_last = False
         self._parameters = {}
-        self._owners = weakref.WeakSet()  # of shards
+        self._gradients = {}  # id of a parameter -> a reference to its gradient, once it is met
+        self._states = {}  # id of a parameter -> ids of what an optimizer keeps for it, once met
+        self._owners = {}  # of shards, as the parameters
         self._optimizers = weakref.WeakSet()
         self._stepping = []
         self._history = History()
@@ -153,7 +156,7 @@ class MemoryMeter:
     def saw(self, args, out, func=None):
         """An op, ``func``, returned ``out``."""
         for arg in args:
-            if _is_parameter(arg) and not self._is_met(arg):
+            if type(arg) is Parameter and not self._is_met(arg):
                 self._meet_parameter(arg)
         self._meet(out)
         if func in _PRODUCTS and self._workspace_bytes:
@@ -174,7 +177,7 @@ class MemoryMeter:
         It is known by its owner: FSDP2 exchanges it for another in place, which torch refuses where
         there is a weak reference to it.
         """
-        self._owners.add(owner)
+        _keep(self._owners, owner)
         self._meet_as_parameter(owner.sharded_param)
         self._note()
 
@@ -235,10 +238,8 @@ class MemoryMeter:
         return block is not None and block.category is PARAMETERS
 
     def _meet_parameter(self, parameter):
-        key = id(parameter)
-        if key not in self._parameters:
-            forget = self._parameters.pop
-            self._parameters[key] = weakref.ref(parameter, lambda _: forget(key, None))
+        if id(parameter) not in self._parameters:
+            _keep(self._parameters, parameter)
         self._meet_as_parameter(parameter)
 
     def _meet_as_parameter(self, parameter):
@@ -255,17 +256,14 @@ class MemoryMeter:
     def _meet(self, out):
         if isinstance(out, torch.Tensor):
             for plain in _plain(out):  # what an unfinished collective gives back wraps its result
-                # A sparse tensor has no storage of its own, but its parts. With data, what has none
-                # is a "meta" tensor, or one by which torch works out a shape.
-                if plain.layout is torch.strided and self._is_held(plain):
-                    self._block(plain.untyped_storage(), plain.dtype)
+                # A sparse tensor has no storage of its own, but its parts.
+                if plain.layout is torch.strided:
+                    storage = plain.untyped_storage()
+                    if storage.device.type == "cpu":  # else torch works out shapes with it
+                        self._block(storage, plain.dtype)
         elif isinstance(out, (tuple, list)):
             for one in out:
                 self._meet(one)
-
-    def _is_held(self, tensor):
-        place = tensor if self._is_dataless else tensor.untyped_storage()
-        return place.device.type == "cpu"
 
     def _block(self, storage, dtype=None):
         """Keep the block of a storage, which a tensor of this dtype holds, as large as it is."""
@@ -366,24 +364,40 @@ class MemoryMeter:
         """Find the category of every block anew."""
         for block in list(self._blocks.values()):
             self._move(block, block.told or OTHER, block.kind[1])
+        self._gradients.clear()
+        self._states.clear()
         for parameter in self._living():
             self._mark(parameter, PARAMETERS)
         self._find_roles(list(self._optimizers))
 
     def _find_roles(self, optimizers):
-        """Find what has become a gradient or, of some optimizers, state."""
+        """Find what has become a gradient or, of some optimizers, state.
+
+        It is done for each new peak, so what has been met is not looked at again.
+        """
         for optimizer in optimizers:
-            for tensor in tensors_in(optimizer.state):
-                self._mark(tensor, OPTIMIZER_STATE)
+            for parameter, state in optimizer.state.items():
+                kept = list(map(id, state.values()))
+                if self._states.get(id(parameter)) != kept:
+                    self._states[id(parameter)] = kept
+                    for tensor in tensors_in(state):
+                        self._mark(tensor, OPTIMIZER_STATE)
         for parameter in self._living():
             gradient = parameter.grad
             if gradient is not None:
-                self._mark(gradient, GRADIENTS)
+                known = self._gradients.get(id(parameter))
+                if known is None or known() is not gradient:
+                    self._gradients[id(parameter)] = weakref.ref(gradient)
+                    self._mark(gradient, GRADIENTS)
 
     def _living(self):
         parameters = [reference() for reference in list(self._parameters.values())]
-        shards = [owner.sharded_param for owner in list(self._owners)]
-        return [parameter for parameter in parameters if parameter is not None] + shards
+        owners = [reference() for reference in list(self._owners.values())]
+        shards = [owner.sharded_param for owner in owners if owner is not None]
+        met = self._parameters
+        return [one for one in parameters if one is not None] + [
+            one for one in shards if id(one) not in met
+        ]
 
     def _mark(self, tensor, category):
         for plain in _plain(tensor):
@@ -398,10 +412,6 @@ class MemoryMeter:
         self._held[block.kind] -= block.nbytes
         block.kind = category, dtype
         self._held[block.kind] += block.nbytes
-
-
-def _is_parameter(arg):
-    return type(arg) is Parameter or (type(arg) is FakeTensor and isinstance(arg, Parameter))
 
 
 def _plain(tensor):

@@ -44,7 +44,17 @@ _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Products of matrices -> the place of their first factor."""
 _OPTIONS = frozenset(
-    (int, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size)
+    (
+        int,
+        bool,
+        str,
+        type(None),
+        torch.dtype,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.device,
+    )
 )
 """Types of arguments that say what an op does."""
 _MOST_SHAPES = 10_000
@@ -102,7 +112,7 @@ class OpTimes:
         if known is None:
             return None
         by_result, costs = known
-        key = _shapes_of(args, kwargs, out if by_result else None)
+        key = shapes_of(args, kwargs, out if by_result else None)
         cost = costs.get(key)
         if cost is None:
             if len(costs) >= _MOST_SHAPES:
@@ -170,7 +180,7 @@ def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
     return FlopTimes(device.flops_per_s, FlopCounts()) if device.flops_per_s < math.inf else None
 
 
-def _shapes_of(args, kwargs, out):
+def shapes_of(args, kwargs, out):
     """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
 
     Numbers of floating point make no difference, and may be others in every call.

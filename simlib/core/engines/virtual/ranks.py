@@ -152,6 +152,8 @@ class Ranks:
     def run(self):
         """Let all ranks run until none can go on; returns what the kernel has to know."""
         scheduler = self._simulation.scheduler
+        if not self._simulation.options.data:
+            dataless.prepare_torch()
         per_rank.foreign_threads.clear()
         scheduler.open()
         for rank in self._running:
@@ -270,7 +272,6 @@ class Ranks:
         if not (takes_time or options.memory or streams or not options.data):
             beside.make_mode = contextlib.nullcontext
             return contextlib.nullcontext()
-        fake = None if options.data else dataless.new_fake_mode()
         if options.memory:
             meter = beside.meter = per_rank.local.meter = self._meter(rank, device)
 
@@ -288,10 +289,9 @@ class Ranks:
             on_read = streams and (lambda: streams.hold(streams.record()))
             on_op = on_op if takes_time else None
             counting = on_op, op_times, meter, lock, on_read
-            if fake is None:
+            if options.data:
                 return DispatchMode(*counting)
-            on_value = functools.partial(self._value_asked, rank)
-            return dataless.DatalessMode(fake, on_value, *counting)
+            return dataless.DatalessMode(functools.partial(self._value_asked, rank), *counting)
 
         beside.make_mode = functools.partial(counted, beside.add, beside.lock)
         mode = counted(functools.partial(simulation.time.work, rank))
@@ -316,7 +316,6 @@ class Ranks:
             CachingAllocator(limit) if is_like_gpu else None,
             getattr(device, "workspace_bytes", 0),
             (lambda: streams[rank].current) if streams else int,
-            is_dataless=not self._simulation.options.data,
         )
         return self._meters[rank]
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from ...model.errors import InvalidCallError
+from ..without_data import forget_values_of, is_without_data
 from . import FOREVER
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
@@ -154,40 +153,11 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         target.copy_(source)
 
 
-# Tensors without values, in a simulation with data=False
-
-ADVICE = "let no value decide what is computed, or simulate a small model with data"
-
-
-def is_fake(tensor: Tensor) -> bool:
-    """Whether a tensor has no data."""
-    return type(tensor) is FakeTensor
-
-
-def with_values(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What ``function`` gives where the tensors that it makes have values."""
-    with unset_fake_temporarily():
-        return function(*args, **kwargs)
-
-
-def forget_values_of(tensor: Tensor) -> None:
-    """A tensor has been given what has no data: if it had any, it is NaN from now on."""
-    if is_fake(tensor):
-        return
-    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
-        raise InvalidCallError(
-            f"a tensor of {tensor.dtype} that has values is given what has none in a simulation "
-            f"with data=False: {ADVICE}"
-        )
-    with torch.no_grad():
-        with_values(tensor.fill_, float("nan"))
-
-
 def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy what has come into a rank's tensors, as far as both have values."""
-    if any(map(is_fake, targets)):
+    if any(map(is_without_data, targets)):
         return
-    if any(map(is_fake, sources)):
+    if any(map(is_without_data, sources)):
         for target in targets:
             forget_values_of(target)
     else:
