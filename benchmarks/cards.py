@@ -4,11 +4,12 @@
 
 - A100 of 400 W: 258 Tflop/s, of 312 on the data sheet. Read in thonking.ai, "Strangely, Matrix
   Multiplications on GPUs Run Faster When Given Predictable Data" (cuBLAS through torch, normally
-  distributed values; 295 where all are 0). The best of all shapes is 271: stas00/ml-engineering, compute/accelerator,
-  "Maximum Achievable Matmul FLOPS".
+  distributed values; 295 where all are 0). The best of all shapes is 271: stas00/ml-engineering,
+  compute/accelerator, "Maximum Achievable Matmul FLOPS".
 - H100 of 500 W: 608 Tflop/s. No measurement of such a card was found. It is on the straight line
   from an H100 PCIe of 350 W, 493 (zzc0721/torch-performance-test-data, issue 95), to an H200 NVL of
-  600 W, 685 (NVIDIA/tilus, pull request 154); neither says which values were multiplied. The H100 of 700 W that we measured reaches 801.
+  600 W, 685 (NVIDIA/tilus, pull request 154); neither says which values were
+  multiplied. The H100 of 700 W that we measured reaches 801.
 
 **Attention** by FlashAttention-2, which torch took until 2025: 35 % of an H100's 989 Tflop/s (read
 of its successor, FlashAttention-3), and on an A100 50 to 73 %, of which the middle is taken.
