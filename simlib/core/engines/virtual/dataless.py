@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.tensor._op_schema import OpSchema
 
 from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
@@ -302,6 +303,7 @@ def prepare_torch() -> None:
         setattr(storage, name, method)
     for name in ("nbytes", "size"):
         setattr(storage, name, _claimed(getattr(storage, name)))
+    OpSchema.args_spec = property(_remembered(OpSchema.args_spec.fget))
 
 
 def _where(holds, method, original):
@@ -358,6 +360,19 @@ def _claimed(original):
         return original(storage) if claimed is None else claimed
 
     return nbytes
+
+
+def _remembered(args_spec):
+    """DTensor asks n times for all arguments of an op on a list of n parameters."""
+
+    def remembered(schema):
+        args, found = schema.__dict__.get("remembered", (None, None))
+        if args is not schema.args_schema:
+            found = args_spec(schema)
+            schema.remembered = schema.args_schema, found
+        return found
+
+    return remembered
 
 
 def _clone(storage):
