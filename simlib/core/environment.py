@@ -1,10 +1,13 @@
-"""Where simlib runs: this installation of it, its extras, trust in the ranks, and Ctrl-C."""
+"""Where simlib runs: its installation and extras, whose a file is, trust in the ranks, Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
+import site
+import sysconfig
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,6 +20,23 @@ ROOT = FOLDER.resolve().parent
 """What stands on the import path: the repository, or site-packages."""
 GIVEN = FOLDER / "classroom" / "checks" / "given"
 """What checks of exercises expect, in a wheel only: a clone has it in `exercises/checks`."""
+
+
+@functools.cache
+def _libraries():
+    """How the names of files begin that are no learner's."""
+    torch = find_spec("torch")
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    folders |= {str(FOLDER), *site.getsitepackages(), site.getusersitepackages()}
+    folders |= set((torch and torch.submodule_search_locations) or ())
+    begins = [folder + os.sep for folder in folders]
+    return *begins, "<frozen ", "<string>", "<eval_with_key>"
+
+
+@functools.cache
+def is_learners(filename: str) -> bool:
+    """Whether a file is the learner's: no library's, nor Python's own."""
+    return not filename.startswith(_libraries())
 
 
 class MissingExtra(ImportError):

@@ -19,9 +19,9 @@ from ..core.engines.processes.real_run import run
 from ..core.engines.processes.worlds import pool
 from ..core.engines.virtual.process import simulators
 from ..core.engines.virtual.simulated_run import simulate
+from ..core.environment import is_learners
 from ..core.model.errors import InvalidCallError, RankError, SimlibError
 from ..core.model.words import ranks_in_words
-from ..core.record.recorder import is_learners
 from ..core.results.run import Run
 from . import FILLED_IN, Asked, check_engine
 from .on_rank import OnRank, Settings

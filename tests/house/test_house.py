@@ -17,15 +17,15 @@ class Limit(NamedTuple):
 
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
-    "modules of the core": Limit(152, 140),
-    "code lines of the core": Limit(23_160, 18_000),
-    "modules": Limit(263, 240),
-    "code lines": Limit(41_460, 31_000),
+    "modules of the core": Limit(155, 140),
+    "code lines of the core": Limit(23_341, 18_000),
+    "modules": Limit(266, 240),
+    "code lines": Limit(41_641, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(29, 25),
-    "lines of tests": Limit(53_194, 34_000),
+    "lines of tests": Limit(53_340, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),

@@ -14,10 +14,10 @@ from ..diagnose.matching import Matcher, disagreement
 from ..model.trace import Group
 from ..record.transports.plain_group import (
     SharedOutputs,
+    forget_values_of,
     joined,
     put,
 )
-from ..record.without_data import forget_values_of
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds in which a rank may be done before all members have come."""

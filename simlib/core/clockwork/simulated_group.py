@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..environment import is_learners
 from ..model.errors import InvalidCallError
-from ..record.recorder import count_bytes, is_learners
+from ..record.recorder import count_bytes
 from ..record.this_rank import here
 from ..record.transports import FOREVER
 from ..record.transports.plain_group import REDUCING, PlainGroup

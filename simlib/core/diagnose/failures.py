@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..environment import is_learners
 from ..model import errors
 from ..model.errors import (
     DeadlockError,
@@ -27,7 +28,6 @@ from ..model.errors import (
 )
 from ..model.trace import Site, Trace, make_site
 from ..model.words import ranks_in_words, shortened
-from ..record.recorder import is_learners
 
 MAX_CALLERS = 2
 """How many of a line's callers are named."""

@@ -24,6 +24,7 @@ from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from ..environment import is_learners
 from .arguments import Place, check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
@@ -34,7 +35,6 @@ from .recorder import (
     RecordedWork,
     Recorder,
     count_bytes,
-    is_learners,
 )
 from .torch_inside import GroupOfItsOwn, leave_uncompiled
 from .transports import FOREVER

@@ -6,12 +6,8 @@ they hand out.
 
 from __future__ import annotations
 
-import functools
 import math
-import os
-import site
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..environment import FOLDER
+from ..environment import is_learners
 from ..model.errors import InvalidCallError
 from .oplog import IN_THREAD, FingerprintTable, word_for
 from .pending import Pending, StreamEnds
@@ -31,15 +27,6 @@ if TYPE_CHECKING:
     from .oplog import OpLogWriter
 
 
-_NOT_LEARNERS = (
-    os.path.dirname(torch.__file__) + os.sep,
-    str(FOLDER) + os.sep,
-    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
-    *{folder + os.sep for folder in (*site.getsitepackages(), site.getusersitepackages())},
-    "<frozen ",
-    "<string>",
-    "<eval_with_key>",
-)
 REDUCE_NAMES = {
     hash(getattr(dist.ReduceOp, name)): name
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -54,12 +41,6 @@ MAX_LOOKS = 100_000
 `wait`."""
 HELD_BACK_S = 2.0
 """How long an op that seems to disagree is held back; the kernel judges within a fraction of it."""
-
-
-@functools.cache
-def is_learners(filename: str) -> bool:
-    """Whether a file is the learner's: no library's, nor Python's own."""
-    return not filename.startswith(_NOT_LEARNERS)
 
 
 def _innermost(frame):

@@ -14,9 +14,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from ..environment import is_learners
 from ..model.errors import FailureReport, InvalidCallError, OutOfMemoryError
 from . import safe_pickle
-from .recorder import is_learners
 
 LONGEST = 8000
 _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "recorder.py")}

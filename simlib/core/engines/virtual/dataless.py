@@ -30,16 +30,14 @@ from torch.distributed.tensor._op_schema import OpSchema
 from ...model.errors import InvalidCallError
 from ...record.this_rank import here as local
 from ...record.torch_inside import group_by_name, works_out_shapes
+from ...record.transports.plain_group import ADVICE, forget_values_of
 from ...record.without_data import (
-    ADVICE,
-    forget_values_of,
     is_storage_without_data,
     is_without_data,
-    without_data,
 )
-from .dispatch_mode import DispatchMode, tensors_in
-from .op_time import changed_by
-from .outcome import outcome_of
+from .arguments import changed_by, tensors_in
+from .dispatch_mode import DispatchMode
+from .outcome import outcome_of, without_data
 
 MOST_WHOLE = 1 << 16
 """Elements up to which a tensor of whole numbers or truth values has its values."""

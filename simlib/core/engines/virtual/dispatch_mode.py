@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -24,9 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ...record.recorder import is_learners
+from ...environment import is_learners
 from ...record.torch_inside import is_composite, leave_uncompiled
 from ...record.without_data import has_memory
+from .arguments import tensors_in
 
 
 class DispatchMode(TorchDispatchMode):
@@ -112,15 +113,6 @@ class DispatchMode(TorchDispatchMode):
 
 
 leave_uncompiled(DispatchMode.__torch_dispatch__)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(one)
 
 
 aten = torch.ops.aten

@@ -40,7 +40,7 @@ from ...model.ledger import (
 )
 from ...record.torch_inside import is_in_backward, when_imported
 from .allocator import NoMemoryLeftError
-from .dispatch_mode import tensors_in
+from .arguments import tensors_in
 from .memory_history import History, Moment
 
 _PLAIN = (torch.Tensor, Parameter)

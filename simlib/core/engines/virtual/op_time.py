@@ -20,7 +20,8 @@ import torch
 
 from ...model.cluster import Device
 from ...model.errors import InvalidCallError
-from .dispatch_mode import FlopCounts, tensors_in
+from .arguments import changed_by, shapes_of, tensors_in
+from .dispatch_mode import FlopCounts
 
 _MAKES_NOTHING = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided lift_fresh detach detach_ alias "
@@ -43,20 +44,6 @@ _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
 """Namespaces of ops that compute nothing; those of collectives take their time on the network."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Products of matrices -> the place of their first factor."""
-_OPTIONS = frozenset(
-    (
-        int,
-        bool,
-        str,
-        type(None),
-        torch.dtype,
-        torch.layout,
-        torch.memory_format,
-        torch.Size,
-        torch.device,
-    )
-)
-"""Types of arguments that say what an op does."""
 _MOST_SHAPES = 10_000
 """Costs of one op that are remembered."""
 
@@ -180,29 +167,6 @@ def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
     return FlopTimes(device.flops_per_s, FlopCounts()) if device.flops_per_s < math.inf else None
 
 
-def shapes_of(args, kwargs, out):
-    """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
-
-    Numbers of floating point make no difference, and may be others in every call.
-    """
-    seen: dict[int, int] = {}
-    if kwargs:
-        args = (*args, *kwargs, *kwargs.values())
-    return _shape_of(args, seen), out is not None and _shape_of(out, seen)
-
-
-def _shape_of(value, seen):
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return tuple([_shape_of(one, seen) for one in value])
-    if kind in _OPTIONS:
-        return value
-    if isinstance(value, torch.Tensor):
-        place = seen.setdefault(id(value), len(seen))
-        return place, value.shape, value.stride(), value.dtype
-    return kind
-
-
 def _is_told_by_result(func):
     """Whether shapes alone do not say how much an op returns, or might not."""
     has_tensors = any("Tensor" in str(one.type) for one in func._schema.arguments)
@@ -219,19 +183,6 @@ def _sort_of(func):
     returns = func._schema.returns
     is_view = any(one.alias_info and not one.alias_info.is_write for one in returns)
     return None if is_view else name
-
-
-@functools.cache
-def _written(func):
-    """Places and names of the arguments that an op changes."""
-    arguments = enumerate(func._schema.arguments)
-    return [(at, one.name) for at, one in arguments if one.alias_info and one.alias_info.is_write]
-
-
-def changed_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """The tensors that an op changes."""
-    values = (args[at] if at < len(args) else kwargs.get(name) for at, name in _written(func))
-    return list(tensors_in(list(values)))
 
 
 @functools.cache

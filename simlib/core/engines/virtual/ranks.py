@@ -20,12 +20,12 @@ import torch.distributed as dist
 
 from ...clockwork.simulated_group import SimulatedGroup
 from ...clockwork.streams import StreamEndsOf
-from ...environment import FOLDER
+from ...environment import FOLDER, is_learners
 from ...model.cluster import Cluster
 from ...model.trace import make_site
 from ...record import group, returned, safe_pickle
 from ...record.oplog import OpLogWriter
-from ...record.recorder import Recorder, is_learners
+from ...record.recorder import Recorder
 from ...record.torch_inside import make_default_group
 from ...record.transports import FOREVER
 from ...record.transports.backends import SIMULATED, like_gloo

@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..without_data import forget_values_of, is_without_data
+from ...model.errors import InvalidCallError
+from ..without_data import is_without_data
 from . import FOREVER
 
+ADVICE = "let no value decide what is computed, or simulate a small model with data"
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives whose options name a reduction."""
 
@@ -151,6 +153,19 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         if 0 in target.stride():
             source, target = _without_repetition(source, target)
         target.copy_(source)
+
+
+def forget_values_of(tensor: Tensor) -> None:
+    """A tensor has been given what has no data: if it had any, it is NaN from now on."""
+    if is_without_data(tensor):
+        return
+    if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
+        raise InvalidCallError(
+            f"a tensor of {tensor.dtype} that has values is given what has none in a simulation "
+            f"with data=False: {ADVICE}"
+        )
+    with torch.no_grad():
+        tensor.fill_(float("nan"))
 
 
 def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

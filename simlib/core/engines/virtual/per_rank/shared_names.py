@@ -16,7 +16,8 @@ from types import CodeType, ModuleType
 
 import cloudpickle
 
-from ....record.recorder import Recorder, is_learners
+from ....environment import is_learners
+from ....record.recorder import Recorder
 from ....record.this_rank import here as local
 
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]

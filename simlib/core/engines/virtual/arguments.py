@@ -1,0 +1,69 @@
+"""What an op is given: its tensors, their shapes, and which of them it changes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_OPTIONS = frozenset(
+    (
+        int,
+        bool,
+        str,
+        type(None),
+        torch.dtype,
+        torch.layout,
+        torch.memory_format,
+        torch.Size,
+        torch.device,
+    )
+)
+"""Types of arguments that say what an op does."""
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)
+
+
+def shapes_of(args, kwargs, out):
+    """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
+
+    Numbers of floating point make no difference, and may be others in every call.
+    """
+    seen: dict[int, int] = {}
+    if kwargs:
+        args = (*args, *kwargs, *kwargs.values())
+    return _shape_of(args, seen), out is not None and _shape_of(out, seen)
+
+
+def _shape_of(value, seen):
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return tuple([_shape_of(one, seen) for one in value])
+    if kind in _OPTIONS:
+        return value
+    if isinstance(value, torch.Tensor):
+        place = seen.setdefault(id(value), len(seen))
+        return place, value.shape, value.stride(), value.dtype
+    return kind
+
+
+@functools.cache
+def _written(func):
+    """Places and names of the arguments that an op changes."""
+    arguments = enumerate(func._schema.arguments)
+    return [(at, one.name) for at, one in arguments if one.alias_info and one.alias_info.is_write]
+
+
+def changed_by(func: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The tensors that an op changes."""
+    values = (args[at] if at < len(args) else kwargs.get(name) for at, name in _written(func))
+    return list(tensors_in(list(values)))
