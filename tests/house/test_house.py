@@ -17,10 +17,10 @@ class Limit(NamedTuple):
 
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
-    "modules of the core": Limit(155, 140),
-    "code lines of the core": Limit(23_341, 18_000),
-    "modules": Limit(266, 240),
-    "code lines": Limit(41_641, 31_000),
+    "modules of the core": Limit(154, 140),
+    "code lines of the core": Limit(23_337, 18_000),
+    "modules": Limit(265, 240),
+    "code lines": Limit(41_637, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),

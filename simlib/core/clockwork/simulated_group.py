@@ -14,11 +14,11 @@ import torch
 
 from ..environment import is_learners
 from ..model.errors import InvalidCallError
+from ..record.pending import is_without_data
 from ..record.recorder import count_bytes
 from ..record.this_rank import here
 from ..record.transports import FOREVER
 from ..record.transports.plain_group import REDUCING, PlainGroup
-from ..record.without_data import is_without_data
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
 

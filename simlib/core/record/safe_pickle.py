@@ -27,7 +27,7 @@ from ..environment import are_ranks_trusted
 from ..model.errors import FailureReport
 from ..model.ledger import Ledger
 from ..model.trace import Group, WireMessage
-from .without_data import is_without_data
+from .pending import is_without_data
 
 SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 NUMBERS = frozenset(

@@ -28,13 +28,13 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor._op_schema import OpSchema
 
 from ...model.errors import InvalidCallError
-from ...record.this_rank import here as local
-from ...record.torch_inside import group_by_name, works_out_shapes
-from ...record.transports.plain_group import ADVICE, forget_values_of
-from ...record.without_data import (
+from ...record.pending import (
     is_storage_without_data,
     is_without_data,
 )
+from ...record.this_rank import here as local
+from ...record.torch_inside import group_by_name, works_out_shapes
+from ...record.transports.plain_group import ADVICE, forget_values_of
 from .arguments import changed_by, tensors_in
 from .dispatch_mode import DispatchMode
 from .outcome import outcome_of, without_data

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ...environment import is_learners
+from ...record.pending import has_memory
 from ...record.torch_inside import is_composite, leave_uncompiled
-from ...record.without_data import has_memory
 from .arguments import tensors_in
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...model.errors import InvalidCallError
+from ...record.pending import places
 from ...record.torch_inside import storage_at
-from ...record.without_data import places
 from .arguments import shapes_of
 
 _MAPPED = 1 << 30

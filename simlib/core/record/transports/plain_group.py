@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...model.errors import InvalidCallError
-from ..without_data import is_without_data
+from ..pending import is_without_data
 from . import FOREVER
 
 ADVICE = "let no value decide what is computed, or simulate a small model with data"
