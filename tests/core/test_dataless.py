@@ -198,3 +198,18 @@ def test_what_has_no_data_takes_no_memory_whatever_its_size():
     )
     assert sizes == (4 << 20, 8, (1 << 20,))
     assert (sent, x.device.type, x.shape) == ("meta", "meta", (1 << 20, 1 << 20))
+
+
+def alike_calls(rank, world_size):
+    """Calls whose arguments are equal to Python, or of which numbers decide the shape."""
+    flags, many = torch.rand(100_000) > 0.5, 100_000
+    sums = (flags + True).dtype, (flags + 1).dtype, (flags + 1.0).dtype
+    sizes = [tuple(torch.arange(0.0, end).shape) for end in (many, 2.0 * many)]
+    places = [torch.zeros(many, device=device).exp().device.type for device in ("meta", "cpu")]
+    torch.set_default_dtype(torch.float64)
+    return sums, sizes, places, torch.zeros(many).dtype
+
+
+def test_calls_that_differ_in_numbers_alone_give_what_torch_gives():
+    simulated = simlib.simulate(alike_calls, 1, data=False).results
+    assert simulated == simlib.run(alike_calls, 1).results

@@ -9,17 +9,7 @@ from typing import Any
 import torch
 
 _OPTIONS = frozenset(
-    (
-        int,
-        bool,
-        str,
-        type(None),
-        torch.dtype,
-        torch.layout,
-        torch.memory_format,
-        torch.Size,
-        torch.device,
-    )
+    (int, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size, torch.device)
 )
 """Types of arguments that say what an op does."""
 
@@ -33,26 +23,29 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(one)
 
 
-def shapes_of(args, kwargs, out):
+def shapes_of(args: tuple, kwargs: dict, out: Any, *, is_exact: bool = False) -> tuple:
     """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
 
-    Numbers of floating point make no difference, and may be others in every call.
+    Numbers of floating point make no difference, and may be others in every call; unless the key
+    is to be exact.
     """
     seen: dict[int, int] = {}
     if kwargs:
         args = (*args, *kwargs, *kwargs.values())
-    return _shape_of(args, seen), out is not None and _shape_of(out, seen)
+    return _shape_of(args, seen, is_exact), out is not None and _shape_of(out, seen, is_exact)
 
 
-def _shape_of(value, seen):
+def _shape_of(value, seen, is_exact):
     kind = type(value)
     if kind is tuple or kind is list:
-        return tuple([_shape_of(one, seen) for one in value])
+        return tuple([_shape_of(one, seen, is_exact) for one in value])
     if kind in _OPTIONS:
         return value
+    if kind is bool or (kind is float and is_exact):
+        return kind, value  # for True equals 1, as does 1.0
     if isinstance(value, torch.Tensor):
         place = seen.setdefault(id(value), len(seen))
-        return place, value.shape, value.stride(), value.dtype
+        return place, value.shape, value.stride(), value.dtype, value.is_cpu
     return kind
 
 

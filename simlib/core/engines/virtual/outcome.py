@@ -141,7 +141,9 @@ def outcome_of(func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) ->
     **Cost** one or two milliseconds for the first op of its shapes, some microseconds for the next.
     """
     known = _outcomes.setdefault(func, {})
-    key = shapes_of(args, kwargs, None)
+    # What an op writes into has its shape already; of others a number may decide it, as of arange.
+    shapes = shapes_of(args, kwargs, None, is_exact=not func._schema.is_mutable)
+    key = shapes, torch.get_default_dtype()
     outcome = known.get(key)
     if outcome is None:
         if len(known) >= _MOST_SHAPES:
