@@ -101,6 +101,7 @@ def staged(models, plan, mesh, many, loss_of=loss_of):
             plan.stages * plan.rounds,
             torch.device("cpu"),
             group=mesh.get_group("pp"),
+            get_mesh=lambda names, layout: mesh[names],  # of what stages send each other
         )
         for number, model in enumerate(models)
     ]
