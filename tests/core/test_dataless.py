@@ -185,7 +185,9 @@ def large(rank, world_size):
     storage = copied.untyped_storage()
     storage.resize_(0)
     freed = simlib.held()["activations and temporaries"]
-    storage.resize_(8)
+    assert len(copy.deepcopy(copied).untyped_storage()) == 0
+    assert storage.resize_(8) is storage
+    torch.func.grad(lambda value: print(value) or value.sum())(torch.rand(1 << 20))
     sizes = freed - x.nbytes, storage.nbytes(), tuple(out.shape)
     return repr(x), sizes, pickle.loads(pickle.dumps(x)).device.type, x
 
@@ -205,9 +207,11 @@ def alike_calls(rank, world_size):
     flags, many = torch.rand(100_000) > 0.5, 100_000
     sums = (flags + True).dtype, (flags + 1).dtype, (flags + 1.0).dtype
     sizes = [tuple(torch.arange(0.0, end).shape) for end in (1e5, 2e5)]
+    sizes += [tuple(torch.arange(0.0, end, out=torch.zeros(many)).shape) for end in (9.0, 2e5)]
+    moved = torch.zeros(many).to("meta").device.type, torch.zeros(many).resize_as_(flags).shape
     places = [torch.zeros(many, device=device).exp().device.type for device in ("meta", "cpu")]
     torch.set_default_dtype(torch.float64)
-    return sums, sizes, places, torch.zeros(many).dtype
+    return sums, sizes, moved, places, torch.zeros(many).dtype
 
 
 def test_calls_that_differ_in_numbers_alone_give_what_torch_gives():

@@ -610,3 +610,21 @@ def test_what_real_ranks_compute_and_hold_after_training(kind, flops, held, buck
         assert tuple(found) == (flops, *held)
         # Threads of Gloo may not have let go yet of the loss and the gradient of it.
         assert buckets <= other <= buckets + 8
+
+
+def other_roles(rank, world_size):
+    """State that belongs to no parameter, and a gradient whose memory is exchanged."""
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state["count"] = 1
+    weight.sum().backward()
+    weight.grad.data = weight.grad.data * 2
+    optimizer.step()
+    torch.zeros(8000)
+    return simlib.held()["gradients"]
+
+
+def test_gradients_are_told_by_the_memory_that_they_have_now():
+    run = simlib.simulate(other_roles, 1, memory=True)
+    assert run.results == [4000]
+    assert run.memory[0].peak["gradients"] == 4000

@@ -18,14 +18,14 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(154, 140),
-    "code lines of the core": Limit(23_337, 18_000),
+    "code lines of the core": Limit(23_350, 18_000),
     "modules": Limit(265, 240),
-    "code lines": Limit(41_637, 31_000),
+    "code lines": Limit(41_650, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(29, 25),
-    "lines of tests": Limit(53_340, 34_000),
+    "lines of tests": Limit(53_377, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),

@@ -264,6 +264,15 @@ def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
     return [*found, (torch, "set_anomaly_enabled", anomaly)]
 
 
+def is_itself(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no stand-in by which `torch.func` differentiates or makes batches."""
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+"""Within it, subclasses of tensors are tensors as any other."""
+
+
 def works_out_shapes() -> bool:
     """Whether what the calling thread makes are fake tensors, as where DTensor tries an op."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

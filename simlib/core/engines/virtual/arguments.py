@@ -24,10 +24,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def shapes_of(args: tuple, kwargs: dict, out: Any, *, is_exact: bool = False) -> tuple:
-    """All that the cost of an op depends on: shapes, dtypes, which tensors are the same, options.
+    """All that decides what an op costs and returns: shapes, dtypes, equal tensors, options.
 
-    Numbers of floating point make no difference, and may be others in every call; unless the key
-    is to be exact.
+    Numbers of floating point decide neither, and may be others in every call, but for the few ops
+    for which ``is_exact``.
     """
     seen: dict[int, int] = {}
     if kwargs:

@@ -25,7 +25,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.tensor._op_schema import OpSchema
 
 from ...model.errors import InvalidCallError
 from ...record.pending import (
@@ -33,7 +32,13 @@ from ...record.pending import (
     is_without_data,
 )
 from ...record.this_rank import here as local
-from ...record.torch_inside import group_by_name, works_out_shapes
+from ...record.torch_inside import (
+    group_by_name,
+    is_itself,
+    when_imported,
+    without_torch_function,
+    works_out_shapes,
+)
 from ...record.transports.plain_group import ADVICE, forget_values_of
 from .arguments import changed_by, tensors_in
 from .dispatch_mode import DispatchMode
@@ -43,8 +48,9 @@ MOST_WHOLE = 1 << 16
 """Elements up to which a tensor of whole numbers or truth values has its values."""
 
 ITEM = torch.ops.aten._local_scalar_dense.default
-RESIZE = torch.ops.aten.resize_.default
+RESIZING = torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default
 _NO_VALUE = DataDependentOutputException, DynamicOutputShapeException
+_real_nbytes = torch.UntypedStorage.nbytes
 _BY_VALUES = {ITEM}
 """Ops known to return what values decide, such as the places of what is not zero."""
 
@@ -97,8 +103,8 @@ class DatalessMode(DispatchMode):
             return self._value(func, given)
         except RuntimeError as error:
             raise _of_unknown_shape(func, error) from None
-        for number, shape in outcome.resized:
-            _reshape(given[number], shape)
+        for number, shape, stride in outcome.resized:
+            _reshape(given[number], shape, stride)
         for tensor in changed_by(func, args, kwargs):
             forget_values_of(tensor)
         return outcome.result.made(given)
@@ -237,7 +243,7 @@ def _is_small(new, most, is_given):
 def _is_view(func):
     """Whether an op touches no data: it only gives a tensor another shape."""
     if torch.Tag.inplace_view in func.tags:
-        return func is not RESIZE
+        return func not in RESIZING
     returns = func._schema.returns
     return (
         bool(returns)
@@ -246,14 +252,17 @@ def _is_view(func):
     )
 
 
-def _reshape(tensor, shape):
-    """Give a tensor another shape, as `Tensor.resize_` does."""
-    fresh = torch.empty(shape, dtype=tensor.dtype, device="meta")
-    if fresh.nbytes <= tensor.untyped_storage().nbytes() or not is_without_data(tensor):
-        tensor.resize_(shape)
+def _reshape(tensor, shape, stride):
+    """Give a tensor another shape, as `Tensor.resize_` does; its views keep the old memory."""
+    needed = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+    storage = tensor.untyped_storage()
+    if is_without_data(tensor) and needed.untyped_storage().nbytes() > _real_nbytes(storage):
+        storage = without_data(shape, stride, tensor.dtype).untyped_storage()
+        tensor.set_(storage, 0, shape, stride)
+    elif is_without_data(tensor):
+        tensor.set_(storage, tensor.storage_offset(), shape, stride)
     else:
-        new = without_data(shape, fresh.stride(), tensor.dtype)
-        tensor.set_(new.untyped_storage(), 0, shape, fresh.stride())
+        tensor.resize_(shape)
 
 
 @functools.cache
@@ -290,18 +299,25 @@ def prepare_torch() -> None:
     for kind, name, method in (
         (tensor, "numpy", _refuse("numpy()")),
         (tensor, "tolist", _refuse("tolist()")),
+        (tensor, "__dlpack__", _refuse("__dlpack__()")),
+        (tensor, "share_memory_", _refuse("share_memory_()")),
         (tensor, "__repr__", _in_words),
         (tensor, "__format__", _formatted),
         (tensor, "__reduce_ex__", _as_meta),
         (parameter, "__reduce_ex__", _as_meta),
     ):
-        setattr(kind, name, _where(is_without_data, method, getattr(kind, name)))
+        setattr(kind, name, _where(_lacks_data, method, getattr(kind, name)))
     for name, method in (("resize_", _resize), ("clone", _clone)):
         method = _where(is_storage_without_data, method, getattr(storage, name))
         setattr(storage, name, method)
-    for name in ("nbytes", "size"):
+    for name in ("nbytes", "size", "__len__"):
         setattr(storage, name, _claimed(getattr(storage, name)))
-    OpSchema.args_spec = property(_remembered(OpSchema.args_spec.fget))
+    when_imported("torch.distributed.tensor._op_schema", _remember_arguments)
+
+
+def _lacks_data(tensor):
+    with without_torch_function():
+        return is_itself(tensor) and is_without_data(tensor)
 
 
 def _where(holds, method, original):
@@ -346,7 +362,13 @@ def _in_words(tensor, **_):
 
 def _resize(storage, nbytes):
     """Torch cannot give it other memory; `_claimed` tells how large the program has made it."""
+    if nbytes > _real_nbytes(storage):
+        raise InvalidCallError(
+            f"a storage of {_real_nbytes(storage):,} bytes cannot grow to {nbytes:,} in a "
+            "simulation with data=False: make it as large as it will be"
+        )
     storage.claimed_nbytes = nbytes
+    return storage
 
 
 def _claimed(original):
@@ -360,8 +382,9 @@ def _claimed(original):
     return nbytes
 
 
-def _remembered(args_spec):
+def _remember_arguments(module):
     """DTensor asks n times for all arguments of an op on a list of n parameters."""
+    args_spec = module.OpSchema.args_spec.fget
 
     def remembered(schema):
         args, found = schema.__dict__.get("remembered", (None, None))
@@ -370,12 +393,13 @@ def _remembered(args_spec):
             schema.remembered = schema.args_schema, found
         return found
 
-    return remembered
+    module.OpSchema.args_spec = property(remembered)
 
 
 def _clone(storage):
-    nbytes = storage.nbytes()
-    return without_data((nbytes,), (1,), torch.uint8).untyped_storage()
+    made = without_data((_real_nbytes(storage),), (1,), torch.uint8).untyped_storage()
+    made.claimed_nbytes = storage.nbytes()
+    return made
 
 
 def _without_scale(update):

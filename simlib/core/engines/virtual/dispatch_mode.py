@@ -47,7 +47,6 @@ class DispatchMode(TorchDispatchMode):
         results from its beginning.
     lock : RLock, optional
         Held while an op runs and is counted: of a thread that a rank has started.
-
     on_read : callable, optional
         Called before an op that gives the rank itself a value.
 

@@ -145,8 +145,6 @@ class MemoryMeter:
         self._is_peak_new = False
         self._does_peak_last = False
         self._parameters = {}
-        self._gradients = {}  # id of a parameter -> a reference to its gradient, once it is met
-        self._states = {}  # id of a parameter -> ids of what an optimizer keeps for it, once met
         self._owners = {}  # of shards, as the parameters
         self._optimizers = weakref.WeakSet()
         self._stepping = []
@@ -364,31 +362,19 @@ class MemoryMeter:
         """Find the category of every block anew."""
         for block in list(self._blocks.values()):
             self._move(block, block.told or OTHER, block.kind[1])
-        self._gradients.clear()
-        self._states.clear()
         for parameter in self._living():
             self._mark(parameter, PARAMETERS)
         self._find_roles(list(self._optimizers))
 
     def _find_roles(self, optimizers):
-        """Find what has become a gradient or, of some optimizers, state.
-
-        It is done for each new peak, so what has been met is not looked at again.
-        """
+        """Find what has become a gradient or, of some optimizers, state."""
         for optimizer in optimizers:
-            for parameter, state in optimizer.state.items():
-                kept = list(map(id, state.values()))
-                if self._states.get(id(parameter)) != kept:
-                    self._states[id(parameter)] = kept
-                    for tensor in tensors_in(state):
-                        self._mark(tensor, OPTIMIZER_STATE)
+            for tensor in tensors_in(optimizer.state):
+                self._mark(tensor, OPTIMIZER_STATE)
         for parameter in self._living():
             gradient = parameter.grad
             if gradient is not None:
-                known = self._gradients.get(id(parameter))
-                if known is None or known() is not gradient:
-                    self._gradients[id(parameter)] = weakref.ref(gradient)
-                    self._mark(gradient, GRADIENTS)
+                self._mark(gradient, GRADIENTS)
 
     def _living(self):
         parameters = [reference() for reference in list(self._parameters.values())]
@@ -418,6 +404,9 @@ def _plain(tensor):
     """The tensors that hold a tensor's memory: itself, or those within a DTensor, say."""
     if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
         return (tensor,)
+    local = getattr(tensor, "_local_tensor", None)
+    if local is not None:  # a DTensor: each new peak asks for all gradients and states
+        return _plain(local)
     names, _ = tensor.__tensor_flatten__()
     parts = [getattr(tensor, name) for name in names]
     return tuple(

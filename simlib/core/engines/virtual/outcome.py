@@ -1,6 +1,6 @@
 """What an op returns, told from shapes and dtypes alone: torch's fake tensors work it out once.
 
-An `Outcome` then makes the results without data, for any arguments of the same shapes.
+An `Outcome` then makes the results without data, for any arguments of the same shapes and options.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _MAPPED = 1 << 30
 """Bytes at the common address, for a kernel that we have missed: they cost no memory unwritten."""
 _MOST_SHAPES = 10_000
 """Outcomes of one op that are remembered."""
+_BY_NUMBERS = "arange", "range", "upsample"
+"""How names of ops begin of which numbers of floating point decide the shape."""
 _outcomes: dict[Any, dict[Any, Outcome]] = {}
 _lock = threading.RLock()
 _fake_mode = functools.cache(FakeTensorMode)
@@ -36,7 +38,7 @@ def _address():
 
 
 def without_data(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> Tensor:
-    """A tensor without data. Call it where no dispatch mode sees it.
+    """A tensor without data.
 
     **Cost** 6 us, whatever its size.
     """
@@ -62,7 +64,9 @@ class New(NamedTuple):
 
     def made(self, given: Sequence[Tensor]) -> Tensor:
         if self.device.type != "cpu":
-            return torch.empty_strided(*self)
+            return torch.empty_strided(
+                self.shape, self.stride, dtype=self.dtype, device=self.device
+            )
         return without_data(self.shape, self.stride, self.dtype)
 
 
@@ -114,12 +118,12 @@ class Outcome(NamedTuple):
     ----------
     result : New, Given, Part, Several or Plain
         Its ``made(given)`` makes what the op returns for the tensors among its arguments.
-    resized : list of (int, tuple)
-        Numbers of arguments to which the op gives another shape, as it does for ``out=``.
+    resized : list of (int, tuple, tuple)
+        Numbers of arguments to which the op gives another shape and stride, as for ``out=``.
     """
 
     result: Any
-    resized: list[tuple[int, tuple[int, ...]]]
+    resized: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 
     def new(self) -> list[New]:
         """The results with memory of their own."""
@@ -141,9 +145,8 @@ def outcome_of(func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) ->
     **Cost** one or two milliseconds for the first op of its shapes, some microseconds for the next.
     """
     known = _outcomes.setdefault(func, {})
-    # What an op writes into has its shape already; of others a number may decide it, as of arange.
-    shapes = shapes_of(args, kwargs, None, is_exact=not func._schema.is_mutable)
-    key = shapes, torch.get_default_dtype()
+    is_exact = func._overloadpacket.__name__.startswith(_BY_NUMBERS)
+    key = shapes_of(args, kwargs, None, is_exact=is_exact), torch.get_default_dtype()
     outcome = known.get(key)
     if outcome is None:
         if len(known) >= _MOST_SHAPES:
@@ -158,7 +161,7 @@ def _foreseen(func, args, kwargs, given):
         out = func(*_with_twins(args, twins), **_with_twins(kwargs, twins))
         stand_ins = [twins[id(one)] for one in given]
         resized = [
-            (number, tuple(twin.shape))
+            (number, tuple(twin.shape), twin.stride())
             for number, (one, twin) in enumerate(zip(given, stand_ins, strict=True))
             if twin.shape != one.shape
         ]
