@@ -18,9 +18,9 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(154, 140),
-    "code lines of the core": Limit(23_350, 18_000),
+    "code lines of the core": Limit(23_347, 18_000),
     "modules": Limit(265, 240),
-    "code lines": Limit(41_650, 31_000),
+    "code lines": Limit(41_647, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),

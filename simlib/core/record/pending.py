@@ -1,13 +1,13 @@
 """What is under way on a rank: buffers of open requests, and ops that end on a GPU.
 
-Here, too, is how to tell a tensor that has no data, and so no memory that ops might race for.
-
 Nobody may touch the buffers of a request before it is waited for.
 
 An op on a GPU ends by an event, and nobody waits for the GPU. A request of NCCL is waited for by
 the stream, not by the rank: `wait` returns at once, and the op ends some time later. So an event
 is put into the stream behind it. Now and then the rank asks the events that the GPU has passed when
 that was: at an op, before it waits, and at its end.
+
+Here, too, is how to tell a tensor that has no data, and so no memory that ops might race for.
 """
 
 from __future__ import annotations

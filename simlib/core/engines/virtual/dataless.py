@@ -27,10 +27,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from ...model.errors import InvalidCallError
-from ...record.pending import (
-    is_storage_without_data,
-    is_without_data,
-)
+from ...record.pending import is_storage_without_data, is_without_data
 from ...record.this_rank import here as local
 from ...record.torch_inside import (
     group_by_name,
