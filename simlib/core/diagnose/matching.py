@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
 
-from ..model.trace import Op
+from ..model.trace import ROOTED, Op
 
 BySource = defaultdict[Any, list[Op]]
-ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
 MOST_APART = 3
 """So many calls are kept of those at which ranks were at different lines."""
 MAX_QUIET = 1000
@@ -288,7 +287,7 @@ class Matcher:
 
     def _post_collective(self, op):
         channel = _channel(op)
-        number = self._counts[channel, op.rank]
+        number = self._counts[channel, op.rank] if op.number is None else op.number
         self._counts[channel, op.rank] = number + 1
         self._number[op.rank, op.seq] = number
         meetings = self._meetings[channel]

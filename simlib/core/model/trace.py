@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 P2P_KINDS = frozenset({"send", "recv"})
+ROOTED = frozenset({"broadcast", "scatter", "gather", "reduce"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,13 @@ class Group:
     """A process group: its members as ranks of the world, in group order.
 
     ``name`` is ``"world"`` for the default group, else ``"group 1"``, ``"group 2"`` by order of
-    appearance in the trace.
+    appearance in the trace. ``description`` is what the program called it, ``"TP"``, where a record
+    of a real job says so.
     """
 
     name: str
     ranks: tuple
+    description: str = ""
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -122,9 +125,9 @@ class Op:
         The process group it was called on.
     peer : int or None
         dst of a send, src of a recv (None while an any-source recv has not matched), root of a
-        rooted collective; always a rank of the world.
+        rooted collective; always a rank of the world. None where the record does not say the root.
     tag : int or None
-        Tag of a send or recv.
+        Tag of a send or recv; None where the record does not say it.
     nbytes : int
         Payload: bytes of the tensors this rank contributes or, where it only receives, of those
         it receives. (all_gather: its own part; reduce_scatter, all_to_all, and scatter on the
@@ -152,6 +155,9 @@ class Op:
         there are in a simulation, this says which came first.
     failed_s : float or None
         When it raised in its rank, say for want of a rank that had died; it has no ``end_s`` then.
+    number : int or None
+        Which collective of its group it is, where the record says so: it may not hold the first.
+        None: they are counted.
     """
 
     rank: int
@@ -173,6 +179,7 @@ class Op:
     end_s: float | None
     waited_after: int | None = None
     failed_s: float | None = None
+    number: int | None = None
 
     @property
     def is_p2p(self) -> bool:
@@ -213,13 +220,12 @@ def describe_call(
         if tag:
             words.append(f"tag={tag}")
         return f"{name}({', '.join(words)})"
-    if kind in ("broadcast", "scatter"):
-        return f"{kind}(src={peer})"
-    if kind == "gather":
-        return f"gather(dst={peer})"
-    if kind == "reduce":
-        return f"reduce(dst={peer}, {reduce_op})"
-    return f"{kind}({reduce_op})" if reduce_op else kind
+    words = []
+    if kind in ROOTED and peer is not None:
+        words.append(f"{'src' if kind in ('broadcast', 'scatter') else 'dst'}={peer}")
+    if reduce_op:
+        words.append(reduce_op)
+    return f"{kind}({', '.join(words)})" if words else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +376,10 @@ class Trace:
         Ops beyond what a recording holds: they ran, but are not in ``ops``.
     clock_error_s : float
         By how much times of ranks on different hosts may be wrong against each other.
+    clock_offsets_s : dict of int to float
+        Rank -> by how much its clock was ahead of the first rank's. Times are without it.
+    missing : tuple of int
+        Ranks of which there is no record.
     pieces : list of Piece
         What ranks have named of their work, ordered by ``start_s``, then rank.
     deaths : dict of int to float
@@ -386,6 +396,8 @@ class Trace:
     pieces: list = field(default_factory=list)
     deaths: dict = field(default_factory=dict)
     forgotten: Evicted | None = None
+    clock_offsets_s: dict = field(default_factory=dict)
+    missing: tuple = ()
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -440,7 +452,8 @@ class Trace:
         for op in self.ops:
             if not op.is_p2p:
                 key = op.group.name, op.group.ranks
-                members[key, counts[key, op.rank]][op.rank] = op
+                number = counts[key, op.rank] if op.number is None else op.number
+                members[key, number][op.rank] = op
                 counts[key, op.rank] += 1
         return [
             Collective(next(iter(ops.values())).kind, next(iter(ops.values())).group, ops)

@@ -339,6 +339,6 @@ def name_groups(ops: Iterable[Op]) -> dict[Group, Group]:
         if named is None:
             number = sum(bool(group.name) for group in names) + 1
             name = f"group {number}" if op.group.name else "world"
-            named = names[op.group] = Group(name, op.group.ranks)
+            named = names[op.group] = Group(name, op.group.ranks, op.group.description)
         op.group = named
     return names

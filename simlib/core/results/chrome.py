@@ -248,7 +248,7 @@ def record_of(run: Any) -> dict[str, Any]:
             **{name: getattr(op, name) for name in PLAIN},
             "shapes": op.shapes,
             "splits": op.splits,
-            "group": groups.setdefault((op.group.name, op.group.ranks), len(groups)),
+            "group": groups.setdefault(op.group, len(groups)),
             "site": sites.setdefault(op.site, len(sites)),
         }
 
@@ -269,7 +269,7 @@ def record_of(run: Any) -> dict[str, Any]:
     wires = [
         {
             **{name: getattr(wire, name) for name in WIRE},
-            "group": groups.setdefault((wire.group.name, wire.group.ranks), len(groups)),
+            "group": groups.setdefault(wire.group, len(groups)),
         }
         for wire in run.wire or ()
     ]
@@ -299,7 +299,9 @@ def record_of(run: Any) -> dict[str, Any]:
         "dropped": run.trace.dropped,
         "forgotten": run.trace.forgotten and run.trace.forgotten.to_record(),
         "clock_error_s": run.trace.clock_error_s,
-        "groups": list(groups),
+        "groups": [(group.name, group.ranks, group.description) for group in groups],
+        "clock_offsets_s": list(run.trace.clock_offsets_s.items()),
+        "missing": run.trace.missing,
         "sites": [asdict(site) for site in sites],
         "ops": ops,
         "wire": None if run.wire is None else wires,

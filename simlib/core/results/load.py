@@ -59,7 +59,7 @@ def run_of(record: dict[str, Any]) -> Run:
     """The `Run` of a record."""
     if record["world_size"] < 1:
         raise ValueError("a run has at least one rank")
-    groups = [Group(name, tuple(ranks)) for name, ranks in record["groups"]]
+    groups = [Group(name, tuple(ranks), *more) for name, ranks, *more in record["groups"]]
     sites = [
         Site(**{**site, "callers": deep_tuple(site.get("callers", []))}) for site in record["sites"]
     ]
@@ -71,6 +71,8 @@ def run_of(record: dict[str, Any]) -> Run:
     ]
     deaths = dict(map(tuple, record.get("deaths", ())))
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
+    trace.clock_offsets_s = dict(map(tuple, record.get("clock_offsets_s", ())))
+    trace.missing = tuple(record.get("missing", ()))
     if record.get("forgotten"):
         trace.forgotten = Evicted.of_record(record["forgotten"])
     # An older file has fewer keys.
