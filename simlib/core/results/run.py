@@ -473,7 +473,8 @@ def make_run(monitor: RunMonitor) -> Run:
     on_gpus = [log.gpu_memory() for log in monitor.logs]
     run.memory = monitor.memory or (on_gpus if any(on_gpus) else None)
     run.flops, run.processes = monitor.flops, monitor.processes
-    work = [log.work(origin_of(monitor)) for log in monitor.logs]
+    origin_s = origin_of(monitor)
+    work = [log.work(origin_s) for log in monitor.logs]
     run.work = work if any(work) else None
     run.shared = monitor.shared
     if monitor.wire is not None:
