@@ -362,11 +362,9 @@ class Run(Displayed):
                 "a run on an asynchronous device cannot be replayed: its trace says when a rank "
                 "called each op, not what its streams computed in between. Simulate it again"
             )
-        if len(self.ran) < self.world_size:
-            raise InvalidCallError(
-                f"only {ranks_in_words(self.ran)} ran, and a replay needs the ops of all ranks: "
-                "simulate on the other cluster, or simulate all ranks: leave alike= out"
-            )
+        self._check_all_ran(
+            "a replay needs", "simulate on the other cluster, or simulate all ranks"
+        )
         chosen = replay_options(self.world_size, **options)
         trace, wire = replay(self.trace, cluster, placement, chosen)
         again = Run(self.name, trace, self.results, self.output, engine="replayed")
@@ -396,6 +394,34 @@ class Run(Displayed):
                 f'write that by run.timeline().savefig("{path.name}")'
             )
         return write_chrome_trace(self, path)
+
+    def to_recorder(self, folder: str | Path, last: int | None = None) -> Path:
+        """Write what torch's flight recorder would have written: a dump of each rank, as a pickle.
+
+        ``torchfrtrace FOLDER`` reads them, as it reads those of a job on NCCL. They do not hold
+        roots, reduce ops, tags and splits; ranks that died and ranks without record leave none.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Files ``nccl_trace_rank_N`` are put into it. It is made where it is not there.
+        last : int, optional
+            The last entries of each rank only, as in a ring of this length (all).
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        InvalidCallError
+            Not all ranks ran, ``last`` is less than 1, or the folder has dumps of other ranks.
+        """
+        from ..formats.recorder_dumps import write_dumps
+
+        self._check_all_ran("dumps need")
+        return write_dumps(self.trace, folder, last)
 
     def to_html(
         self,
@@ -431,6 +457,13 @@ class Run(Displayed):
         """
         title = f"{self.name} on {ranks_text(self)}"
         return draw.save_page(path, title, [self], None, (ranks, between), draw.parts_of(self))
+
+    def _check_all_ran(self, who_needs: str, advice: str = "simulate all ranks") -> None:
+        if len(self.ran) < self.world_size:
+            raise InvalidCallError(
+                f"only {ranks_in_words(self.ran)} ran, and {who_needs} the ops of all ranks: "
+                f"{advice}: leave alike= out"
+            )
 
     def ended_in(self, failure: Any) -> None:
         """Say which error the run ended in, and let the error know the run."""

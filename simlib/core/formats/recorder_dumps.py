@@ -1,0 +1,294 @@
+"""A trace as the dumps of torch's flight recorder: one file a rank, in the format of torch 2.13.
+
+A dump holds no root, reduce op, tag or split. What else a `Trace` does not say is written as NCCL's
+recorder has it most often: gathering ops as those on lists of tensors.
+
+**Source** ``c10d/FlightRecorderDetail.hpp`` and ``ProcessGroupNCCL.cpp`` of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ..model.errors import InvalidCallError
+from ..model.trace import Group, Op, Site, Trace
+
+VERSION = "2.10"
+PREFIX = "nccl_trace_rank_"
+ZERO_NS = 10**18
+"""The moment 0 of a trace, in nanoseconds since 1970: a trace does not say the date."""
+TIMEOUT_MS = 600_000
+NO_TENSOR = [[0]]
+"""The sizes of the tensors that a rank which is not the root does not have."""
+DTYPES = {
+    "uint8": "Byte",
+    "int8": "Char",
+    "int16": "Short",
+    "int32": "Int",
+    "int64": "Long",
+    "float16": "Half",
+    "float32": "Float",
+    "float64": "Double",
+    "complex32": "ComplexHalf",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble",
+    "bool": "Bool",
+    "bfloat16": "BFloat16",
+}
+"""The recorder's names of dtypes; a newer one has its own with a capital: ``Float8_e4m3fn``."""
+UNEVEN = frozenset({"scatter", "gather", "all_to_all"})
+"""Kinds whose ranks may bring tensors of different shapes."""
+
+
+def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Path:
+    """Write a file ``nccl_trace_rank_N`` for each rank that could leave one; see `Run.to_recorder`.
+
+    Parameters
+    ----------
+    trace : Trace
+    folder : str or Path
+        Made where it is not there.
+    last : int, optional
+        Only the last entries of each rank, as in a ring of this length.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InvalidCallError
+        ``last`` is less than 1, or the folder has dumps of ranks that are not written now.
+    """
+    if last is not None and last < 1:
+        raise InvalidCallError(f"a ring holds at least one entry, and last is {last}")
+    folder = Path(folder)
+    gone = set(trace.deaths) | set(trace.missing)
+    ranks = [rank for rank in range(trace.world_size) if rank not in gone]
+    _check_no_others(folder, {f"{PREFIX}{rank}" for rank in ranks})
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = _numbers_of_groups(trace)
+    ends = _ends(trace)
+    own: dict[int, list[Op]] = defaultdict(list)
+    for op in trace:
+        own[op.rank].append(op)
+    for rank in ranks:
+        ops = sorted(own[rank], key=lambda op: op.seq)
+        dump = _dump(rank, ops, numbers, ends, last)
+        (folder / f"{PREFIX}{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    return folder
+
+
+def _check_no_others(folder: Path, names: set[str]) -> None:
+    others = sorted({path.name for path in folder.glob(f"{PREFIX}*")} - names)
+    if others:
+        raise InvalidCallError(
+            f"{folder} has {others[0]}, which is not of this run, and a reader would take both for "
+            "one job: name an empty folder"
+        )
+
+
+def _numbers_of_groups(trace: Trace) -> dict[Group, int]:
+    """The number that names each group in a dump; 0 is the world."""
+    world = next((op.group for op in trace if len(op.group) == trace.world_size), None)
+    numbers = {world or Group("world", tuple(range(trace.world_size))): 0}
+    for op in trace:
+        numbers.setdefault(op.group, len(numbers))
+    return numbers
+
+
+def _ends(trace: Trace) -> dict[int, float]:
+    """When each op was complete, in seconds, by its ``id``, whether or not it was waited for."""
+    ends = {id(op): op.end_s for op in trace if op.end_s is not None}
+    meetings: list[Iterable[Op]] = [
+        collective.ops.values()
+        for collective in trace.collectives
+        if len(collective.ops) == len(collective.group)
+    ]
+    meetings += [(one.send, one.recv) for one in trace.messages if one.recv is not None]
+    for ops in meetings:
+        if len({_what_must_agree(op) for op in ops}) == 1 and all(
+            op.failed_s is None for op in ops
+        ):
+            met_s = max(op.post_s for op in ops)
+            for op in ops:
+                ends.setdefault(id(op), met_s)
+    return ends
+
+
+def _what_must_agree(op: Op) -> tuple:
+    if op.is_p2p:
+        return op.nbytes, op.dtype
+    shapes = None if op.kind in UNEVEN else op.shapes
+    return op.kind, op.peer, op.reduce_op, op.dtype, shapes
+
+
+def _dump(
+    rank: int, ops: list[Op], numbers: dict[Group, int], ends: dict[int, float], last: int | None
+) -> dict[str, Any]:
+    config, statuses = {}, {}
+    for group, number in numbers.items():
+        if rank in group.ranks:
+            name = str(number)
+            ranks = str(list(group.ranks))
+            config[name] = {"name": name, "desc": _description(group, number), "ranks": ranks}
+            statuses[name] = _Status()
+    entries = []
+    frames: dict[tuple[str, Site], list] = {}
+    for record_id, op in enumerate(ops):
+        number = numbers[op.group]
+        end_s = ends.get(id(op))
+        place = statuses[str(number)].enter(op, end_s is not None)
+        is_running = place["state"] != "scheduled"
+        call = f"i{op.kind}" if op.is_p2p and op.async_op else op.kind
+        if (call, op.site) not in frames:
+            frames[call, op.site] = _frames(call, op.site)
+        entries.append(
+            {
+                "frames": frames[call, op.site],
+                "record_id": record_id,
+                "pg_id": number,
+                "process_group": (str(number), _description(op.group, number)),
+                "thread_name": "python",
+                "thread_id": "1",
+                **place,
+                "profiling_name": f"nccl:{_name(op)}",
+                "time_created_ns": _ns(op.post_s),
+                **_tensors(op),
+                "time_discovered_started_ns": _ns(op.post_s if is_running else None),
+                "time_discovered_completed_ns": _ns(end_s),
+                "retired": end_s is not None,
+                "timeout_ms": TIMEOUT_MS,
+                "is_p2p": op.is_p2p,
+            }
+        )
+    return {
+        "version": VERSION,
+        "pg_config": config,
+        "comm_lib_version": "simlib",
+        "nccl_comm_state": {},
+        "pg_status": {name: status.record() for name, status in statuses.items()},
+        "entries": entries if last is None else entries[-last:],
+    }
+
+
+class _Status:
+    """How far a rank is in one group: a stream, in which one op runs after the other."""
+
+    def __init__(self) -> None:
+        self.collectives = self.messages = self.ops = 0
+        self.started = self.completed = -1
+        self._is_busy = False
+
+    def enter(self, op: Op, is_complete: bool) -> dict[str, Any]:
+        """The numbers and the state of the next op."""
+        self.ops += 1
+        if op.is_p2p:
+            self.messages += 1
+        else:
+            self.collectives = self.collectives + 1 if op.number is None else op.number
+        state = "completed" if is_complete else "scheduled" if self._is_busy else "started"
+        self._is_busy = self._is_busy or not is_complete
+        if not op.is_p2p:
+            if state != "scheduled":
+                self.started = self.collectives
+            if state == "completed":
+                self.completed = self.collectives
+        return {
+            "collective_seq_id": self.collectives,
+            "p2p_seq_id": self.messages,
+            "op_id": self.ops,
+            "state": state,
+        }
+
+    def record(self) -> dict[str, int]:
+        return {
+            "last_enqueued_collective": self.collectives or -1,
+            "last_started_collective": self.started,
+            "last_completed_collective": self.completed,
+        }
+
+
+def _description(group: Group, number: int) -> str:
+    return group.description or ("undefined" if number else "default_pg")
+
+
+def _name(op: Op) -> str:
+    """The op as the recorder names it, messages with the positions of both ranks in their group."""
+    if op.kind == "barrier":
+        return "all_reduce_barrier"  # NCCL has no barrier
+    if op.kind == "reduce_scatter" and len(op.shapes) == 1:
+        return "_reduce_scatter_base"
+    if not op.is_p2p:
+        return op.kind
+    mine = op.group.ranks.index(op.rank)
+    peer = "?" if op.peer is None else op.group.ranks.index(op.peer)
+    return f"{op.kind} {mine}{'->' if op.kind == 'send' else '<-'}{peer}"
+
+
+def _tensors(op: Op) -> dict[str, Any]:
+    """Sizes and dtypes of what the op takes and what it gives."""
+    shapes = [list(shape) for shape in op.shapes] or [[1]]
+    dtype = DTYPES.get(op.dtype, op.dtype.capitalize()) or "Float"
+    size = len(op.group)
+    takes, gives = shapes, shapes
+    is_root = op.rank == op.peer
+    if op.kind == "all_gather":
+        gives = [[size, *shapes[0]]]
+    elif op.kind == "reduce_scatter":
+        takes, gives = _of_reduce_scatter(shapes, size)
+    elif op.kind == "all_to_all":
+        gives = _of_all_to_all(shapes, op.splits)
+    elif op.kind == "gather":
+        gives = shapes * size if is_root else NO_TENSOR
+    elif op.kind == "scatter":
+        takes, gives = (shapes, shapes[:1]) if is_root else (NO_TENSOR, shapes)
+    return {
+        "input_sizes": takes,
+        "input_dtypes": ["Undefined" if takes is NO_TENSOR else dtype] * len(takes),
+        "output_sizes": gives,
+        "output_dtypes": ["Undefined" if gives is NO_TENSOR else dtype] * len(gives),
+    }
+
+
+def _of_reduce_scatter(shapes: list, size: int) -> tuple[list, list]:
+    if len(shapes) > 1:
+        return [[size, *shapes[0]]], shapes[:1]
+    rows, *others = shapes[0] or [1]
+    if rows % size == 0:
+        return shapes, [[rows // size, *others]]
+    return shapes, [[math.prod(shapes[0]) // size]]
+
+
+def _of_all_to_all(shapes: list, splits: tuple | None) -> list:
+    if splits is None:
+        return shapes
+    expected = splits[1]
+    if len(shapes) > 1:
+        return [[elements] for elements in expected]
+    row = math.prod(shapes[0][1:]) or 1
+    return [[sum(expected) // row, *shapes[0][1:]]]
+
+
+def _frames(call: str, site: Site) -> list[dict[str, Any]]:
+    """torch's own frame and the learner's; none where no line of the learner's is known."""
+    if not site.lineno:
+        return []
+    code = inspect.unwrap(getattr(dist, call)).__code__
+    return [
+        {"name": call, "filename": code.co_filename, "line": code.co_firstlineno},
+        {"name": site.function, "filename": site.file, "line": site.lineno},
+    ]
+
+
+def _ns(moment_s: float | None) -> int | None:
+    return None if moment_s is None else ZERO_NS + round(moment_s * 1e9)
