@@ -149,14 +149,14 @@ class Embedding(nn.Module):
 
 
 class GPT(nn.Module):
-    """The blocks ``part`` of a model: the first has the embedding, the last the output."""
+    """The blocks ``part`` of a model: -1 is the embedding, ``sizes.layers`` the output."""
 
     def __init__(self, sizes, split, part):
         super().__init__()
-        is_first, is_last = 0 in part, sizes.layers - 1 in part
+        is_first, is_last = -1 in part, sizes.layers in part
         self.split = split
         self.embedding = Embedding(sizes, split) if is_first else None
-        self.blocks = nn.ModuleList(Block(sizes, split) for _ in part)
+        self.blocks = nn.ModuleList(Block(sizes, split) for one in part if 0 <= one < sizes.layers)
         self.norm = nn.LayerNorm(sizes.width) if is_last else None
         self.output = None
         if is_last:

@@ -124,14 +124,13 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """The blocks ``part`` of a model: the first has the embedding, the last the output."""
+    """The blocks ``part`` of a model: -1 is the embedding, ``sizes.layers`` the output."""
 
-    def __init__(self, sizes, length, part=None):
+    def __init__(self, sizes, length, part):
         super().__init__()
-        part = part or range(sizes.layers)
-        is_first, is_last = 0 in part, sizes.layers - 1 in part
+        is_first, is_last = -1 in part, sizes.layers in part
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width) if is_first else None
-        self.blocks = nn.ModuleList(Block(sizes) for _ in part)
+        self.blocks = nn.ModuleList(Block(sizes) for one in part if 0 <= one < sizes.layers)
         self.norm = norm_of(sizes) if is_last else None
         self.output = nn.Linear(sizes.width, sizes.vocabulary, bias=False) if is_last else None
         self.register_buffer("turns", torch.empty(length, sizes.head // 2, dtype=torch.complex64))

@@ -58,12 +58,12 @@ def part_of(sizes, length, part):
 def parts_of(sizes, plan, mesh):
     """The blocks of each stage of this rank; first and last stage have one less, if it must be."""
     if plan.stages == 1:
-        return [range(sizes.layers)]
+        return [range(-1, sizes.layers + 1)]
     stages = plan.stages * plan.rounds
     each = -(-sizes.layers // stages)
     missing = stages * each - sizes.layers
     ends = [min(max(each * (at + 1) - (missing > 1), 0), sizes.layers) for at in range(stages)]
-    begins = [0, *ends[:-1]]
+    begins, ends[-1] = [-1, *ends[:-1]], sizes.layers + 1
     own = range(mesh.get_local_rank("pp"), stages, plan.stages)
     return [range(begins[at], ends[at]) for at in own]
 
