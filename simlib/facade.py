@@ -35,7 +35,7 @@ from .core.model.trace import Collective, Group, Message, Op, Site, Trace
 from .core.record import lightning
 from .core.record.this_rank import compute, held, hold, span
 from .core.results.comparison import Comparison, compare
-from .core.results.load import load
+from .core.results.load import load, load_chakra
 from .core.results.run import Run
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ __all__ = [
     "lightning",
     "live_curves",
     "load",
+    "load_chakra",
     "run",
     "scale",
     "simulate",

@@ -208,7 +208,7 @@ class _Rank:
         self._simulation = simulation
         self.ops = [replace(op) for op in trace.of_rank(number)]
         self._requests = {}
-        self._steps = _steps_of(self.ops, trace.spans[number])
+        self._steps = steps_of(self.ops, trace.spans[number])
         self._at = 0
         self._is_due = False
         self._next_number = self.ops[0].seq if self.ops else 0
@@ -279,7 +279,7 @@ class _Rank:
         mailbox.send(post) if op.kind == "send" else mailbox.receive(post)
 
 
-def _steps_of(ops, span):
+def steps_of(ops, span):
     """The steps of a rank, from its recorded moments: posts, waits, and the end.
 
     Of what happened at one moment a wait that lasted was the last: it held the rank up.

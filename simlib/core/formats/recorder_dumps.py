@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -76,14 +75,11 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
     ranks = [rank for rank in range(trace.world_size) if rank not in gone]
     _check_no_others(folder, {f"{PREFIX}{rank}" for rank in ranks})
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = _numbers_of_groups(trace)
+    numbers = numbers_of_groups(trace)
     ends = _ends(trace)
-    own: dict[int, list[Op]] = defaultdict(list)
-    for op in trace:
-        own[op.rank].append(op)
+    ops = trace.by_rank()
     for rank in ranks:
-        ops = sorted(own[rank], key=lambda op: op.seq)
-        dump = _dump(rank, ops, numbers, ends, last)
+        dump = _dump(rank, ops[rank], numbers, ends, last)
         (folder / f"{PREFIX}{rank}").write_bytes(pickle.dumps(dump, protocol=2))
     return folder
 
@@ -97,8 +93,8 @@ def _check_no_others(folder: Path, names: set[str]) -> None:
         )
 
 
-def _numbers_of_groups(trace: Trace) -> dict[Group, int]:
-    """The number that names each group in a dump; 0 is the world."""
+def numbers_of_groups(trace: Trace) -> dict[Group, int]:
+    """The number that names each group; 0 is the world."""
     world = next((op.group for op in trace if len(op.group) == trace.world_size), None)
     numbers = {world or Group("world", tuple(range(trace.world_size))): 0}
     for op in trace:

@@ -412,6 +412,15 @@ class Trace:
         """The ops of one rank, in its own order."""
         return sorted((op for op in self.ops if op.rank == rank), key=lambda op: op.seq)
 
+    def by_rank(self) -> list[list[Op]]:
+        """The ops of each rank, by rank, each in its own order."""
+        own: list[list[Op]] = [[] for _ in range(self.world_size)]
+        for op in self.ops:
+            own[op.rank].append(op)
+        for ops in own:
+            ops.sort(key=lambda op: op.seq)
+        return own
+
     @property
     def end_s(self) -> float:
         """The last moment anything is known of, in seconds since the first rank entered."""

@@ -55,6 +55,45 @@ def load(path: str | Path) -> Run:
     raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
 
 
+def load_chakra(folder: str | Path) -> Run:
+    """Read the traces of a job in Chakra's format, as `Run.to_chakra` or others wrote them.
+
+    A trace is a graph. One that a single thread can have gone through, working, calling and
+    waiting, is a run; one of several streams that compute side by side is none. Moments are those
+    that the durations in the files add up to; `Run.replay` says how long it takes on a network.
+
+    Parameters
+    ----------
+    folder : str or Path
+        With a file ``NAME.N.et`` for each rank N, and ``comm_groups.json`` where there are groups.
+
+    Returns
+    -------
+    Run
+        Without results and output.
+
+    Raises
+    ------
+    ValueError
+        A file is missing, is no trace of Chakra's, or has streams side by side.
+    OSError
+        It cannot be read.
+    """
+    from ..formats.chakra import read_trace
+
+    folder = Path(folder)
+    trace, about = read_trace(folder)
+    nothing = [NotKept("Chakra's format has no results")] * trace.world_size
+    engine = about.get("engine")
+    return Run(
+        str(about.get("name", folder.name)),
+        trace,
+        nothing,
+        [""] * trace.world_size,
+        engine=engine if engine in ("simulated", "replayed") else "real",
+    )
+
+
 def run_of(record: dict[str, Any]) -> Run:
     """The `Run` of a record."""
     if record["world_size"] < 1:

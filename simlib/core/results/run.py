@@ -423,6 +423,39 @@ class Run(Displayed):
         self._check_all_ran("dumps need")
         return write_dumps(self.trace, folder, last)
 
+    def to_chakra(self, folder: str | Path) -> Path:
+        """Write the run as Chakra's execution traces, which ASTRA-sim and others read.
+
+        Each rank's file has what it did between its calls as nodes of work, in microseconds, and
+        its calls; `simlib.load_chakra` reads them back, without what the ranks returned.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Files ``chakra.N.et`` and ``comm_groups.json`` are put into it. It is made where it is
+            not there.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        InvalidCallError
+            A rank never left its function, not all ranks ran, it ran on an asynchronous device, or
+            the folder has traces of another run.
+        """
+        from ..formats.chakra import write_trace
+
+        self._check_all_ran("Chakra's traces need")
+        if self.engine == "simulated" and self.profile:
+            raise InvalidCallError(
+                "a run on an asynchronous device cannot be written for Chakra: its trace says when "
+                "a rank called each op, not what its streams computed in between"
+            )
+        return write_trace(self.trace, folder, {"name": self.name, "engine": self.engine})
+
     def to_html(
         self,
         path: str | Path,
