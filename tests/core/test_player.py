@@ -117,7 +117,7 @@ def test_what_is_no_saved_run_is_told_in_one_sentence(tmp_path):
     path = tmp_path / "other.json"
     for text in ('{"traceEvents": []}', "[]", "no json"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"^other.json is not a run that run.save\(\) wrote$"):
+        with pytest.raises(ValueError, match=r"^other.json is not a run that run.save\(\) wrote"):
             simlib.load(path)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
-from ..model.trace import Trace
+from ..model.trace import ROOTED, Trace
 from ..model.words import ranks_in_words
 from .mailbox import Post
 from .meetings import Call
@@ -104,6 +104,11 @@ def _played(recorded, cluster, placement, options):
     if not has_left or any(op.end_s is None and not op.async_op for op in recorded):
         raise InvalidCallError(
             "only a run that came to its end can be replayed, and in this one a rank never left"
+        )
+    if any(op.peer is None and (op.is_p2p or op.kind in ROOTED) for op in recorded):
+        raise InvalidCallError(
+            "only a run can be replayed of which it is known who sent to whom: this record does "
+            "not say the root of a collective, or from whom a receive of any source came"
         )
     size = recorded.world_size
     simulation = Simulation(Topology(cluster, size, placement), options)

@@ -22,7 +22,8 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no_value"``.
+        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no_value"``; ``"record"`` is what a record
+        of a real job does not hold.
     message : str
     sites : dict of int to Site
     run : Run or None

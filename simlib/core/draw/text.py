@@ -54,11 +54,29 @@ def run_table(run: Any) -> str:
     if trace.forgotten is not None:
         words = kept_of(trace)
         parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
+    parts.append(_clocks(trace))
     parts.append(_not_profiled(run))
     if trace.dropped:
         advice = "simlib run --watch goes on recording"
         parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded ({advice})"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _clocks(trace):
+    """How well the clocks of ranks agree, where they were compared."""
+    if len(trace.clock_offsets_s) < 2:
+        return []
+    error = seconds_text(trace.clock_error_s)
+    rank, ahead_s = max(trace.clock_offsets_s.items(), key=lambda pair: abs(pair[1]))
+    if not ahead_s:
+        text = f"the clocks of the ranks agree to within {error}"
+    else:
+        first, side = min(trace.clock_offsets_s), "ahead of" if ahead_s > 0 else "behind"
+        text = (
+            f"clocks are corrected: that of rank {rank} was {seconds_text(abs(ahead_s))} {side} "
+            f"that of rank {first}; what is left may be {error}"
+        )
+    return [text]
 
 
 def _not_profiled(run):

@@ -11,10 +11,10 @@ import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..model.profile import COMMUNICATION, COMPUTE, COPY, DeviceSpan, Part
 
@@ -25,8 +25,12 @@ ODD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 """What is raised where a file or an event does not hold what it should."""
 MOST_US = 1e18
 """No clock of a trace goes so far: some 30,000 years."""
-CALLS = ("c10d::", "gloo:", "nccl:", "record_param_comms")
+COLLECTIVE = "record_param_comms"
+"""The operator by which NCCL's group says what it was asked for."""
+CALLS = ("c10d::", "gloo:", "nccl:", COLLECTIVE)
 """How operators are called that only post communication: how long it takes, they do not know."""
+MOST_BYTES = 2 << 30
+"""Of text that is read of one file; its objects take some ten times as much memory."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,20 @@ class KinetoTrace:
         What the program has named by `torch.profiler.record_function`: its times.
     mark_threads : dict of str to int
         By the same names, the thread that did it last.
+    mark_works : dict of str to list of ((float, float) or None)
+        By the same names and in the same order, when GPUs worked at it.
+    world : dict
+        What the file says of the job: rank, world size, groups. Nothing of it is checked.
+    calls, works : list of dict
+        Events by which the rank called torch.distributed, and Gloo's of what it did. Their times
+        are sound, all else is as in the file.
+    first_us : float
+        The ``ts`` of the first event.
+    kernel_times : dict of int to (float, float)
+        By the ``External id`` of the operator that launched them: from the start of the first
+        kernel that communicates to the end of the last.
+    busy : dict of int to list of (float, float)
+        By thread: when it was in an operator, in order.
     """
 
     began_ns: int = 0
@@ -53,6 +71,13 @@ class KinetoTrace:
     operators: list[DeviceSpan] = field(default_factory=list)
     marks: dict[str, list[Part]] = field(default_factory=dict)
     mark_threads: dict[str, int] = field(default_factory=dict)
+    mark_works: dict[str, list[Part | None]] = field(default_factory=dict)
+    world: dict[str, Any] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    works: list[dict[str, Any]] = field(default_factory=list)
+    first_us: float = 0.0
+    kernel_times: dict[int, Part] = field(default_factory=dict)
+    busy: dict[int, list[Part]] = field(default_factory=dict)
 
 
 def read_kineto(path: str | Path) -> KinetoTrace:
@@ -72,18 +97,60 @@ def read_kineto(path: str | Path) -> KinetoTrace:
 
     **Cost** O(n log n) for n events, all of them in memory.
     """
+    content = read_json(path)
+    trace = trace_of(content) if isinstance(content, dict) else None
+    if trace is None:
+        raise ValueError(f"{Path(path).name} is not a trace that torch's profiler wrote")
+    return trace
+
+
+def read_json(path: str | Path) -> Any:
+    """What a file of JSON holds, plain or gzipped; None where it holds no JSON.
+
+    Raises
+    ------
+    ValueError
+        There are more than 2 GiB of it.
+    OSError
+        It cannot be read.
+    """
     path = Path(path)
     open_it: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_it(path, "rt", encoding="utf-8", errors="replace") as file:
-            content = json.load(file)
+        with open_it(path, "rb") as file:
+            text = _read(file, path)
+        return json.loads(text.decode("utf-8", errors="replace"))
+    except _TooLarge:
+        raise
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error):
+        return None
+
+
+class _TooLarge(ValueError):
+    pass
+
+
+def _read(file: BinaryIO, path: Path) -> bytes:
+    if path.suffix == ".gz" or path.stat().st_size <= MOST_BYTES:
+        text = file.read(MOST_BYTES + 1)
+        if len(text) <= MOST_BYTES:
+            return text
+    raise _TooLarge(
+        f"{path.name} holds more than {MOST_BYTES >> 30} GiB of JSON, too much to read: profile "
+        "fewer steps, as by torch.profiler.schedule(wait=1, warmup=1, active=2)"
+    )
+
+
+def trace_of(content: dict[str, Any]) -> KinetoTrace | None:
+    """What the JSON of a file says; None where it is not that of torch's profiler."""
+    try:
         return _trace_of(content)
-    except (*ODD, RecursionError, EOFError, gzip.BadGzipFile, zlib.error):
-        raise ValueError(f"{path.name} is not a trace that torch's profiler wrote") from None
+    except (*ODD, RecursionError):
+        return None
 
 
 def _trace_of(content: dict[str, Any]) -> KinetoTrace:
-    if "schemaVersion" not in content:
+    if not {"schemaVersion", "distributedInfo"} & content.keys():
         raise ValueError("not Kineto's")
     events = list(filter(_is_sound, content["traceEvents"]))
     first = min((event["ts"] for event in events), default=0)
@@ -96,14 +163,29 @@ def _trace_of(content: dict[str, Any]) -> KinetoTrace:
         for sort in ("cpu_op", "user_annotation")
     )
     names = dict(_each(lambda event: (_id_of(event), event["name"]), operators + annotations))
-    trace = KinetoTrace(began_ns)
+    trace = KinetoTrace(began_ns, first_us=first)
+    if isinstance(content.get("distributedInfo"), dict):
+        trace.world.update(content["distributedInfo"])
     for sort, what in ON_GPU.items():
         read = functools.partial(_span_of, sort=what, first=first, names=names)
         trace.device_spans.extend(_each(read, by_sort[sort]))
+    trace.kernel_times.update(_times_by_id(filter(_communicates, by_sort["kernel"]), first))
+    worked = _times_by_id(by_sort["gpu_user_annotation"], first)
     for event in annotations:
-        trace.marks.setdefault(event["name"], []).append(_times_of(event, first))
-        trace.mark_threads[event["name"]] = event["tid"]
-    trace.operators.extend(_outermost(operators, first))
+        name = event["name"]
+        trace.marks.setdefault(name, []).append(_times_of(event, first))
+        trace.mark_threads[name] = event["tid"]
+        number = next(_each(_id_of, [event]), -1)
+        trace.mark_works.setdefault(name, []).append(worked.get(number))
+        if name.startswith("gloo:"):
+            trace.works.append(event)
+    trace.calls.extend(event for event in operators if event["name"].startswith(CALLS))
+    for event in _outermost(operators):
+        times = _times_of(event, first)
+        trace.busy.setdefault(event["tid"], []).append(times)
+        if not event["name"].startswith(CALLS):
+            span = DeviceSpan(-1, event["tid"], event["name"], COMPUTE, *times, event["name"])
+            trace.operators.append(span)
     return trace
 
 
@@ -118,7 +200,7 @@ def _is_sound(event: Any) -> bool:
     return has_words and abs(start_us) < MOST_US and 0 <= length_us < MOST_US  # False for NaN
 
 
-def _each(read: Callable[[dict[str, Any]], Any], events: Iterable[dict[str, Any]]) -> Iterable[Any]:
+def _each(read: Callable[[dict[str, Any]], Any], events: Iterable[dict[str, Any]]) -> Iterator[Any]:
     """What is read of each event, without those in which it does not stand."""
     for event in events:
         try:
@@ -136,23 +218,33 @@ def _times_of(event: dict[str, Any], first: float) -> Part:
     return start_us / 1e6, (start_us + event["dur"]) / 1e6
 
 
+def _communicates(event: dict[str, Any]) -> bool:
+    return event["name"].lower().startswith(COMMUNICATES)
+
+
+def _times_by_id(events: Iterable[dict[str, Any]], first: float) -> dict[int, Part]:
+    """By ``External id``: from the start of the first event to the end of the last."""
+    found: dict[int, Part] = {}
+    for number, (start_s, end_s) in _each(lambda e: (_id_of(e), _times_of(e, first)), events):
+        start, end = found.get(number, (start_s, end_s))
+        found[number] = min(start, start_s), max(end, end_s)
+    return found
+
+
 def _span_of(event: dict[str, Any], sort: str, first: float, names: dict) -> DeviceSpan:
     name, about = event["name"], event.get("args", {})
-    if sort == COMPUTE and name.lower().startswith(COMMUNICATES):
+    if sort == COMPUTE and _communicates(event):
         sort = COMMUNICATION
     device, stream = about.get("device", event["pid"]), about.get("stream", event["tid"])
     op = names.get(int(about.get("External id", -1)), "")
     return DeviceSpan(int(device), int(stream), name, sort, *_times_of(event, first), op)
 
 
-def _outermost(events: list[dict[str, Any]], first: float) -> Iterable[DeviceSpan]:
-    """The operators of each thread that lie in no other one, without those that communicate."""
+def _outermost(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The operators of each thread that lie in no other one, in order."""
     until: dict[Any, float] = {}
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         thread = event["tid"]
-        if event["ts"] < until.get(thread, float("-inf")):
-            continue
-        until[thread] = event["ts"] + event["dur"]
-        if not event["name"].startswith(CALLS):
-            name = event["name"]
-            yield DeviceSpan(-1, int(thread), name, COMPUTE, *_times_of(event, first), name)
+        if event["ts"] >= until.get(thread, float("-inf")):
+            until[thread] = event["ts"] + event["dur"]
+            yield event

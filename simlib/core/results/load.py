@@ -1,4 +1,4 @@
-"""A saved run, and the way back: the record that `Run.save` puts into its file, read by `load`.
+"""What `load` reads: the record that `Run.save` puts into its file, and traces of torch's profiler.
 
 Perfetto's slices have lost what is needed to draw a run again (who waited since when, which
 collectives belong together), so the file has the ops themselves beside them, under a key that trace
@@ -8,46 +8,96 @@ viewers pass over.
 from __future__ import annotations
 
 import base64
-import json
+import glob
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..diagnose.findings import Finding
 from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
+from ..formats.kineto import join, read_rank
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
 from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage, Work
+from ..record.kineto import read_json
 from ..record.safe_pickle import loads_tree
 from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
+TRACES = (".json", ".json.gz")
+"""How the files of traces end in a folder."""
 
-def load(path: str | Path) -> Run:
-    """Read a run that `Run.save` wrote.
 
-    A result that is no plain data, no tensor and no array is not in the file: a `NotKept` says so
-    in its place. Nor are earlier ``attempts``, and the other run of a race.
+def load(path: str | Path | Sequence[str | Path]) -> Run:
+    """Read a run that `Run.save` wrote, or what torch's profiler wrote of the ranks of a job.
+
+    A result that is no plain data, no tensor and no array is not in the file of a run: a `NotKept`
+    says so in its place. Nor are earlier ``attempts``, and the other run of a race.
 
     Parameters
     ----------
-    path : str or Path
+    path : str or Path, or a sequence of them
+        A run's file. Of traces of torch's profiler: their folder, a pattern as
+        ``"traces/*.json.gz"``, or the files, one of each rank.
 
     Returns
     -------
     Run
-        With the same trace, so with the same pictures, table of messages and player.
+        Of a saved run with the same trace, so with the same pictures, table of messages and player.
+        Of traces with their calls, the profile of each rank, and a span ``"step"`` for each step
+        of the profiler; clocks of hosts are compared, see ``run.trace.clock_offsets_s``.
 
     Raises
     ------
     ValueError
-        The file is no run of simlib's.
+        A file is neither, or they are not of one job.
     OSError
         It cannot be read.
     """
-    path = Path(path)
+    files = _files_of(path)
+    ranks = []
+    for file in files:
+        content = read_json(file)
+        if isinstance(content, dict) and KEY in content:
+            if len(files) > 1:
+                raise ValueError(f"{file.name} is a run, which is loaded alone: load one file")
+            return _saved_run(file, content)
+        ranks.append(read_rank(file, content, len(files) == 1))
+    found = join(ranks)
+    size = found.trace.world_size
+    run = Run(_name_of(path, files), found.trace, [None] * size, [""] * size)
+    run.profile = found.profiles
+    run.ran = sorted(rank.rank for rank in ranks)
+    run.findings = [Finding("record", note, {}) for note in found.notes]
+    return run
+
+
+def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files that are meant, in order of their names."""
+    if not isinstance(path, str | Path):
+        files = list(map(Path, path))
+    elif Path(path).is_dir():
+        files = [file for file in Path(path).iterdir() if file.name.endswith(TRACES)]
+    elif "*" in str(path) and not Path(path).exists():
+        files = list(map(Path, glob.glob(str(path), recursive=True)))
+    else:
+        files = [Path(path)]
+    if not files:
+        raise ValueError(f"there is no file of a trace, {' or '.join(TRACES)}, in {path}")
+    return sorted(files)
+
+
+def _name_of(path: str | Path | Sequence[str | Path], files: list[Path]) -> str:
+    """What the run is called: its folder, or its file."""
+    if isinstance(path, str | Path) and Path(path).is_dir():
+        return Path(path).resolve().name
+    return files[0].name.partition(".")[0] if len(files) == 1 else files[0].resolve().parent.name
+
+
+def _saved_run(path: Path, content: dict[str, Any]) -> Run:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))[KEY]
+        record = content[KEY]
         if record["version"] == VERSION:
             return run_of(record)
     except (ValueError, LookupError, TypeError):

@@ -357,7 +357,8 @@ class Run(Displayed):
         from ..clockwork.replay import replay, transfers_of
         from ..clockwork.simulation_options import replay_options
 
-        if self.engine == "simulated" and self.profile:
+        on_gpus = any(one is not None and one.on == "gpu" for one in self.profile or ())
+        if self.profile and (on_gpus or self.engine == "simulated"):
             raise InvalidCallError(
                 "a run on an asynchronous device cannot be replayed: its trace says when a rank "
                 "called each op, not what its streams computed in between. Simulate it again"
