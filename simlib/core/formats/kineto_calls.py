@@ -227,7 +227,8 @@ class _Reader:
         done_s = self._trace.kernel_times.get(_id_of(event), (start_s, end_s))[1]
         times = start_s, None, max(start_s, done_s)
         number = about.get("Seq") if kind not in ("send", "recv") else None
-        op = self._op(kind, group, _rank_or_none(peer, group), None, shapes, about["dtype"], times)
+        to = _rank_or_none(peer, group), None
+        op = self._op(kind, group, to, (shapes, about["dtype"]), times)
         op.splits, op.number = splits, None if number is None else _count(number)
         return op
 
@@ -268,8 +269,9 @@ class _Reader:
             shapes = shapes * len(self._world)
         tag = int(inputs[-1]) if call.kind in ("send", "recv") else None
         times, is_async = self._gloo_times(event, call, name, inputs, works)
-        peer = _rank_or_none(peer, self._world)
-        op = self._op(call.kind, self._world, peer, tag, shapes, dtype, times, is_async)
+        to = _rank_or_none(peer, self._world), tag
+        op = self._op(call.kind, self._world, to, (shapes, dtype), times)
+        op.async_op, op.site = is_async, _site_of(call.kind, to, is_async)
         if call.kind == "recv" and call.peer is None:
             op.any_source = True
             self.notes["does not say from whom receives of any source came ({})"] += 1
@@ -332,7 +334,8 @@ class _Reader:
         start_us = event["ts"] - self._trace.first_us
         return start_us / 1e6, (start_us + event["dur"]) / 1e6
 
-    def _op(self, kind, group, peer, tag, shapes, dtype, times, is_async=True) -> Op:
+    def _op(self, kind, group, to, data, times) -> Op:
+        (peer, tag), (shapes, dtype) = to, data
         name, itemsize = _dtype_of(dtype) if dtype and shapes else UNKNOWN_DTYPE
         return Op(
             rank=self._rank,
@@ -346,13 +349,17 @@ class _Reader:
             dtype=name,
             reduce_op=None,
             splits=None,
-            async_op=is_async,
+            async_op=True,
             any_source=False,
-            site=Site(describe_call(kind, peer, tag, None, is_async), "", 0),
+            site=_site_of(kind, to, True),
             post_s=times[0],
             wait_s=times[1],
             end_s=times[2],
         )
+
+
+def _site_of(kind: str, to: tuple[int | None, int | None], is_async: bool) -> Site:
+    return Site(describe_call(kind, *to, None, is_async), "", 0)
 
 
 class _Unclear(ValueError):

@@ -16,7 +16,7 @@ from typing import Any
 from ..diagnose.findings import Finding
 from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
-from ..formats.kineto import join, read_rank
+from ..formats.kineto import RankTrace, join, read_rank
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
 from ..model.trace import Evicted, Group, Op, Piece, Site, Trace, WireMessage, Work
@@ -56,14 +56,10 @@ def load(path: str | Path | Sequence[str | Path]) -> Run:
         It cannot be read.
     """
     files = _files_of(path)
-    ranks = []
-    for file in files:
-        content = read_json(file)
-        if isinstance(content, dict) and KEY in content:
-            if len(files) > 1:
-                raise ValueError(f"{file.name} is a run, which is loaded alone: load one file")
-            return _saved_run(file, content)
-        ranks.append(read_rank(file, content, len(files) == 1))
+    read = [_read(file, len(files) == 1) for file in files]
+    ranks = [one for one in read if isinstance(one, RankTrace)]
+    if isinstance(read[0], Run):
+        return read[0]
     found = join(ranks)
     size = found.trace.world_size
     run = Run(_name_of(path, files), found.trace, [None] * size, [""] * size)
@@ -71,6 +67,16 @@ def load(path: str | Path | Sequence[str | Path]) -> Run:
     run.ran = sorted(rank.rank for rank in ranks)
     run.findings = [Finding("record", note, {}) for note in found.notes]
     return run
+
+
+def _read(file: Path, is_alone: bool) -> Run | RankTrace:
+    """One file; what its JSON holds is gone before the next one is read."""
+    content = read_json(file)
+    if isinstance(content, dict) and KEY in content:
+        if not is_alone:
+            raise ValueError(f"{file.name} is a run, which is loaded alone: load one file")
+        return _saved_run(file, content)
+    return read_rank(file, content, is_alone)
 
 
 def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
