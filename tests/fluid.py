@@ -32,6 +32,7 @@ def clusters(draw, bandwidths, devices):
         envelope_bytes=draw(st.sampled_from([0, 0, 10])),
         in_order=draw(st.booleans()),
         rails=draw(st.sampled_from([1, 1, 2, 3])),
+        direct_cards=draw(st.booleans()),
     )
 
 
@@ -39,7 +40,8 @@ def clusters(draw, bandwidths, devices):
 class Flow:
     """One transfer: when its latency is over, its bytes, the names of its links.
 
-    It draws when the one before it, between the same ranks, has ended.
+    It draws when the one before it, between the same ranks, has ended. Where it goes in parts side
+    by side, ``left`` is of one part, and the links are those of all parts.
     """
 
     draw_s: Fraction
@@ -56,7 +58,9 @@ class Flow:
 
 def fair_rates(flows, capacity):
     """Max-min fair rates by their definition: all rise alike, a full link stops its own."""
-    on_link = {link: [flow for flow in flows if link in flow.links] for link in capacity}
+    on_link = {
+        link: [f for f in flows for crossed in f.links if crossed == link] for link in capacity
+    }
     rising = {link: len(on) for link, on in on_link.items() if on}
     left = {link: capacity[link] for link in rising}  # beside those that have stopped
     rates = {}
@@ -91,13 +95,16 @@ class ExactNetwork:
     more : Fraction
         So many bytes, times its number, each message has beside its own. Where it is below
         zero, the bytes are added and the numbers count down: a message without bytes moves too.
+    ring : sequence of int
+        Ranks whose ring leaves each node by the cards of all of them there.
     """
 
-    def __init__(self, cluster, node_of, more=Fraction(0)):
+    def __init__(self, cluster, node_of, more=Fraction(0), ring=()):
         self._more = more
         self._started = 0
         self._cluster = cluster
         self._node_of = node_of
+        self._rails_of_node = self._all_rails(ring)
         self._flows = []  # those under way, in the order of their starts
         self._drawing = []
         self._capacity = {}
@@ -112,6 +119,7 @@ class ExactNetwork:
         self._started += 1
         number = self._started % 64 if self._more >= 0 else 63 - self._started % 64
         left = nbytes + self._cluster.envelope_bytes + abs(self._more) * number
+        left /= max(1, sum(name[0] == "node up" for name in self._names(src, dst)))
         flow = Flow(now + latency_s, left, links, before, start_s=now)
         self._last[src, dst] = flow
         self._flows.append(flow)
@@ -119,22 +127,45 @@ class ExactNetwork:
 
     def _way(self, src, dst):
         """Latency, and the links with a limit that a message crosses."""
-        cluster, here, there = self._cluster, self._node_of[src], self._node_of[dst]
-        by, to = self._rail_of(src), self._rail_of(dst)
-        crossed = [(cluster.intra, "rank up", src), (cluster.intra, "rank down", dst)]
+        cluster = self._cluster
         latencies = [cluster.intra]
-        if here != there:
-            crossed += [
-                (cluster.inter, "node up", here, by),
-                (cluster.inter, "node down", there, to),
-            ]
-            crossed += [(cluster.backbone, "backbone", 0)]
+        if self._node_of[src] != self._node_of[dst]:
             latencies += [cluster.inter, cluster.backbone]
-        for link, *name in crossed:
+        sorts = {"rank": cluster.intra, "node": cluster.inter, "back": cluster.backbone}
+        names = self._names(src, dst)
+        for name in names:
+            link = sorts[name[0][:4]]
             if link is not None and link.bandwidth_Bps < inf:
-                self._capacity[tuple(name)] = Fraction(link.bandwidth_Bps)
-        links = tuple(tuple(name) for _, *name in crossed if tuple(name) in self._capacity)
+                self._capacity[name] = Fraction(link.bandwidth_Bps)
+        links = tuple(name for name in names if name in self._capacity)
         return sum(Fraction(link.latency_s) for link in latencies if link is not None), links
+
+    def _names(self, src, dst):
+        """The links that a message crosses, those between nodes once for each of its parts."""
+        here, there = self._node_of[src], self._node_of[dst]
+        if here == there:
+            return [("rank up", src), ("rank down", dst)]
+        by = self._rails_of_node.get(here, [self._rail_of(src)])
+        to = self._rails_of_node.get(there, [self._rail_of(dst)])
+        names = [("node up", here, rail) for rail in by]
+        names += [("node down", there, rail) for rail in to]
+        names += [("backbone", 0)] * len(by)
+        own = [("rank up", src), ("rank down", dst)]
+        return names if self._cluster.direct_cards else names + own
+
+    def _all_rails(self, ring):
+        """By node, the cards of a ring: as many as its members have where they have fewest."""
+        nodes = [self._node_of[rank] for rank in ring]
+        leaving = sum(
+            here != there for here, there in zip(nodes, nodes[1:] + nodes[:1], strict=True)
+        )
+        if not (ring and self._cluster.direct_cards and leaving == len(set(nodes))):
+            return {}
+        rails = {node: set() for node in nodes}
+        for rank, node in zip(ring, nodes, strict=True):
+            rails[node].add(self._rail_of(rank))
+        fewest = min(map(len, rails.values()))
+        return {node: sorted(those)[:fewest] for node, those in rails.items() if fewest > 1}
 
     def _rail_of(self, rank):
         """The network card of a rank: those of a node take them in turn."""
@@ -210,7 +241,8 @@ def through_network(schedule, topology, members, starts, eager_limit_bytes=-1):
             [post._replace(peer=members[post.peer]) for post in step] for step in program
         ]
     device = topology.cluster.device
-    network = ExactNetwork(topology.cluster, topology.node_of.tolist())
+    ring = members if schedule.algorithm in ("ring", "chain") else ()
+    network = ExactNetwork(topology.cluster, topology.node_of.tolist(), ring=ring)
     reduce_Bps = device.reduce_Bps if device else inf
     ends, times = take(programs, network, begins, reduce_Bps, eager_limit_bytes)
     return [ends[member] for member in members], times

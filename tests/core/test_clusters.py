@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -69,3 +71,58 @@ def test_direct_cards_leave_the_links_in_the_node_to_others():
     for direct, wanted_s in ((False, 2.0), (True, 1.0)):
         cluster = simlib.Cluster(2, 2, link, link, direct_cards=direct)
         assert simlib.simulate(main, 4, cluster=cluster).time_s == wanted_s
+
+
+def summed(rank, n, size, own_groups):
+    groups = dist.init_device_mesh("cpu", (n // 8, 8), mesh_dim_names=("over", "in"))
+    group = groups.get_group("over") if own_groups else None
+    dist.all_reduce(torch.ones(size), group=group)
+
+
+def test_a_ring_leaves_a_node_by_the_cards_of_all_its_members():
+    size = 64
+    card, bus = Link(1.0, 100.0), Link(0.5, 1000.0)
+    for own_groups, cards in ((False, 8), (True, 1)):
+        n = 2 if own_groups else 16
+        cluster = Cluster(2, 8, card, bus, rails=8, direct_cards=True)
+        run = simlib.simulate(summed, 16, (size, own_groups), cluster=cluster, all_reduce="ring")
+        step_s = 1.5 + 4 * size / n / (cards * 100.0)  # in a node it takes less
+        assert run.time_s == pytest.approx(2 * (n - 1) * step_s, rel=1e-12)
+        asked = ("all_reduce", n, 4 * size, cluster, "ring")
+        placement = [rank * 2 // n for rank in range(n)]
+        assert simlib.scale.time_of(*asked, placement=placement) == pytest.approx(run.time_s)
+
+
+def test_a_ring_has_as_many_cards_as_its_members_have_where_they_have_fewest():
+    cluster = Cluster(3, 4, Link(1.0, 100.0), rails=4, direct_cards=True)
+    topology = Topology(cluster, 12)
+    for ranks, cards in (
+        (range(12), 4),
+        ((2, 3, 4, 5, 6), 2),
+        (range(5), 1),
+        ((0, 4, 8), 1),
+        ((0, 4, 1, 5), 1),  # it leaves each node twice
+        (range(4), 1),
+    ):
+        ring = topology.of_ring(ranks)
+        assert ring.cards == cards
+        assert (ring is topology) == (cards == 1)
+    ring = topology.of_ring((2, 3, 4, 5, 6))
+    crossed = ring.links(3, 4)
+    assert [ring.link_name(link) for link in crossed] == [
+        *("node 0 rail 2 up", "node 0 rail 3 up", "node 1 rail 0 down", "node 1 rail 1 down"),
+    ]
+    assert Topology(replace(cluster, direct_cards=False), 12).of_ring(range(12)).cards == 1
+
+
+def test_only_rings_and_chains_leave_by_all_cards():
+    cluster = Cluster(2, 4, Link(1.0, 100.0), rails=4, direct_cards=True)
+    one = replace(cluster, rails=1)
+    for kind, name, faster in (
+        ("all_reduce", "ring", True),
+        ("broadcast", "chain", True),
+        ("all_reduce", "gloo_ring", False),
+        ("all_reduce", "ring_segmented", False),
+    ):
+        by_all, by_one = (simlib.scale.time_of(kind, 8, 800, c, name) for c in (cluster, one))
+        assert (by_all < by_one) == faster

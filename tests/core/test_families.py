@@ -72,6 +72,7 @@ class Case:
     placement: str
     starts: list
     eager_limit_bytes: float
+    is_ring: bool = False
 
     @property
     def node_of(self):
@@ -87,7 +88,8 @@ class Case:
         """Ends of the ranks and times of the messages, in fractions."""
         device = self.cluster.device
         reduce_Bps = device.reduce_Bps if device else inf
-        network = ExactNetwork(self.cluster, self.node_of, more)
+        ring = range(self.n) if self.is_ring else ()
+        network = ExactNetwork(self.cluster, self.node_of, more, ring)
         return take(programs, network, self.starts, reduce_Bps, self.eager_limit_bytes)
 
     def moved_by_rounding(self, programs, ends, times=None):
@@ -134,10 +136,12 @@ def cases_of(family, count, for_simulate=False):
                 envelope_bytes=one_of(0, 0, 10),
                 in_order=bool(one_of(True, True, False)),
                 rails=one_of(1, 1, 2, ranks),
+                direct_cards=bool(one_of(False, True)),
             ),
             placement=placement,
             starts=(random.random(n) * spread_s).tolist(),
             eager_limit_bytes=one_of(*limits) if (number + number // 10) % 2 else -1,
+            is_ring=family[1] in ("ring", "chain"),
         )  # fmt: skip
 
 

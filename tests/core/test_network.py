@@ -23,6 +23,18 @@ def flat(n, inter=SECOND, **more):
     return Topology(Cluster(n, 1, inter, **more), n)
 
 
+def test_a_message_by_all_cards_shares_each_of_them():
+    # 1 -> 2 goes by both cards: 200 B at 200 B/s alone. Beside 0 -> 2, which takes half of card 0,
+    # both halves have 50 B/s: its rate is 100 B/s.
+    topology = Topology(Cluster(2, 2, SECOND, rails=2, direct_cards=True), 4)
+    for others, ends in (((), [2.0]), ((100,), [3.0, 3.0])):
+        network = Network(topology)
+        found = [network.start(0.0, 1, 2, 200, topology.of_ring(range(4)))]
+        found += [network.start(0.0, 0, 2, nbytes) for nbytes in others]
+        network.advance(10.0)
+        assert [transfer.end_s for transfer in found] == ends
+
+
 def test_a_transfer_is_exact_alone_and_while_others_come_and_go_beside_it():
     topology = flat(2, Link(30e-6, 1.25e9))
     for nbytes in (0, 1, 3, 1000, 12345677):

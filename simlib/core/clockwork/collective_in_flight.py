@@ -39,17 +39,20 @@ class Plan:
     Attributes
     ----------
     schedule : Schedule
+    way : Topology
+        As its messages cross it.
     links : frozenset of int
         Ids of all links that its messages cross.
     are_links_own : bool
         Whether each link belongs to one member, and no message is eager. Who begins the group's
-        next collective has done all of its part of this one, so both leave each other's links
-        alone. An eager message may still be on its way.
+        next collective on the same way has done all of its part of this one, so both leave each
+        other's links alone. An eager message may still be on its way.
     lasts_s : list of float or None
         By position, how long it takes when all begin together and alone; None until asked for.
     """
 
     schedule: Schedule
+    way: Topology
     links: frozenset
     are_links_own: bool = False
     lasts_s: list | None = None
@@ -84,37 +87,38 @@ class Transfers:
         scheduler.on_arrival = self._arrived
         self._on_end: dict[Transfer, Callable] = {}
         self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
-        self._links: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._ways: dict[tuple[int, ...], Topology] = {}  # by members, of rings and chains
         self._lazy: dict[CollectiveInFlight, None] = {}
         self.are_mirrored = False
         self._are_private = topology.links_are_private()
         self._first_shared = 2 * topology.world_size  # links before it are of one rank each
 
-    def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
+    def send(
+        self,
+        time_s: float,
+        src: int,
+        dst: int,
+        nbytes: int,
+        on_end: Callable,
+        way: Topology | None = None,
+    ) -> Transfer:
         """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
         if self._lazy:
-            self._wake(self.links(src, dst))
-        transfer = self.network.start(max(time_s, self.scheduler.now_s), src, dst, nbytes)
+            self._wake(self.network.links(src, dst, way))
+        start_s = max(time_s, self.scheduler.now_s)
+        transfer = self.network.start(start_s, src, dst, nbytes, way)
         self._note(transfer, on_end)
         return transfer
 
     def _note(self, transfer, on_end):
         self._on_end[transfer] = on_end
-        for link in self.links(transfer.src, transfer.dst):
+        for link in transfer.links:
             self._users[link] += 1
 
     def _arrived(self, transfer):
-        for link in self.links(transfer.src, transfer.dst):
+        for link in transfer.links:
             self._users[link] -= 1
         self._on_end.pop(transfer)(transfer)
-
-    def links(self, src: int, dst: int) -> tuple[int, ...]:
-        """Ids of the links between two ranks, as `Topology.links`."""
-        pair = src, dst
-        found = self._links.get(pair)
-        if found is None:
-            found = self._links[pair] = self.topology.links(src, dst)
-        return found
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
         """Whether a collective has its links to itself from now on; it is woken when no more."""
@@ -131,7 +135,7 @@ class Transfers:
 
     def _wake(self, links, queue=None):
         for in_flight in [c for c in self._lazy if not c.links.isdisjoint(links)]:
-            if queue is not None and in_flight.queue is queue:
+            if queue is not None and in_flight.queue == queue:
                 continue
             self._share(in_flight)
             del self._lazy[in_flight]
@@ -167,21 +171,28 @@ class Transfers:
                 nodes=self.topology.node_of[list(members)],  # type: ignore[arg-type]
                 link=self.topology.cluster.inter,
             )
-            links = self._links_of(made, members)
+            way = self._way_of(made, members)
+            links = self._links_of(made, way, members)
             are_own = self._are_private or max(links, default=0) < self._first_shared
-            self._plans[key] = Plan(made, links, are_own and not self._has_eager(made))
+            if way.cards > 1 and call.kind == "reduce":
+                are_own = False  # it goes the other way: others cross a node's cards
+            self._plans[key] = Plan(made, way, links, are_own and not self._has_eager(made))
         return self._plans[key]
+
+    def _way_of(self, made, members):
+        """One object for a group, so that all its rings are in one order."""
+        way = made.way(self.topology, members)
+        return self.topology if way is self.topology else self._ways.setdefault(members, way)
 
     def _has_eager(self, made):
         return any((round_.nbytes <= self.eager_limit_bytes).any() for round_ in made.rounds)
 
-    def _links_of(self, made, members):
-        pairs = {
-            (members[src], members[dst])
-            for round_ in made.rounds
-            for src, dst in zip(round_.src.tolist(), round_.dst.tolist(), strict=True)
-        }
-        return frozenset(link for pair in pairs for link in self.links(*pair))
+    def _links_of(self, made, way, members):
+        ranks = np.array(members)
+        ends = {(id(round_.src), id(round_.dst)): round_ for round_ in made.rounds}
+        paths = [way.paths(ranks[round_.src], ranks[round_.dst]) for round_ in ends.values()]
+        links = np.unique(np.concatenate([np.empty(0, int), *(path.ravel() for path in paths)]))
+        return frozenset(links.tolist()) - {len(way.link_bandwidth_Bps) - 1}
 
     def new_wire(self, kind: str, group: Group) -> WireLog | None:
         """Where the messages of a collective are written down, or None."""
@@ -225,7 +236,8 @@ class CollectiveInFlight:
         self._schedule = plan.schedule
         self._members = members
         self.links, self.kind = plan.links, plan.schedule.kind
-        self.queue = queue if plan.are_links_own else None
+        self._way = plan.way if plan.way.cards > 1 else None
+        self.queue = (queue, plan.way) if plan.are_links_own and queue else None
         self._on_through = on_through
         self._on_failed = on_failed
         self._wire = wire
@@ -262,8 +274,12 @@ class CollectiveInFlight:
                 self._wire,
                 self._transfers.eager_limit_bytes,
             )
-            self._live.go_through(self._transfers.send, self._transfers.scheduler.at)
+            self._go_live()
         return self._live
+
+    def _go_live(self):
+        send = partial(self._transfers.send, way=self._way)
+        self._live.go_through(send, self._transfers.scheduler.at)
 
     def member_died(self, position: int, time_s: float) -> None:
         """A member is dead: who needs it fails, at this moment or when it comes so far."""
@@ -354,12 +370,12 @@ class CollectiveInFlight:
         self._solution += 1
         transfers, live = self._transfers, self._messages()
         past = Past(transfers.topology)
-        live.go_through(past.send, past.at)
+        live.go_through(partial(past.send, way=self._way), past.at)
         for position, time_s in sorted(self._entered.items(), key=lambda item: item[1]):
             past.advance(time_s)
             live.enter(position, time_s)
         past.advance(transfers.scheduler.now_s)
-        live.go_through(transfers.send, transfers.scheduler.at)
+        self._go_live()
         transfers.absorb(past.network, live.arrived)
         for time_s, _, action in sorted(past.notes):
             transfers.scheduler.at(time_s, action)

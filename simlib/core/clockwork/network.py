@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 class _Path:
     """The way from one rank to another, and the transfers on it that have not ended, in order."""
 
-    __slots__ = ("latency_s", "links", "bandwidth_Bps", "queue")
+    __slots__ = ("latency_s", "links", "bandwidth_Bps", "cards", "queue")
 
     def __init__(self, topology, src, dst):
         self.latency_s = topology.latency_s(src, dst)
         self.links = topology.links(src, dst)
         self.bandwidth_Bps = topology.bandwidth_Bps(src, dst)
+        self.cards = int(topology.cards_between(src, dst))
         # Without a link that could hold them up they keep their order by themselves.
         self.queue = deque() if self.links and topology.cluster.in_order else None
 
@@ -67,7 +68,7 @@ class Transfer:
     )
 
     def __init__(
-        self, order: int, time_s: float, src: int, dst: int, nbytes: int, path: tuple
+        self, order: int, time_s: float, src: int, dst: int, nbytes: int, path: _Path
     ) -> None:
         self.src = src
         self.dst = dst
@@ -83,6 +84,11 @@ class Transfer:
     def __repr__(self) -> str:
         end = "under way" if self.end_s is None else f"{self.end_s:g} s"
         return f"<{self.nbytes} B from {self.src} to {self.dst}: {self.start_s:g} s to {end}>"
+
+    @property
+    def links(self) -> tuple[int, ...]:
+        """Ids of the links that it crosses, as `Topology.links`."""
+        return self._path.links
 
     def _draw_at(self, rate_Bps, time_s):
         """From now on, draw at this rate; the count of bytes restarts only where it changes.
@@ -130,9 +136,11 @@ class Network:
         self._drawing: list[dict] = [
             {} for _ in self._bandwidth_Bps
         ]  # by link: those that draw, in order
-        self._paths: dict = {}  # (src, dst) -> _Path
+        self._paths: dict = {}  # (src, dst, way between nodes) -> _Path
 
-    def start(self, time_s: float, src: int, dst: int, nbytes: int) -> Transfer:
+    def start(
+        self, time_s: float, src: int, dst: int, nbytes: int, way: Topology | None = None
+    ) -> Transfer:
         """Both sides of a message are ready: start its transfer.
 
         Parameters
@@ -142,6 +150,8 @@ class Network:
         src, dst : int
             Two different ranks.
         nbytes : int
+        way : Topology, optional
+            The topology as this message crosses it: `Topology.of_ring`.
 
         Returns
         -------
@@ -154,7 +164,7 @@ class Network:
             Where time would go back, or there is no such message.
         """
         self._check_time(time_s)
-        path = self._paths.get((src, dst)) or self._find_path(src, dst)
+        path = self._path(src, dst, way)
         if nbytes < 0:
             check_count("nbytes", nbytes, low=0)
         self._now_s = time_s
@@ -168,6 +178,10 @@ class Network:
         if transfer._due_s < self.next_event_s:
             self.next_event_s = transfer._due_s
         return transfer
+
+    def links(self, src: int, dst: int, way: Topology | None = None) -> tuple[int, ...]:
+        """Ids of the links that such a message crosses, as `Topology.links`."""
+        return self._path(src, dst, way).links
 
     def advance(self, time_s: float) -> list[Transfer]:
         """Let time pass.
@@ -208,9 +222,9 @@ class Network:
             if transfer._due_s < inf:
                 self._foresee(transfer)
         self._started += other._started
-        for pair, path in other._paths.items():
-            if path.queue or pair not in self._paths:
-                self._paths[pair] = path
+        for key, path in other._paths.items():
+            if path.queue or key not in self._paths:
+                self._paths[key] = path
         for link, transfers in enumerate(other._drawing):
             self._drawing[link].update(transfers)
         self._look_ahead()
@@ -227,7 +241,7 @@ class Network:
             if transfer._rate_Bps:
                 for link in transfer._path.links:
                     drawing = self._drawing[link]
-                    del drawing[transfer]
+                    drawing.pop(transfer, None)  # gone where several parts cross the link
                     if drawing:
                         touched.append(link)
                 transfer = self._end(transfer, moment_s, ended)
@@ -331,21 +345,26 @@ class Network:
             for link in bottlenecks:
                 for transfer in on_link[link]:
                     if transfer not in rates:
-                        rates[transfer] = least_Bps
+                        rates[transfer] = least_Bps * transfer._path.cards
                         for crossed in transfer._path.links:
                             left_Bps[crossed] -= least_Bps
                             open_on[crossed] -= 1
         return rates.items()
 
-    def _find_path(self, src, dst):
+    def _path(self, src, dst, way):
+        if way is not None and way.node_of[src] == way.node_of[dst]:
+            way = None  # in a node there is one way, in the order of all messages
+        return self._paths.get((src, dst, way)) or self._find_path(src, dst, way)
+
+    def _find_path(self, src, dst, way):
         world_size = self.topology.world_size
         for name, rank in (("src", src), ("dst", dst)):
             if not 0 <= rank < world_size:
                 raise InvalidCallError(f"{name} is {rank}: ranks are 0 to {world_size - 1}")
         if src == dst:
             raise InvalidCallError(f"rank {src} sends to itself: that crosses no network")
-        path = _Path(self.topology, src, dst)
-        self._paths[src, dst] = path
+        path = _Path(way or self.topology, src, dst)
+        self._paths[src, dst, way] = path
         return path
 
     def _check_time(self, time_s):
@@ -366,9 +385,17 @@ class Past:
         self._on_end: dict[Transfer, Callable] = {}
         self._number = 0
 
-    def send(self, time_s: float, src: int, dst: int, nbytes: int, on_end: Callable) -> Transfer:
+    def send(
+        self,
+        time_s: float,
+        src: int,
+        dst: int,
+        nbytes: int,
+        on_end: Callable,
+        way: Topology | None = None,
+    ) -> Transfer:
         """As `Transfers.send`."""
-        transfer = self.network.start(time_s, src, dst, nbytes)
+        transfer = self.network.start(time_s, src, dst, nbytes, way)
         self._on_end[transfer] = on_end
         return transfer
 

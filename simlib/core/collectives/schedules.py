@@ -18,11 +18,14 @@ import numpy as np
 from ..model.errors import InvalidCallError, check_count
 
 if TYPE_CHECKING:
-    from ..model.cluster import Link
+    from ..model.cluster import Link, Topology
     from .steps import Moves
 
 Bytes: TypeAlias = int | np.ndarray | Sequence[int]
 """Bytes of the whole, or of each part."""
+
+BY_ALL_CARDS = frozenset({"ring", "chain"})
+"""Algorithms whose messages leave a node by the cards of all members there, as those of NCCL."""
 
 KINDS = (
     "broadcast",
@@ -101,6 +104,10 @@ class Schedule:
         columns: dict[tuple, np.ndarray] = {}
         rounds = tuple(_weigh(round_, chunk_nbytes, columns) for round_ in moves if len(round_.src))
         return cls(kind, algorithm, n, chunk_nbytes, rounds, root)
+
+    def way(self, topology: Topology, members: Sequence[int] | np.ndarray) -> Topology:
+        """As `way_of` its algorithm."""
+        return way_of(self.algorithm, topology, members)
 
     @property
     def nbytes(self) -> int:
@@ -273,6 +280,11 @@ def _best(fill, nbytes, link):
         return nbytes
     best = sqrt(nbytes / link.bandwidth_Bps * fill / link.latency_s)
     return int(min(max(1, round(best)), nbytes))
+
+
+def way_of(algorithm: str, topology: Topology, members: Sequence[int] | np.ndarray) -> Topology:
+    """A topology as the messages of an algorithm cross it, on a group of these ranks."""
+    return topology.of_ring(members) if algorithm in BY_ALL_CARDS else topology
 
 
 CHUNKS = {"chain": chain_chunks, "ring_segmented": ring_chunks, "double_tree": tree_chunks}

@@ -60,6 +60,7 @@ def through_shared_links(
         paths = topology.paths(src[started], dst[started])[:, columns]
         due_s = progress.start_s[started] + topology.latencies_s(src[started], dst[started])
         left = progress.nbytes[started] + float(topology.cluster.envelope_bytes)
+        left /= topology.cards_between(src[started], dst[started])  # the parts go side by side
         crosses = (paths != pool.free).any(axis=1)
         stays = crosses & ((left > 0) | pool.is_behind(started))
         pool.add(started[stays], due_s[stays], left[stays], paths[stays])
@@ -369,7 +370,8 @@ def fair_rates(paths: np.ndarray, bandwidth_Bps: np.ndarray) -> np.ndarray:
     Parameters
     ----------
     paths : ndarray of int, shape (transfers, columns)
-        Links of each, at least one of them limited; the last link id stands for none.
+        Links of each, at least one of them limited; the last link id stands for none. A transfer
+        in several parts crosses the links of each; its rate is that of one part.
     bandwidth_Bps : ndarray of float
         By link.
     """

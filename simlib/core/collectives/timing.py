@@ -88,6 +88,7 @@ def time_of(
     within one latency in sets that share nothing is worked out at the same time.
     """
     ranks, begins = _checked(schedule, topology, members, starts)
+    topology = schedule.way(topology, ranks)
     device = topology.cluster.device
     reduce_Bps = device.reduce_Bps if device else inf
     patterns = _patterns(schedule, topology, ranks)
@@ -107,7 +108,9 @@ def shares_no_link(
     schedule: Schedule, topology: Topology, members: Sequence[int] | np.ndarray
 ) -> bool:
     """Whether no two messages of a schedule can ever be on one link at the same time."""
-    return _shares_no_link(_patterns(schedule, topology, np.asarray(members)).values(), topology)
+    members = np.asarray(members)
+    topology = schedule.way(topology, members)
+    return _shares_no_link(_patterns(schedule, topology, members).values(), topology)
 
 
 def _checked(schedule, topology, members, starts):

@@ -9,8 +9,9 @@ among themselves; optionally all messages between nodes cross one shared backbon
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,8 @@ class Cluster:
     direct_cards : bool
         Whether messages between nodes go from a device to its card without crossing its link
         ``intra``: as of GPUs, whose cards are on another bus than the links between them. They pay
-        the latency of ``intra`` all the same.
+        the latency of ``intra`` all the same. What a ring or a chain of ranks sends out of a node
+        leaves by the cards of all its members there: see `Topology.of_ring`.
     """
 
     nodes: int
@@ -211,6 +213,8 @@ class Topology:
     link_bandwidth_Bps : ndarray of float
         Bandwidth of each link, by its id. One entry more than there are links: the last has no
         limit and pads the rows of `paths`.
+    cards : int
+        By so many network cards of each node a message between nodes goes, in equal parts.
     """
 
     def __init__(
@@ -228,6 +232,7 @@ class Topology:
         self.place_in_node = _place_in_node(self.node_of)
         self.rail_of = self.place_in_node % cluster.rails
         self._card_of = self.node_of * cluster.rails + self.rail_of
+        self.cards, self._cards_of = 1, self._card_of[:, None]
         intra, inter, backbone = cluster.intra or FREE, cluster.inter, cluster.backbone or FREE
         self._latency_in_node_s = float(intra.latency_s)
         self._latency_between_s = float(intra.latency_s + inter.latency_s + backbone.latency_s)
@@ -240,6 +245,39 @@ class Topology:
             [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
         )
 
+    def of_ring(self, ranks: Sequence[int] | np.ndarray) -> Topology:
+        """The same ranks and links, as what a ring of some ranks sends between nodes crosses them.
+
+        Such a ring is several that run side by side, as NCCL has them: each leaves a node by the
+        card of another member and carries its part of every message. There are as many as the
+        members have cards in the node where they have fewest.
+
+        Returns
+        -------
+        Topology
+            This one where there is one such card, where cards are not direct, or where the ring
+            leaves a node more than once.
+        """
+        ranks = np.asarray(ranks)
+        here = self.node_of[ranks]
+        cards = np.unique(self._card_of[ranks])
+        nodes, first, counts = np.unique(
+            cards // self.cluster.rails, return_index=True, return_counts=True
+        )
+        leaves_once = (here != np.roll(here, -1)).sum() == len(nodes)
+        if not (self.cluster.direct_cards and leaves_once and counts.min() > 1):
+            return self
+        ring = copy.copy(self)
+        ring.cards = int(counts.min())
+        of_node = np.zeros((self.cluster.nodes, ring.cards), dtype=np.int64)
+        of_node[nodes] = cards[first[:, None] + np.arange(ring.cards)]
+        ring._cards_of = of_node[self.node_of]
+        return ring
+
+    def cards_between(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        """By how many cards messages go, in equal parts: 1 in a node. Of arrays of ranks."""
+        return np.where(self.node_of[src] == self.node_of[dst], 1, self.cards)
+
     def latency_s(self, src: int, dst: int) -> float:
         """Seconds a message from src to dst pays before it draws bandwidth."""
         same = self.node_of[src] == self.node_of[dst]
@@ -248,7 +286,8 @@ class Topology:
     def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links that a message crosses, in order.
 
-        Links without a limit are left out: they never hold anybody up.
+        Links without a limit are left out: they never hold anybody up. One that several parts of
+        the message cross is there so often.
         """
         path = self.paths(np.array([src]), np.array([dst]))[0]
         return tuple(int(link) for link in path if math.isfinite(self.link_bandwidth_Bps[link]))
@@ -263,22 +302,24 @@ class Topology:
         return np.where(same, self._latency_in_node_s, self._latency_between_s)
 
     def paths(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """Links of arrays of ranks: ndarray of int, shape (messages, 5).
+        """Links of arrays of ranks: ndarray of int, shape (messages, 2 + 3 * cards).
 
-        Columns are rank up, node up, backbone, node down, rank down. A link without a limit is
-        replaced by the padding, the last entry of `link_bandwidth_Bps`.
+        Columns are rank up, node up, backbone, node down, rank down; those between nodes once for
+        each part of a message. A link without a limit is replaced by the padding, the last entry
+        of `link_bandwidth_Bps`.
         """
         free = len(self.link_bandwidth_Bps) - 1
         same = self.node_of[src] == self.node_of[dst]
         bypass = ~same & self.cluster.direct_cards
+        by, to, inside = self._cards_of[src], self._cards_of[dst], same[:, None]
         columns = [
             np.where(bypass, free, src),
-            np.where(same, free, self._node_up + self._card_of[src]),
-            np.where(same, free, self._backbone),
-            np.where(same, free, self._node_down + self._card_of[dst]),
+            np.where(inside, free, self._node_up + by),
+            np.where(inside, free, np.full_like(by, self._backbone)),
+            np.where(inside, free, self._node_down + to),
             np.where(bypass, free, self.world_size + dst),
         ]
-        paths = np.stack(columns, axis=1)
+        paths = np.column_stack(columns)
         return np.where(np.isinf(self.link_bandwidth_Bps[paths]), free, paths)
 
     def cards_are_private(self) -> bool:
@@ -297,7 +338,10 @@ class Topology:
 
     def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`bandwidth_Bps` of arrays of ranks."""
-        return self.link_bandwidth_Bps[self.paths(src, dst)].min(axis=1)
+        paths = self.paths(src, dst)
+        parts_Bps = self.link_bandwidth_Bps[paths].min(axis=1) * self.cards_between(src, dst)
+        backbone_Bps = self.link_bandwidth_Bps[paths[:, 1 + self.cards]]
+        return np.minimum(parts_Bps, backbone_Bps)
 
     def link_name(self, link: int) -> str:
         """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``.

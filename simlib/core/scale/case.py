@@ -180,7 +180,7 @@ def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> 
     left = nbytes + case.envelope_bytes
     if is_free.all() or not left:
         return float(latencies_s[0])
-    rates_Bps = fair_rates(paths, topology.link_bandwidth_Bps)
+    rates_Bps = fair_rates(paths, topology.link_bandwidth_Bps) * topology.cards_between(src, dst)
     if np.ptp(rates_Bps) > 1e-12 * rates_Bps[0]:
         return None
     return float(latencies_s[0] + left / rates_Bps[0])

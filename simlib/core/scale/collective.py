@@ -11,7 +11,7 @@ import numpy as np
 from ..collectives import mpich
 from ..collectives.choice import DEFAULT_POLICY, choose, schedule
 from ..collectives.parts import bruck_in_bulk
-from ..collectives.schedules import CHUNKS
+from ..collectives.schedules import CHUNKS, way_of
 from ..collectives.timing import shares_no_link
 from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
@@ -222,7 +222,7 @@ def _case(asked, starts, options, *, last_only):
     return Case(
         kind=kind,
         algorithm=name,
-        topology=topology,
+        topology=way_of(name, topology, np.arange(n)),
         nbytes=nbytes,
         starts=_checked_starts(starts, n),
         itemsize=itemsize,
