@@ -13,10 +13,9 @@ a row. Rows with torch.compile or float8 are left out: no eager program equals t
 
 Assumed of the network is what NCCL reaches. In a node 360 of 450 GB/s between H100, "exactly what
 we'd expect" (NVIDIA/nccl-tests, issue 326), and 232 of 300 between A100; between nodes 86 % of the
-line rate (issue 175 has both). Its rings leave a node by all network cards: eight of 50 GB/s with
-H100, eight of 25 for Megatron, 50 GB/s in all for torchtitan's A100, whose script is one for AWS,
-where nodes of such cards (p4de) have 400 Gbit/s. As many rings run at a time as a tensor group has
-ranks, and each has its part. Latencies are 5 us between nodes and 3 in a node.
+line rate (issue 175 has both). A GPU has a network card of 50 GB/s with H100, of 25 for Megatron,
+and an eighth of 50 GB/s for torchtitan's A100, whose script is one for AWS, where nodes of such
+cards (p4de) have 400 Gbit/s. Latencies are 5 us between nodes and 3 in a node.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from .table import heading, line
 
 GIB = 1 << 30
 REACHED = 0.86
-HOPPER, SELENE, P4DE = (8 * 50e9, 360e9), (8 * 25e9, 232e9), (50e9, 232e9)
-"""Bytes a second out of a node, at line rate, and of a GPU in its node."""
+HOPPER, SELENE, P4DE = (50e9, 360e9), (25e9, 232e9), (50e9 / 8, 232e9)
+"""Bytes a second of a GPU: its network card at line rate, and its link in the node."""
 
 
 @dataclass(frozen=True)
 class Row:
     """A run, and what was published of it: GiB reserved, and a rate of each GPU.
 
-    ``done`` is what a GPU does in a step of what the rate counts. ``rings`` leave a node at a time.
+    ``done`` is what a GPU does in a step of what the rate counts.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Row:
     gib: float | None = None
     device: simlib.Device | None = None
     network: tuple[float, float] = HOPPER
-    rings: int = 1
 
 
 def llama(name, ranks, sizes, plan=training.ONE_D, batch=2, length=8192, **more):
@@ -65,7 +63,7 @@ def llama(name, ranks, sizes, plan=training.ONE_D, batch=2, length=8192, **more)
     tokens = batch * length / (plan.tensor * plan.stages)
     program = functools.partial(training.train, **how)
     more.setdefault("device", cards.h100_500w())
-    return Row(f"Llama {name}", ranks, program, tokens, rings=plan.tensor, **more)
+    return Row(f"Llama {name}", ranks, program, tokens, **more)
 
 
 def on_a100(name, sizes, checkpointing, batch, length, rate):
@@ -90,7 +88,6 @@ def megatron(name, ranks, shape, plan, batch, micro_batch, rate):
         "Tflop/s of a GPU",
         device=cards.a100(),
         network=SELENE,
-        rings=plan.tensor,
     )
 
 
@@ -137,8 +134,8 @@ def watched(rank, world_size, program, **how):
 
 def simulated(row, steps=2):
     """The run, and seconds of this machine."""
-    between_Bps, inside_Bps = row.network
-    links = simlib.Link(5e-6, REACHED * between_Bps / row.rings), simlib.Link(3e-6, inside_Bps)
+    card_Bps, inside_Bps = row.network
+    links = simlib.Link(5e-6, REACHED * card_Bps), simlib.Link(3e-6, inside_Bps)
     cluster = simlib.Cluster(row.ranks // 8, 8, *links, row.device, rails=8, direct_cards=True)
     main = functools.partial(watched, program=row.program, steps=steps)
     begin_s = time.perf_counter()
