@@ -564,18 +564,24 @@ class Watchdog:
     monitor : RunMonitor
     display : Display
         Told where the ranks are, once they have been silent for `QUIET_S`.
+    running : sequence of int, optional
+        The ranks that print, where not all do.
     """
 
-    def __init__(self, monitor: RunMonitor, display: Any) -> None:
+    def __init__(
+        self, monitor: RunMonitor, display: Any, running: Sequence[int] | None = None
+    ) -> None:
         self._monitor = monitor
         self._display = display
+        ranks = range(monitor.world_size) if running is None else running
+        self._outputs = [(rank, monitor.outputs[rank]) for rank in ranks]
         self._moved_at = time.monotonic()
         self._progress: tuple[int, int] | None = None
         self._said_quiet = False
 
     def ending(self, posted: int) -> SimlibError | None:
         """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
-        flooding = [rank for rank, out in enumerate(self._monitor.outputs) if out.is_flood]
+        flooding = [rank for rank, output in self._outputs if output.is_flood]
         is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
         if flooding and not is_watched:
             return failures.endless_output(self._monitor, flooding[0])
@@ -591,7 +597,7 @@ class Watchdog:
 
     def silence_s(self, posted: int) -> float:
         """Seconds since the last op or output of any rank."""
-        progress = posted, sum(output.total for output in self._monitor.outputs)
+        progress = posted, sum(output.total for _, output in self._outputs)
         if progress != self._progress:
             self._progress = progress
             self._moved_at = time.monotonic()

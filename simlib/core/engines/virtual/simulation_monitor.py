@@ -62,7 +62,9 @@ class SimulationMonitor(RunMonitor):
         self._native = bytearray()
         self._process_died = False
         self._failure = None
-        self._watchdog = Watchdog(self, display)
+        everyone = range(engine.world_size)
+        self._running = self.classes.running if self.classes else everyone
+        self._watchdog = Watchdog(self, display, self._running)
         self._cpu = None
         self._ops, self._ops_at = 0, time.monotonic()
 
@@ -82,8 +84,7 @@ class SimulationMonitor(RunMonitor):
             eager_limit_bytes=self._eager_limit_bytes,
             callers=self.with_callers,
         )
-        everyone = range(self.world_size)
-        running = [self.logs[r] for r in (self.classes.running if self.classes else everyone)]
+        running = [self.logs[rank] for rank in self._running]
         while self.report is None:
             self._take_in(POLL_S)
             self._cpu.look()
