@@ -44,6 +44,7 @@ class Row:
     """A run, and what was published of it: GiB reserved, and a rate of each GPU.
 
     ``done`` is what a GPU does in a step of what the rate counts.
+    ``alike`` says which ranks are equal, as in `simlib.simulate`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Row:
     gib: float | None = None
     device: simlib.Device | None = None
     network: tuple[float, float] = HOPPER
+    alike: str | Callable = "auto"
 
 
 def llama(name, ranks, sizes, plan=training.ONE_D, batch=2, length=8192, **more):
@@ -94,7 +96,15 @@ def megatron(name, ranks, shape, plan, batch, micro_batch, rate):
 def llama_3(ranks, batch, rate):
     """A row of Llama 3's table, ``rate`` in Tflop/s."""
     plan = Plan(tensor=8, stages=16, rounds=8, checkpointing="none")
-    row = llama("405B", ranks, LLAMA_405B, plan, batch, device=simlib.devices.h100())
+    a_stage = ranks // plan.stages
+
+    def part_of(rank):
+        """A stage; and in the first and last one the ranks that have the rest of 16,032 rows."""
+        stage, place = divmod(rank, a_stage)
+        return stage, stage in (0, plan.stages - 1) and place >= a_stage - plan.tensor
+
+    more = {"device": simlib.devices.h100(), "alike": part_of}
+    row = llama("405B", ranks, LLAMA_405B, plan, batch, **more)
     a_token = 6 * LLAMA_405B.parameters + 6 * LLAMA_405B.layers * LLAMA_405B.width * 8192
     return replace(row, done=row.done * a_token / 1e12, rate=rate, unit="Tflop/s of a GPU")
 
@@ -145,7 +155,7 @@ def simulated(row, steps=2):
         cluster=cluster,
         algorithms="nccl",
         data=False,
-        alike="auto",
+        alike=row.alike,
         timeout_s=None,
     )
     return run, time.perf_counter() - begin_s
