@@ -110,6 +110,17 @@ def _parser():
     card.add_argument("--device", choices=("cuda", "cpu"), help="(cuda where there is a GPU)")
     card.add_argument("--time", type=float, default=110, metavar="S", help="seconds it takes (110)")
     card.set_defaults(command=_card)
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="say why a job hangs, from the dumps that its ranks left",
+        description="Read the dumps of torch's flight recorder that the ranks of a job have left "
+        "in a folder, and say who waits for whom, who is absent, and at which line. Logs of NCCL "
+        "in the folder are read too. The exit code is 1 where something is wrong.",
+    )
+    diagnose.add_argument("folder", metavar="FOLDER")
+    diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
+    diagnose.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    diagnose.set_defaults(command=_diagnose)
     for part in (cluster, classroom, course):
         for name in part.COMMANDS:
             resolve_name(f"{part.__name__}.{name}")(commands)
@@ -213,6 +224,22 @@ def _card(options):
         file.write(card.text())
     print(f"{card.name}: simlib.Device.measured({options.out!r}) simulates it")
     return 0
+
+
+def _diagnose(options):
+    import json
+
+    from .core.results.job_diagnosis import diagnose
+
+    try:
+        found = diagnose(options.folder)
+        if options.html:
+            found.to_html(options.html)
+    except (ValueError, OSError) as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_record(), indent=1) if options.json else found)
+    return 0 if found.kind == "healthy" else 1
 
 
 def _perform(options, run):

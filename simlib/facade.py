@@ -35,6 +35,7 @@ from .core.model.trace import Collective, Group, Message, Op, Site, Trace
 from .core.record import lightning
 from .core.record.this_rank import compute, held, hold, span
 from .core.results.comparison import Comparison, compare
+from .core.results.job_diagnosis import JobDiagnosis, diagnose
 from .core.results.load import load, load_chakra
 from .core.results.run import Run
 
@@ -63,6 +64,7 @@ __all__ = [
     "Group",
     "InvalidCallError",
     "Job",
+    "JobDiagnosis",
     "JobError",
     "Link",
     "Measurement",
@@ -92,6 +94,7 @@ __all__ = [
     "compare",
     "compute",
     "devices",
+    "diagnose",
     "digits",
     "doctor",
     "draw_curves",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict, deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..model.cluster import Cluster, Topology
 from ..model.errors import DeadlockError, InvalidCallError
+from ..model.steps import steps_of
 from ..model.trace import ROOTED, Trace
 from ..model.words import ranks_in_words
 from .mailbox import Post
@@ -195,15 +196,6 @@ def _check_all_left(ranks):
         )
 
 
-@dataclass(slots=True)
-class _Step:
-    """What a rank does next: after ``gap_s`` of its own work it posts an op, waits, or leaves."""
-
-    gap_s: float
-    what: str
-    number: int
-
-
 class _Rank:
     """One rank of a replay: goes through its recorded steps, and stops where it has to wait."""
 
@@ -282,27 +274,6 @@ class _Rank:
         post = Post(src, dst, op.dtype, op.nbytes, request, None, clock, is_eager=is_eager)
         mailbox = simulation.mailbox(op.group, dst, op.tag)
         mailbox.send(post) if op.kind == "send" else mailbox.receive(post)
-
-
-def steps_of(ops, span):
-    """The steps of a rank, from its recorded moments: posts, waits, and the end.
-
-    Of what happened at one moment a wait that lasted was the last: it held the rank up.
-    """
-    moments = []
-    for number, op in enumerate(ops):
-        moments.append((op.post_s, False, 2 * op.seq + 1, "post", number, op.post_s))
-        if op.wait_s is not None and op.end_s is not None:
-            lasted = op.end_s > op.wait_s
-            posted = op.seq + 1 if op.waited_after is None else op.waited_after
-            moments.append((op.wait_s, lasted, 2 * posted, "wait", number, op.end_s))
-    entered_s, left_s = span
-    moments.append((left_s, True, 2 * len(ops) + 2, "leave", -1, left_s))
-    steps, free_s = [], entered_s
-    for begin_s, _, _, what, number, end_s in sorted(moments):
-        steps.append(_Step(max(0.0, begin_s - free_s), what, number))
-        free_s = max(free_s, end_s)
-    return steps
 
 
 def _call_of(op, request):

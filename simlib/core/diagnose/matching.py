@@ -490,9 +490,9 @@ def disagreement(one: Op, other: Op) -> str | None:
         return "collective"
     if one.kind == "new_group":
         return "ranks" if _groups_collide(one.splits, other.splits) else None
-    if one.kind in ROOTED and one.peer != other.peer:
+    if one.kind in ROOTED and _differ(one.peer, other.peer):
         return "root"
-    if one.reduce_op != other.reduce_op:
+    if _differ(one.reduce_op, other.reduce_op):
         return "reduce op"
     if one.dtype != other.dtype and _anything_moves(one, other):
         return "dtype"
@@ -503,6 +503,11 @@ def disagreement(one: Op, other: Op) -> str | None:
     if one.kind == "reduce_scatter" and len(one.shapes) == len(other.shapes):
         return None if [*map(prod, one.shapes)] == [*map(prod, other.shapes)] else "shape"
     return None if _elements(one) == _elements(other) else "shape"
+
+
+def _differ(one, other):
+    """Whether two values differ; None is one that a record does not say."""
+    return one != other and None not in (one, other)
 
 
 def _groups_collide(one, other):

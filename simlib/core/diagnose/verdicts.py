@@ -9,7 +9,7 @@ from typing import Any
 
 from ..draw.display import Displayed
 from ..model import errors
-from ..model.words import MAX_NAMES, ranks_in_words, shortened
+from ..model.words import MAX_LINES, MAX_NAMES, ranks_in_words, shortened
 from .matching import Apart, Blocked, Matcher, Mismatch
 
 RULES = {
@@ -43,10 +43,12 @@ class WaitGraph(Displayed):
     def __str__(self):
         first = [rank for rank in self.cycle if rank in self.waits]
         waits = {rank: self.waits[rank] for rank in sorted(first)} | self.waits
-        return "\n".join(
-            shortened(list(map(_wait_line, waits.values())))
-            + shortened([f"  rank {rank} {how}" for rank, how in self.gone.items()])
-        )
+        if len(waits) > MAX_LINES:
+            folded = _folded_waits(self, waits)
+            lines = shortened(list(folded), list(folded.values()))
+        else:
+            lines = list(map(_wait_line, waits.values()))
+        return "\n".join(lines + shortened(_gone_lines(self.gone)))
 
     def picture(self) -> Any:
         """Draw it: ranks as nodes, an arrow to each rank waited for. Returns a Figure."""
@@ -66,6 +68,47 @@ class WaitGraph(Displayed):
         return png_of(self.picture())
 
 
+def _folded_waits(graph, waits):
+    """Lines for many waits, each with its number of ranks.
+
+    First those that wait for ranks that are gone or in the ring. Waits for the same ranks at the
+    same line are one line; of the rest those of all groups are, where they are at the same line.
+    """
+    roots = set(graph.cycle) if graph.cycle else set(graph.gone)
+    direct, behind = {}, {}
+    for wait in waits.values():
+        op = wait.op
+        if roots.intersection(wait.needs):
+            direct.setdefault((op.call, op.site.where, op.group, wait.needs), []).append(wait)
+        else:
+            behind.setdefault((op.site.op, op.site.where), []).append(wait)
+    lines = {}
+    for alike in direct.values():
+        ranks = [wait.rank for wait in alike]
+        rest = _wait_line(alike[0]).partition(" waits for ")[2]
+        lines[f"  {ranks_in_words(ranks)} {_verb(ranks, 'waits', 'wait')} for {rest}"] = len(ranks)
+    for (call, where), alike in behind.items():
+        ranks = [wait.rank for wait in alike]
+        groups = dict.fromkeys(wait.op.group.description for wait in alike)
+        named = f" in {', '.join(groups)}" if all(groups) else ""
+        wait = f"{_verb(ranks, 'waits', 'wait')} behind these: {call}{named} ({where})"
+        lines[f"  {ranks_in_words(ranks)} {wait}"] = len(ranks)
+    return lines
+
+
+def _gone_lines(gone):
+    """A line for the ranks of which the same is said."""
+    alike = {}
+    for rank, how in gone.items():
+        alike.setdefault(how, []).append(rank)
+    if len(gone) <= MAX_LINES:
+        return [f"  rank {rank} {how}" for rank, how in gone.items()]
+    return [
+        f"  {ranks_in_words(ranks)} {_plural(how) if len(ranks) > 1 else how}"
+        for how, ranks in alike.items()
+    ]
+
+
 def _verb(ranks, one, more):
     return one if len(ranks) == 1 else more
 
@@ -81,7 +124,12 @@ def _wait_line(wait):
 
 def _group_in_words(op):
     """`` in group [0, 1]``; nothing for the world, whose name within torch is empty."""
-    return f" in group {list(op.group.ranks)}" if op.group.name else ""
+    group = op.group
+    if not group.name:
+        return ""
+    if len(group) > MAX_NAMES or group.description:
+        return f" in {group.description or 'the group'} of {ranks_in_words(group.ranks)}"
+    return f" in group {list(group.ranks)}"
 
 
 def deadlock(blocked: Blocked, gone: Mapping[int, str], matcher: Matcher) -> errors.DeadlockError:

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..clockwork.replay import steps_of
 from ..model.errors import InvalidCallError
+from ..model.steps import steps_of
 from ..model.trace import ROOTED, Group, Op, Site, Trace, describe_call
 from .chakra_wire import COLLECTIVE, COMPUTE, RECV, SEND, Node, Value, read_nodes, write_nodes
 from .recorder_dumps import numbers_of_groups

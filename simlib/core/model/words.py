@@ -53,12 +53,13 @@ MAX_NAMES = 16
 """So many ranks are named one by one at most."""
 
 
-def shortened(lines: list[str]) -> list[str]:
-    """The first of many lines, and how many more there are."""
+def shortened(lines: list[str], ranks: Sequence[int] = ()) -> list[str]:
+    """The first of many lines, and of how many more ranks there are: one a line, or ``ranks``."""
     if len(lines) <= MAX_LINES:
         return lines
-    shown = lines[: MAX_LINES - 2]
-    return [*shown, f"  ... and {len(lines) - len(shown):,} more ranks"]
+    shown = MAX_LINES - 2
+    left = sum(ranks[shown:]) if ranks else len(lines) - shown
+    return [*lines[:shown], f"  ... and {left:,} more ranks"]
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
