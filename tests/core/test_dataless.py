@@ -217,3 +217,32 @@ def alike_calls(rank, world_size):
 def test_calls_that_differ_in_numbers_alone_give_what_torch_gives():
     simulated = simlib.simulate(alike_calls, 1, data=False).results
     assert simulated == simlib.run(alike_calls, 1).results
+
+
+def ops_on_lists(rank, world_size):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    asked, given = [], OpSchema.gen_fake_args
+    OpSchema.gen_fake_args = lambda schema: (
+        asked.append(len(schema.args_schema[0])) or given(schema)
+    )
+    mesh = dist.init_device_mesh("cpu", (world_size,))
+    kinds = ((4, 6), Shard(0)), ((8,), Shard(0)), ((4, 6), Shard(1)), ((8,), Replicate())
+    parameters = [
+        distribute_tensor(torch.empty(shape), mesh, [how]) for shape, how in (*kinds, *kinds)
+    ]
+    torch._foreach_addcdiv_(parameters, parameters, parameters, [0.1] * 8)
+    products = torch._foreach_mul(parameters, [1.0, 2.0] * 4)
+    norms = torch._foreach_norm(parameters)
+    OpSchema.gen_fake_args = given
+    lists = parameters, products, norms
+    of_all = [[(tuple(one.shape), one.placements) for one in each] for each in lists]
+    return asked, of_all, [one.to_local().shape for one in products]
+
+
+def test_dtensor_is_asked_for_one_of_each_kind_of_parameter():
+    run = simlib.simulate(ops_on_lists, 2, data=False)
+    assert run.results[0][0] == [4, 4, 4]
+    with_data = simlib.run(ops_on_lists, 2)
+    assert [found[1:] for found in run.results] == [found[1:] for found in with_data.results]

@@ -32,13 +32,13 @@ from ...record.this_rank import here as local
 from ...record.torch_inside import (
     group_by_name,
     is_itself,
-    when_imported,
     without_torch_function,
     works_out_shapes,
 )
 from ...record.transports.plain_group import ADVICE, forget_values_of
 from .arguments import changed_by, tensors_in
 from .dispatch_mode import DispatchMode
+from .dtensor import prepare_dtensor
 from .outcome import outcome_of, without_data
 
 MOST_WHOLE = 1 << 16
@@ -309,7 +309,7 @@ def prepare_torch() -> None:
         setattr(storage, name, method)
     for name in ("nbytes", "size", "__len__"):
         setattr(storage, name, _claimed(getattr(storage, name)))
-    when_imported("torch.distributed.tensor._op_schema", _remember_arguments)
+    prepare_dtensor()
 
 
 def _lacks_data(tensor):
@@ -377,20 +377,6 @@ def _claimed(original):
         return original(storage) if claimed is None else claimed
 
     return nbytes
-
-
-def _remember_arguments(module):
-    """DTensor asks n times for all arguments of an op on a list of n parameters."""
-    args_spec = module.OpSchema.args_spec.fget
-
-    def remembered(schema):
-        args, found = schema.__dict__.get("remembered", (None, None))
-        if args is not schema.args_schema:
-            found = args_spec(schema)
-            schema.remembered = schema.args_schema, found
-        return found
-
-    module.OpSchema.args_spec = property(remembered)
 
 
 def _clone(storage):
