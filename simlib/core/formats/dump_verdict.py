@@ -133,7 +133,8 @@ class Judge:
         for rank, op in mismatch.ops.items():
             alike.setdefault((op.kind, op.dtype, op.shapes), []).append(rank)
         fewest = min(alike.values(), key=len)
-        ranks = tuple(sorted(fewest)) if len(alike) > 1 else ()
+        is_message = any(op.is_p2p for op in mismatch.ops.values())
+        ranks = tuple(sorted(mismatch.ops if is_message else fewest))
         notes = []
         if blocked is not None and blocked.gone:
             away = [rank for rank in blocked.gone if rank in self.gone]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..model.words import ranks_in_words
 
-LINE = re.compile(r"([^\s:()\[\]]+):(\d+):\d+ \[(\d+)\] NCCL (INFO|WARN) (.*)")
+LINE = re.compile(r"([^\s:()\[\]]{1,255}):(\d{1,9}):\d{1,9} \[(\d{1,9})\] NCCL (INFO|WARN) (.*)")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 COMM = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+) .*?commId (0x[0-9a-f]+)")
 CALL = re.compile(
@@ -259,7 +259,8 @@ class _Reader:
         if (found := VERSION.search(line)) and self.log.version is None:
             self.log.version = found[1]
             self.lines += 1
-        if not (found := LINE.search(line)):
+        before, name, after = line.partition("] NCCL ")
+        if not (name and (found := LINE.search(before[-600:] + name + after))):
             return
         self.lines += 1
         host, pid, device, level, text = found.groups()
