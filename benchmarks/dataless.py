@@ -99,9 +99,12 @@ def llama_3(ranks, batch, rate):
     a_stage = ranks // plan.stages
 
     def part_of(rank):
-        """A stage; and in the first and last one the ranks that have the rest of 16,032 rows."""
+        """A stage; and in it the ranks that have the rest of 16,032 rows where it has these.
+
+        In all stages: the groups of a class must lie alike in those of another.
+        """
         stage, place = divmod(rank, a_stage)
-        return stage, stage in (0, plan.stages - 1) and place >= a_stage - plan.tensor
+        return stage, place >= a_stage - plan.tensor
 
     more = {"device": simlib.devices.h100(), "alike": part_of}
     row = llama("405B", ranks, LLAMA_405B, plan, batch, **more)
