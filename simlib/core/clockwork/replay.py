@@ -101,8 +101,7 @@ def _played(recorded, cluster, placement, options):
             "a run cannot be replayed on an asynchronous device: the trace does not say what was "
             "in which stream. Simulate it on that cluster"
         )
-    has_left = recorded.spans and all(None not in span for span in recorded.spans)
-    if not has_left or any(op.end_s is None and not op.async_op for op in recorded):
+    if not recorded.is_over:
         raise InvalidCallError(
             "only a run that came to its end can be replayed, and in this one a rank never left"
         )
@@ -113,7 +112,10 @@ def _played(recorded, cluster, placement, options):
         )
     size = recorded.world_size
     simulation = Simulation(Topology(cluster, size, placement), options)
-    ranks = [_Rank(simulation, recorded, rank) for rank in range(size)]
+    ranks = [
+        _Rank(simulation, rank, ops, recorded.spans[rank])
+        for rank, ops in enumerate(recorded.by_rank())
+    ]
     scheduler = simulation.scheduler
     for rank in ranks:
         scheduler.ready(rank.number, 0.0)
@@ -199,13 +201,13 @@ def _check_all_left(ranks):
 class _Rank:
     """One rank of a replay: goes through its recorded steps, and stops where it has to wait."""
 
-    def __init__(self, simulation, trace, number):
+    def __init__(self, simulation, number, ops, span):
         self.number = number
         self.left_s = None
         self._simulation = simulation
-        self.ops = [replace(op) for op in trace.of_rank(number)]
+        self.ops = [replace(op) for op in ops]
         self._requests = {}
-        self._steps = steps_of(self.ops, trace.spans[number])
+        self._steps = steps_of(self.ops, span)
         self._at = 0
         self._is_due = False
         self._next_number = self.ops[0].seq if self.ops else 0

@@ -422,6 +422,12 @@ class Trace:
         return own
 
     @property
+    def is_over(self) -> bool:
+        """Whether each rank left its function, and each call that blocks came to its end."""
+        has_left = self.spans and all(None not in span for span in self.spans)
+        return bool(has_left) and all(op.done or op.async_op for op in self.ops)
+
+    @property
     def end_s(self) -> float:
         """The last moment anything is known of, in seconds since the first rank entered."""
         ends = [t for span in self.spans for t in span if t is not None]

@@ -81,12 +81,9 @@ class _Slices:
         self.events: list[dict] = []
         self.of_op: dict[Any, Any] = {}
         self.next_tid = run.world_size + 1
-        ops: list[list[Op]] = [[] for _ in range(run.world_size)]
-        for op in self.trace:
-            ops[op.rank].append(op)
         last_s = self.trace.end_s
-        for rank, own in enumerate(ops):
-            self._add_rank(rank, sorted(own, key=lambda op: op.seq), last_s)
+        for rank, own in enumerate(self.trace.by_rank()):
+            self._add_rank(rank, own, last_s)
 
     def _add_rank(self, rank: int, ops: list[Op], last_s: float) -> None:
         # Perfetto takes pid 0 for the idle process, so rank 0 is process 1.
