@@ -334,16 +334,19 @@ def _contrast(found):
             f"rank {send.rank} sends {_amount(send)} to rank {recv.rank}, which expects "
             f"{_amount(recv)}"
         )
-    brought = {}
-    for rank, op in sorted(found.ops.items()):
-        brought.setdefault(_point(found.rule, op), []).append(rank)
-    (few_point, few), (many_point, many), *_ = sorted(
-        brought.items(), key=lambda item: (len(item[1]), -item[1][0])
-    )
+    (few_point, few), (many_point, many), *_ = sides(found)
     return (
         f"{ranks_in_words(few)} {_verb(few, *_VERBS[found.rule])} {few_point} where "
         f"{ranks_in_words(many)} {_verb(many, *_VERBS[found.rule])} {many_point}"
     )
+
+
+def sides(found: Mismatch) -> list[tuple[str, list[int]]]:
+    """What the ops of a collective bring to the point in question, and whose; the fewest first."""
+    brought: dict[str, list[int]] = {}
+    for rank, op in sorted(found.ops.items()):
+        brought.setdefault(_point(found.rule, op), []).append(rank)
+    return sorted(brought.items(), key=lambda side: (len(side[1]), -side[1][0]))
 
 
 _VERBS = {

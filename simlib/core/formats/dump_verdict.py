@@ -115,7 +115,8 @@ class Judge:
         gone = self.gone | dict.fromkeys(met, how)
         rest = {rank: op for rank, op in waiting.items() if rank not in met}
         blocked = self.matcher.blocked(rest, gone) if rest else None
-        for mismatch in filter(_is_certain, self.matcher.mismatches):
+        mismatch = next(filter(_is_certain, self.matcher.mismatches), None)
+        if mismatch is not None:
             return self._of_mismatch(mismatch, blocked, gone)
         if blocked is not None and (blocked.cycle or not met.keys() >= set(blocked.gone)):
             return self._of_deadlock(blocked, gone)
@@ -129,12 +130,8 @@ class Judge:
 
     def _of_mismatch(self, mismatch: Mismatch, blocked: Blocked | None, gone: dict) -> Found:
         error = verdicts.mismatch(mismatch)
-        alike: dict[tuple, list[int]] = {}
-        for rank, op in mismatch.ops.items():
-            alike.setdefault((op.kind, op.dtype, op.shapes), []).append(rank)
-        fewest = min(alike.values(), key=len)
         is_message = any(op.is_p2p for op in mismatch.ops.values())
-        ranks = tuple(sorted(mismatch.ops if is_message else fewest))
+        ranks = tuple(sorted(mismatch.ops if is_message else verdicts.sides(mismatch)[0][1]))
         notes = []
         if blocked is not None and blocked.gone:
             away = [rank for rank in blocked.gone if rank in self.gone]
