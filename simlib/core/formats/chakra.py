@@ -24,7 +24,7 @@ from ..model.errors import InvalidCallError
 from ..model.steps import steps_of
 from ..model.trace import ROOTED, Group, Op, Site, Trace, describe_call
 from .chakra_wire import COLLECTIVE, COMPUTE, RECV, SEND, Node, Value, read_nodes, write_nodes
-from .recorder_dumps import numbers_of_groups
+from .recorder_dumps import make_folder, numbers_of_groups
 
 GROUPS = "comm_groups.json"
 NAME = re.compile(r"(.*)\.(\d{1,7})\.et")
@@ -61,20 +61,13 @@ def write_trace(trace: Trace, folder: str | Path, about: dict[str, str]) -> Path
     InvalidCallError
         A rank never left its function, or the folder has Chakra's traces of another run.
     """
-    if not _is_over(trace):
+    if not trace.is_over:
         raise InvalidCallError(
             "only a run that came to its end can be written for Chakra, and in this one a rank "
             "never left"
         )
     folder = Path(folder)
-    names = {f"chakra.{rank}.et" for rank in range(trace.world_size)}
-    others = sorted({path.name for path in folder.glob("*.et")} - names)
-    if others:
-        raise InvalidCallError(
-            f"{folder} has {others[0]}, which is not of this run, and a reader would take both for "
-            "one job: name an empty folder"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "*.et", {f"chakra.{rank}.et" for rank in range(trace.world_size)})
     groups = numbers_of_groups(trace)
     for rank, (span, ops) in enumerate(zip(trace.spans, trace.by_rank(), strict=True)):
         graph = _Graph(ops, span, groups)
@@ -83,11 +76,6 @@ def write_trace(trace: Trace, folder: str | Path, about: dict[str, str]) -> Path
     members = {str(number): list(group.ranks) for group, number in groups.items() if number}
     (folder / GROUPS).write_text(json.dumps(members), encoding="utf-8")
     return folder
-
-
-def _is_over(trace: Trace) -> bool:
-    has_left = trace.spans and all(None not in span for span in trace.spans)
-    return bool(has_left) and all(op.done or op.async_op for op in trace)
 
 
 def _place(site: Site) -> list:

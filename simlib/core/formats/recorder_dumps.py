@@ -73,8 +73,7 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
     folder = Path(folder)
     gone = set(trace.deaths) | set(trace.missing)
     ranks = [rank for rank in range(trace.world_size) if rank not in gone]
-    _check_no_others(folder, {f"{PREFIX}{rank}" for rank in ranks})
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, f"{PREFIX}*", {f"{PREFIX}{rank}" for rank in ranks})
     numbers = numbers_of_groups(trace)
     ends = _ends(trace)
     ops = trace.by_rank()
@@ -84,13 +83,15 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
     return folder
 
 
-def _check_no_others(folder: Path, names: set[str]) -> None:
-    others = sorted({path.name for path in folder.glob(f"{PREFIX}*")} - names)
+def make_folder(folder: Path, pattern: str, names: set[str]) -> None:
+    """Make a folder for files of these names; it may have no others that fit the pattern."""
+    others = sorted({path.name for path in folder.glob(pattern)} - names)
     if others:
         raise InvalidCallError(
             f"{folder} has {others[0]}, which is not of this run, and a reader would take both for "
             "one job: name an empty folder"
         )
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def numbers_of_groups(trace: Trace) -> dict[Group, int]:
