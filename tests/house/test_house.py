@@ -18,9 +18,9 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(169, 140),
-    "code lines of the core": Limit(26_021, 18_000),
+    "code lines of the core": Limit(26_014, 18_000),
     "modules": Limit(280, 240),
-    "code lines": Limit(44_348, 31_000),
+    "code lines": Limit(44_341, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),

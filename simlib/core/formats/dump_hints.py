@@ -82,9 +82,7 @@ def _place_in_period(ops: list[Op], head: Op) -> Iterable[str]:
     own = [op for op in ops if not op.site.lineno and op.seq <= head.seq]
     sizes = [(op.kind, op.group, op.shapes) for op in own]
     for period in range(1, min(LONGEST_PERIOD, (len(sizes) - 1) // 2) + 1):
-        if sizes[-period - 1 : -1] == sizes[-2 * period - 1 : -period - 1] and (
-            sizes[-1] == sizes[-period - 1]
-        ):
+        if sizes[-period - 1 :] == sizes[-2 * period - 1 : -period]:
             break
     else:
         return

@@ -128,11 +128,16 @@ def read_dumps(dumps: Mapping[int, DumpFile]) -> Recorded:
     ops.sort(key=lambda op: (op.post_s, op.rank, op.seq))
     trace = Trace(size, ops, [(0.0, None)] * size)
     trace.missing = tuple(rank for rank in range(size) if rank not in dumps)
-    found = Recorded(trace, reader.by_rank, backend=reader.backend, origin_ns=origin_ns)
-    found.timed_out, found.unstarted = reader.timed_out, reader.unstarted
-    found.together = reader.together
-    found.first = _number(found, reader.lost)
-    return found
+    return Recorded(
+        trace,
+        reader.by_rank,
+        first=_number(reader.by_rank, reader.lost),
+        timed_out=reader.timed_out,
+        unstarted=reader.unstarted,
+        together=reader.together,
+        backend=reader.backend,
+        origin_ns=origin_ns,
+    )
 
 
 def _first_ns(dump: DumpFile) -> int:
@@ -180,9 +185,9 @@ class _Reader:
                     if end is not entry and not op.done:
                         joined[_joined(entry)].append(op)
                         self.together[rank, op.seq] = joined[_joined(entry)]
+            except _NotTold:
+                raise
             except BROKEN as error:
-                if isinstance(error, _NotTold):
-                    raise
                 why = " ".join(str(error).split())[:100]
                 raise ValueError(
                     f"entry {place} of {dump.name} is none that a flight recorder writes "
@@ -274,18 +279,18 @@ class _Reader:
         """The learner's line: the innermost frame outside torch and Python's own library."""
         own = [frame for frame in frames if not LIBRARY.search(frame["filename"])]
         own = own or [frame for frame in frames if not TORCH.search(frame["filename"])]
-        places = [(str(f["filename"]), int(f["line"]), str(f["name"])) for f in own[:3]]
-        key = call, tuple(places if not done else places[:1])
-        if key not in self._sites:
-            self._sites[key] = _site_at(call, places if not done else places[:1])
-        return self._sites[key]
+        own = own[: 1 if done else 3]  # a verdict says what led to an open call
+        places = tuple((str(f["filename"]), int(f["line"]), str(f["name"])) for f in own)
+        if (call, places) not in self._sites:
+            self._sites[call, places] = _site_at(call, places)
+        return self._sites[call, places]
 
 
 class _NotTold(ValueError):
     """What a dump does not say, and nobody can judge without."""
 
 
-def _site_at(call: str, places: list[tuple[str, int, str]]) -> Site:
+def _site_at(call: str, places: tuple[tuple[str, int, str], ...]) -> Site:
     if not places:
         return Site(call, "", 0)
     (file, lineno, function), *others = places
@@ -368,20 +373,20 @@ def add_from_log(recorded: Recorded, log: NcclLog) -> None:
                 op.peer, op.reduce_op = call.root, call.reduce_op
 
 
-def _number(recorded: Recorded, lost: dict[int, dict[Group, int]]) -> dict:
+def _number(by_rank: dict[int, list[Op]], lost: dict[int, dict[Group, int]]) -> dict:
     """Number the collectives of each group by the recorders' own numbers, which all members share.
 
     These begin with 1. Calls that NCCL does as one have one number there, so those after them move
     on. Returns `Recorded.first`.
     """
     more: dict[Group, dict[int, int]] = defaultdict(dict)  # number -> calls beyond the first
-    for ops in recorded.by_rank.values():
+    for ops in by_rank.values():
         for op, within in _counted(ops):
             if within > more[op.group].get(op.number, 0):
                 more[op.group][op.number] = within
     begins = {group: _Begins(beyond) for group, beyond in more.items()}
     first: dict[tuple[Group, int], int] = {}
-    for rank, ops in recorded.by_rank.items():
+    for rank, ops in by_rank.items():
         for op, within in list(_counted(ops)):
             op.number = begins[op.group].of(op.number) + within
             if rank in lost:
