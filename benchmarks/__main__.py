@@ -13,6 +13,7 @@ import torch
 TABLES = (
     *("starting", "recording", "diagnosing", "collectives", "ddp", "simulating", "loopback"),
     *("network", "paying", "scale", "grading", "testing", "watching", "gpu", "dataless", "card"),
+    "real_jobs",
 )
 """Modules; each has a function of the same name, which prints its tables."""
 

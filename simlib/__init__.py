@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """A submodule, or a name of the facade: imported when it is used, so `simlib check` need
-        not wait for torch to refuse. Submodules first: those below the facade ask for them."""
+        """A submodule, or a name of the facade. Both are imported when they are used, so that
+        `simlib check` can refuse without torch. Submodules come first: the facade needs them."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if find_spec(f"{__name__}.{name}"):
@@ -47,7 +47,7 @@ else:
         return globals()[name]
 
     def _facade():
-        """Import it without garbage collection: each would look through all that torch has made."""
+        """Import it without garbage collection, which would look through all objects of torch."""
         was_on = gc.isenabled()
         gc.disable()
         try:

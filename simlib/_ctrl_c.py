@@ -1,7 +1,7 @@
 """Ctrl-C for the command `simlib`: one line and status 130, also while it still imports.
 
-A `KeyboardInterrupt` within an import ends in a traceback, or somebody catches it. So the command
-ends at once until it runs something, and again when that is over.
+A `KeyboardInterrupt` within an import ends in a traceback, or some code catches it. So Ctrl-C ends
+the command at once until the command runs something, and again when that has ended.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""Public modules by the names that programs import them by, wherever they lie in this package.
+"""Public modules under the names by which programs import them.
 
-``from simlib.checks import check`` is what exercises say; the module is
-`simlib.classroom.checks`. Both names give the same module, and so do those of what is below it.
+Exercises say ``from simlib.checks import check``; the module is `simlib.classroom.checks`. Both
+names give the same module. This is also so for the modules below it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PUBLIC = {
     "practice": "cluster.practice",
     "scale": "core.scale",
 }
-"""The name below `simlib` -> where the module lies below `simlib`."""
+"""The name below `simlib` -> the place of the module below `simlib`."""
 
 
 def real_name(name: str) -> str | None:
@@ -59,7 +59,7 @@ class PublicNames(MetaPathFinder):
 
 
 class TheSame(InspectLoader):
-    """Loads what another name loads already."""
+    """A loader for a module that is already loaded under another name."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         self._spec = spec
@@ -79,6 +79,6 @@ class TheSame(InspectLoader):
 
 
 def install() -> None:
-    """Find public names from now on."""
+    """From now on, find modules by their public names."""
     if not any(isinstance(one, PublicNames) for one in sys.meta_path):
         sys.meta_path.insert(0, PublicNames())  # before those that would load it a second time

@@ -1,6 +1,6 @@
 """The command line: ``python -m simlib run -n 4 script.py [args]``, and all other commands.
 
-A command imports what it needs when it is called: torch takes a second, a wrong call none.
+A command imports its modules when it is called. So a wrong call does not wait for torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .core.model.errors import InvalidCallError, RunInterrupted, SimlibError
 def main(argv=None):
     """Run a command; returns the exit code.
 
-    0; 1 for a program that failed, 2 for a wrong call, 130 after Ctrl-C.
+    It is 0, or 1 for a program that failed, 2 for a wrong call, 130 after Ctrl-C.
     """
     options = _parser().parse_args(argv)
     if options.command not in (_run, _simulate):  # which import torch first
@@ -44,7 +44,7 @@ class _Command(argparse.ArgumentParser):
     """A command that refuses unknown options itself, with its own usage."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse has it, but nothing is left over."""
+        """As in argparse, but no argument may be left over."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -58,32 +58,32 @@ def _parser():
     run = commands.add_parser(
         "run",
         help="run a script on real ranks: processes of this machine",
-        description="Run a script on real ranks, as mpiexec or torchrun would: every rank runs the "
-        "whole script, with RANK and WORLD_SIZE in its environment. Prints each line with its "
-        "rank; then a table of who sent what to whom.",
+        description="Run a script on real ranks, as mpiexec or torchrun would: every rank runs "
+        "the whole script, with RANK and WORLD_SIZE in its environment. Prints each "
+        "line with its rank, then a table of who sent what to whom.",
     )
     _add_arguments(run, MAX_PROCESSES)
     run.add_argument(
         "--watch",
         action="store_true",
-        help="for runs of hours: memory is bounded, the last ops are kept, and a line every so "
-        "often says how many there were and who waits",
+        help="for runs of hours: keep only the last ops, and print a line with the number of ops "
+        "and the waiting ranks every S seconds",
     )
     run.add_argument("--every", type=float, metavar="S", help="seconds between these lines (60)")
     run.add_argument(
-        "--backend", default="gloo", metavar="NAME", help="what moves the data: gloo or nccl (gloo)"
+        "--backend", default="gloo", metavar="NAME", help="gloo or nccl, to move the data (gloo)"
     )
     run.add_argument(
         "--profile",
         action="store_true",
-        help="take torch's profiler along: what the GPU of each rank did, in the pictures",
+        help="use torch's profiler: the pictures show what each rank's GPU did",
     )
     run.set_defaults(command=_run)
     simulate = commands.add_parser(
         "simulate",
-        help="run a script on simulated ranks: a modelled cluster, a virtual clock",
-        description="Run a script on a modelled cluster. Prints each line with its rank; then a "
-        "table of who sent what to whom, and how long it took there.",
+        help="run a script on simulated ranks, with a modelled cluster and a virtual clock",
+        description="Run a script on a modelled cluster. Prints each line with its rank, then a "
+        "table of who sent what to whom, and the virtual time.",
     )
     _add_arguments(simulate, MAX_SIMULATED)
     simulate.add_argument(
@@ -97,7 +97,7 @@ def _parser():
         "--ranks-per-node",
         type=int,
         metavar="K",
-        help="ranks on each node (1; then LOCAL_RANK counts all ranks, as on one host)",
+        help="ranks on each node (1, but LOCAL_RANK counts all ranks, as on one host)",
     )
     simulate.set_defaults(command=_simulate)
     card = commands.add_parser(
@@ -107,17 +107,28 @@ def _parser():
         "write a file for simlib.Device.measured. Nothing else should run meanwhile.",
     )
     card.add_argument("--out", default="card.json", metavar="FILE", help="(card.json)")
-    card.add_argument("--device", choices=("cuda", "cpu"), help="(cuda where there is a GPU)")
+    card.add_argument("--device", choices=("cuda", "cpu"), help="(cuda if there is a GPU)")
     card.add_argument("--time", type=float, default=110, metavar="S", help="seconds it takes (110)")
     card.set_defaults(command=_card)
     diagnose = commands.add_parser(
         "diagnose",
         help="say why a job hangs, from the dumps that its ranks left",
         description="Read the dumps of torch's flight recorder that the ranks of a job have left "
-        "in a folder, and say who waits for whom, who is absent, and at which line. Logs of NCCL "
-        "in the folder are read too. The exit code is 1 where something is wrong.",
+        "in a folder, and say who waits for whom, who is absent, and at which line. Logs of "
+        "NCCL in the folder are read too. With --job, simlib asks the ranks of a job that runs on "
+        "this machine for dumps, and writes the dumps into FOLDER. Then FOLDER must be new or "
+        "empty, and comes before --job. The exit code is 0 if no rank waits, 1 if something is "
+        "wrong, and 2 if the dumps do not suffice.",
     )
-    diagnose.add_argument("folder", metavar="FOLDER")
+    diagnose.add_argument("folder", metavar="FOLDER", nargs="?")
+    diagnose.add_argument(
+        "--job",
+        nargs="?",
+        type=_pid,
+        const=0,
+        metavar="PID",
+        help="a job of torchrun on this host. If there are several, give a process of one",
+    )
     diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
     diagnose.add_argument("--json", action="store_true", help="print the verdict as JSON")
     diagnose.set_defaults(command=_diagnose)
@@ -128,7 +139,7 @@ def _parser():
 
 
 class _Networks:
-    """The names of the presets of `simlib.clusters`; it needs numpy, so only a use imports it."""
+    """The names of the presets of `simlib.clusters`. They need numpy, so they are imported late."""
 
     def __iter__(self):
         from .core.clusters import __all__ as names
@@ -144,8 +155,8 @@ def _add_arguments(command, most):
         "--seed",
         type=_seed,
         metavar="SEED",
-        help="of the ranks' random numbers: a number; same: the same numbers on every rank; new: "
-        "others in each run, and the seed is printed (0)",
+        help="seed of the ranks' random numbers (0); same: all ranks have the same numbers; new: "
+        "each run has other numbers, and prints its seed",
     )
     command.add_argument(
         "-m", dest="is_module", action="store_true", help="script is a module: -m package.module"
@@ -158,12 +169,21 @@ def _seed(text):
     return int(text) if text.isdecimal() else text
 
 
+def _pid(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not the number of a process; write the folder before --job: simlib "
+            f"diagnose {text} --job"
+        )
+    return int(text)
+
+
 def _run(options):
     from .core.engines.options import Diagnosis, Restarts
     from .core.engines.processes.real_run import run_script
 
     if options.every is not None and not options.watch:
-        print(f"simlib: --every {options.every:g} goes with --watch", file=sys.stderr)
+        print(f"simlib: --every {options.every:g} needs --watch", file=sys.stderr)
         return 2
 
     def run():
@@ -229,10 +249,16 @@ def _card(options):
 def _diagnose(options):
     import json
 
-    from .core.results.job_diagnosis import diagnose
+    if options.folder is None and options.job is None:
+        print("simlib: diagnose needs a folder of dumps, or --job", file=sys.stderr)
+        return 2
+    from .core.results.job_diagnosis import diagnose, diagnose_job
 
     try:
-        found = diagnose(options.folder)
+        if options.job is None:
+            found = diagnose(options.folder)
+        else:
+            found = diagnose_job(options.job or None, options.folder)
         if options.html:
             found.to_html(options.html)
     except (ValueError, OSError) as error:
@@ -243,7 +269,7 @@ def _diagnose(options):
 
 
 def _perform(options, run):
-    """Run, save what was asked for, and print the table; returns the exit code."""
+    """Run the program, save the requested files, and print the table; returns the exit code."""
     wrong = _wrong_paths(options)
     if wrong:
         print(f"simlib: {wrong}", file=sys.stderr)
@@ -276,7 +302,7 @@ def _print_seed(options, run):
 
 
 def _wrong_paths(options):
-    """What is wrong with the paths of a call, told before anything runs; or None."""
+    """A sentence on wrong paths of a call, before anything runs; or None."""
     if not options.is_module and not os.path.isfile(options.script):
         return f"there is no file {options.script}"
     return run_outputs.wrong_files(options)

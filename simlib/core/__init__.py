@@ -1,1 +1,1 @@
-"""Run, record, simulate, diagnose and draw ranks: all of simlib that needs no cluster, no class."""
+"""Run, record, simulate, diagnose and draw ranks: the parts that need no cluster and no class."""

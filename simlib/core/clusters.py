@@ -1,10 +1,11 @@
-"""Clusters to simulate, each with where its figures come from.
+"""Clusters to simulate, each with the source of its figures.
 
-Every function takes ``nodes``, ``ranks_per_node`` and further fields of `Cluster`, which replace
-what is set here: ``ethernet_10g(nodes=8, ranks_per_node=4, backbone=Link(0, 5e9))``.
+Every function takes ``nodes``, ``ranks_per_node`` and other fields of `Cluster`, which replace the
+values set here: ``ethernet_10g(nodes=8, ranks_per_node=4, backbone=Link(0, 5e9))``.
 
-Bandwidths are nominal line rates, of one direction. Latencies are what one message pays from rank
-to rank, software included; they are round figures of the right order, not of one machine.
+Bandwidths are nominal line rates in one direction. A latency is the time that one message needs
+from rank to rank, including software. Latencies are rounded numbers of the right order of
+magnitude. They are not measurements of one machine.
 """
 
 from __future__ import annotations
@@ -60,30 +61,34 @@ def infiniband_hdr(nodes: int, ranks_per_node: int = 1, **more: Any) -> Cluster:
 
 
 def nvlink_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
-    """Nodes of 8 GPUs: 150 GB/s each way between GPUs of a node, 8 InfiniBand HDR links to others.
+    """Nodes of 8 GPUs, linked by NVLink within a node and by InfiniBand HDR between nodes.
 
-    **Source** in the node: the V100s of a DGX-2H. Shoeybi et al. 2019 (arXiv 1909.08053) name 300
-    GB/s between them, which is both directions together: a V100 has six NVLinks of 25 GB/s each way
-    (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). Latency 5 us, the order of a
-    launch on a GPU. Between nodes: as `infiniband_hdr`, one adapter for each of 8 GPUs, taken as
-    one link of a node, as where every message is spread over all of them;
-    ``inter=Link(2e-6, 25e9), rails=8`` has them one by one.
+    Each GPU sends 150 GB/s within its node. Each node has 8 adapters of 200 Gbit/s.
+
+    **Source** The link in the node is that of the V100s of a DGX-2H. Shoeybi et al. 2019 (arXiv
+    1909.08053) give 300 GB/s between them, which is the sum of both directions: a V100 has six
+    NVLinks of 25 GB/s each way (Nvidia, NVLink page, nvidia.com/en-us/data-center/nvlink). The
+    latency is 5 us, the order of a launch on a GPU. The link between nodes is that of
+    `infiniband_hdr`, with one adapter for each of 8 GPUs. The adapters of a node are modelled as
+    one link, as if every message used all of them. ``inter=Link(2e-6, 25e9), rails=8`` models them
+    one by one.
     """
     more.setdefault("intra", Link(5e-6, 150e9))
     return _cluster(nodes, ranks_per_node, Link(2e-6, 8 * 200e9 / 8), **more)
 
 
 def h100_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
-    """Nodes of 8 measured H100: 450 GB/s each way in the node, 400 Gbit/s for each GPU to others.
+    """Nodes of 8 H100 GPUs, with measured times of operations.
 
-    The device is `simlib.devices.h100`, each operation by a table of measurements; the links are
-    by data sheet. Collectives are what you choose: ``algorithms="nccl"`` for those of GPUs.
+    Each GPU sends 450 GB/s within its node and 400 Gbit/s to other nodes. The device is
+    `simlib.devices.h100`, which times each operation by a table of measurements. The links are from
+    the data sheet. You choose the collectives: ``algorithms="nccl"`` is for GPUs.
 
-    **Source** NVIDIA DGX H100 data sheet: NVLink 900 GB/s for each GPU, both directions together;
-    eight single-port ConnectX-7 of 400 Gbit/s InfiniBand, one beside each GPU, so ``rails=8``. They
-    are on PCI Express, so messages between nodes do not cross NVLink: ``direct_cards=True``.
-    Latencies are as in `nvlink_nodes`: 5 us in the node, the order of a launch on a GPU, and 2 us
-    more between nodes, the order of a small MPI message.
+    **Source** NVIDIA DGX H100 data sheet: NVLink 900 GB/s for each GPU, the sum of both directions;
+    eight single-port ConnectX-7 of 400 Gbit/s InfiniBand, one next to each GPU, so ``rails=8``. The
+    adapters are on PCI Express, so messages between nodes do not cross NVLink:
+    ``direct_cards=True``. Latencies are as in `nvlink_nodes`: 5 us in the node, the order of a
+    launch on a GPU, and 2 us more between nodes, the order of a small MPI message.
     """
     fields = {"device": h100(), "intra": Link(5e-6, 900e9 / 2), "rails": 8, "direct_cards": True}
     return _cluster(nodes, ranks_per_node, Link(2e-6, 400e9 / 8), **(fields | more))
@@ -92,9 +97,10 @@ def h100_nodes(nodes: int, ranks_per_node: int = 8, **more: Any) -> Cluster:
 def loopback(nodes: int = 1, ranks_per_node: int = 8, **more: Any) -> Cluster:
     """Processes of one machine over its loopback interface, as Gloo uses it.
 
-    **Source** `python -m benchmarks loopback`, the ping-pong of two processes by plain Gloo on a
-    machine of 2 cores: 57 us and 4.2 GB/s at rest (85 us and 2.6 GB/s when other programs ran).
-    Yours differs; the command prints what it finds.
+    **Source** `python -m benchmarks loopback`, the ping-pong of two processes with plain Gloo on a
+    machine with 2 cores: a message took 57 us and the bandwidth was 4.2 GB/s on an idle machine.
+    While other programs ran, it took 85 us, and the bandwidth was 2.6 GB/s. Your machine differs.
+    The command prints the numbers of your machine.
     """
     more.setdefault("intra", Link(57e-6, 4.2e9))
     return _cluster(nodes, ranks_per_node, Link(0.0, float("inf")), **more)

@@ -1,9 +1,10 @@
-"""Where simlib runs: its installation and extras, whose a file is, trust in the ranks, Ctrl-C."""
+"""The surroundings of simlib: its installation, extras, owners of files, trust in ranks, Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import site
@@ -15,16 +16,16 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 FOLDER = Path(__file__).parent.parent
-"""The folder ``simlib``, by the path it was imported by: frames name their files so."""
+"""The folder ``simlib``, by the path of its import, because frames name its files so."""
 ROOT = FOLDER.resolve().parent
-"""What stands on the import path: the repository, or site-packages."""
+"""The folder on the import path: the repository, or site-packages."""
 GIVEN = FOLDER / "classroom" / "checks" / "given"
-"""What checks of exercises expect, in a wheel only: a clone has it in `exercises/checks`."""
+"""The expected answers of exercises' checks, in a wheel; a clone has `exercises/checks`."""
 
 
 @functools.cache
 def _libraries():
-    """How the names of files begin that are no learner's."""
+    """The beginnings of names of files that are not the learner's."""
     torch = find_spec("torch")
     folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     folders |= {str(FOLDER), *site.getsitepackages(), site.getusersitepackages()}
@@ -35,25 +36,25 @@ def _libraries():
 
 @functools.cache
 def is_learners(filename: str) -> bool:
-    """Whether a file is the learner's: no library's, nor Python's own."""
+    """Whether a file is the learner's, and not a library's or Python's own."""
     return not filename.startswith(_libraries())
 
 
 class MissingExtra(ImportError):
-    """Something that an extra of simlib brings is not installed; the message says which."""
+    """A module of one of simlib's extras is not installed. The message says which."""
 
 
 def need(extra: str, *modules: str, what: str) -> None:
-    """Refuse in one sentence where a module is missing.
+    """Raise an error with one sentence if a module is missing.
 
     Parameters
     ----------
     extra : str
         The extra of pyproject.toml that brings these modules.
     modules : str
-        By the names under which they are imported.
+        The names by which Python imports the modules.
     what : str
-        What needs them: the sentence begins with it.
+        The function or command that needs the modules. The sentence begins with it.
 
     Raises
     ------
@@ -63,28 +64,28 @@ def need(extra: str, *modules: str, what: str) -> None:
     gone = [name for name in modules if find_spec(name) is None]
     if gone:
         raise MissingExtra(
-            f'{what} needs {", ".join(gone)}, missing here: pip install "simlib[{extra}]"'
+            f'{what} needs {", ".join(gone)}, not installed here: pip install "simlib[{extra}]"'
         )
 
 
 VARIABLE = "SIMLIB_CONFINEMENT"
-"""Set where the ranks are not to be trusted: the module that confines them, see
+"""Set if the ranks are not trusted. It names the module that confines them, see
 `core.engines.confinement`."""
 
 
 def are_ranks_trusted() -> bool:
-    """Whether what ranks send may be read as it is, and shown."""
+    """Whether data from ranks may be read without a check, and shown."""
     return VARIABLE not in os.environ
 
 
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
 """The environment of a process that sees no GPU of NVIDIA or AMD. CUDA reads it once, so it must
-be there before torch asks for a GPU for the first time."""
+be set before torch asks for a GPU for the first time."""
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block; it comes then."""
+    """Delay Ctrl-C until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -96,3 +97,15 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Within the block no garbage is collected: all objects of a job's record are in use."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

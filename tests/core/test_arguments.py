@@ -37,13 +37,13 @@ def at_root(tensors):
     return tensors if dist.get_rank() == 0 else None
 
 
-NOT_FILLED = "the elements of this tensor do not fill theirs"
-OTHER_ORDER = "must lie in memory in the same order with Gloo"
+NOT_FILLED = "The elements of this tensor do not fill one"
+OTHER_ORDER = "must have the same order in memory with Gloo"
 WRONG_ON_ALL = {
     "each tensor of all_gather's list must have the shape of what the rank brings, (6,): "
     "number 0 has (2, 3)": [lambda: dist.all_gather(many(2, 2, 3), ones(6))],
     "number 0 has (5,)": [lambda: dist.all_gather(many(2, 5), ones(6))],
-    "all_gather's list must have one tensor for each of the 2 ranks, and has 3": [
+    "all_gather's list must have one tensor for each of the 2 ranks, but has 3": [
         lambda: dist.all_gather(many(3, 2), ones(2))
     ],
     "all_gather's list must not be made by expand()": [
@@ -55,10 +55,10 @@ WRONG_ON_ALL = {
     "all_gather_coalesced's list must not be made by expand()": [
         lambda: dist.all_gather_coalesced([[ones(1).expand(2)]] * 2, many(1, 2))
     ],
-    "2 ranks bring (2,) each, so the output must have shape (4,): it has (5,)": [
+    "2 ranks bring (2,) each, so the output must have shape (4,), but its shape is (5,)": [
         lambda: dist.all_gather_into_tensor(ones(5), ones(2))
     ],
-    "the output must have shape (4, 3): it has (12,)": [
+    "the output must have shape (4, 3), but its shape is (12,)": [
         lambda: dist.all_gather_into_tensor(ones(12), ones(2, 3))
     ],
     "the output is int32 and the input float32: make both the same dtype": [
@@ -73,44 +73,44 @@ WRONG_ON_ALL = {
     "gather cannot carry complex64 with Gloo: pass torch.view_as_real(x)": [
         lambda: dist.gather(COMPLEX, at_root([COMPLEX, COMPLEX]))
     ],
-    "reduce_scatter's list must have one tensor for each of the 2 ranks, and has 3": [
+    "reduce_scatter's list must have one tensor for each of the 2 ranks, but has 3": [
         lambda: dist.reduce_scatter(ones(2), many(3, 2))
     ],
-    "reduce_scatter's list must have one tensor for each of the 2 ranks, and has 1": [
+    "reduce_scatter's list must have one tensor for each of the 2 ranks, but has 1": [
         lambda: dist.reduce_scatter(ones(2), many(1, 2))
     ],
-    "is for this rank, and must have the shape of what it receives, (3,)": [
+    "is for this rank, and must have the shape of the output, (3,)": [
         lambda: dist.reduce_scatter(ones(3), many(2, 2))
     ],
-    "2 ranks receive (2,) each, so the input must have shape (4,): it has (5,)": [
+    "2 ranks receive (2,) each, so the input must have shape (4,), but its shape is (5,)": [
         lambda: dist.reduce_scatter_tensor(ones(2), ones(5))
     ],
     "the output is float64 and the input float32": [
         lambda: dist.reduce_scatter_tensor(ones(2, dtype=torch.float64), ones(4))
     ],
-    "one without dimensions has none: pass x.reshape(1)": [
+    "a tensor without dimensions has no rows: pass x.reshape(1)": [
         lambda: dist.reduce_scatter_tensor(torch.tensor(0.0), ones(2))
     ],
     "the output of reduce_scatter must not be made by expand()": [
         lambda: dist.reduce_scatter_tensor(ones(1).expand(2), ones(4))
     ],
-    "the inputs of all_to_all must have one tensor for each of the 2 ranks, and has 3": [
+    "the inputs of all_to_all must have one tensor for each of the 2 ranks, but has 3": [
         lambda: dist.all_to_all(many(3, 2), many(3, 2))
     ],
-    "must be tensors of one size, and have [2, 3] and [2, 3] elements": [
+    "must be tensors of one size, but have [2, 3] and [2, 3] elements": [
         lambda: dist.all_to_all([ones(2), ones(3)], [ones(2), ones(3)])
     ],
     "the outputs of all_to_all must not be made by expand()": [
         lambda: dist.all_to_all([ones(1).expand(3)] * 2, many(2, 3))
     ],
     "the output has 5 rows, which 2 ranks cannot share evenly: "
-    "say with output_split_sizes how many go to each": [
+    "give output_split_sizes, the number of rows for each rank": [
         lambda: dist.all_to_all_single(ones(5), ones(5))
     ],
     "the input has 5 rows, which 2 ranks cannot share evenly": [
         lambda: dist.all_to_all_single(ones(4), ones(5), [2, 2])
     ],
-    "output_split_sizes must have one number for each of the 2 ranks, and has 1": [
+    "output_split_sizes must have one number for each of the 2 ranks, but has 1": [
         lambda: dist.all_to_all_single(ones(4), ones(4), [4], [4])
     ],
     "input_split_sizes [1, 2] add up to 3, but the input has 4 rows": [
@@ -122,21 +122,21 @@ WRONG_ON_ALL = {
     "the output of all_to_all_single must be contiguous": [
         lambda: dist.all_to_all_single(crossed(4, 3), ones(4, 3))
     ],
-    "a tensor without dimensions has none": [
+    "but a tensor without dimensions has no rows": [
         lambda: dist.all_to_all_single(torch.tensor(0.0), torch.tensor(0.0))
     ],
     "all_reduce_coalesced's list must not be made by expand()": [
         lambda: dist.all_reduce_coalesced([ones(1).expand(2)])
     ],
-    f"all_reduce with Gloo reads and writes memory without steps, and {NOT_FILLED}": [
+    f"all_reduce with Gloo reads and writes one whole piece of memory. {NOT_FILLED}": [
         lambda: dist.all_reduce(ones(1).expand(3)),
         lambda: dist.all_reduce(ones(8)[::2]),
         lambda: dist.all_reduce(torch.autograd.grad(LEAF.sum(), LEAF)[0]),  # made by expand()
     ],
-    "Pass y = x.contiguous(), and copy y back afterwards": [
+    "pass y = x.contiguous(), and copy y back afterwards": [
         lambda: dist.all_reduce(ones(2, 1).expand(2, 3))
     ],
-    "broadcast with Gloo reads and writes memory without steps": [
+    "broadcast with Gloo reads and writes one whole piece of memory": [
         lambda: dist.broadcast(ones(1).expand(3), 0)
     ],
     NOT_FILLED: [
@@ -162,7 +162,7 @@ WRONG_ON_ALL = {
     "Cannot use ReduceOp.PREMUL_SUM with Gloo": [
         lambda: dist.all_reduce(ones(3), op=dist._make_nccl_premul_sum(2.0))
     ],
-    "broadcast takes dense tensors only, and this one is sparse_coo: pass x.to_dense()": [
+    "broadcast takes dense tensors only, but this tensor is sparse_coo: pass x.to_dense()": [
         lambda: dist.broadcast(torch.eye(3).to_sparse(), 0)
     ],
     "all_reduce adds sparse tensors, and cannot use ReduceOp.MAX on them": [
@@ -173,8 +173,9 @@ WRONG_ON_ALL = {
 WRONG_ON_ONE = {
     "send a transposed matrix": (
         lambda: pass_on(crossed(3, 2)),
-        "the tensor that is sent must be contiguous, its elements one after the other in memory, "
-        "which a transposed tensor, a column or a slice with steps is not: send x.contiguous()",
+        "the tensor that is sent must be contiguous: its elements must lie one after the other in "
+        "memory. A transposed tensor, a column or a slice with steps is not contiguous: "
+        "send x.contiguous()",
     ),
     "receive into a row of a transposed matrix": (
         lambda: dist.send(ones(2), 1) if dist.get_rank() == 0 else dist.recv(crossed(3, 2)[0], 0),
@@ -200,7 +201,7 @@ WRONG_ON_ONE = {
     ),
     "gather, long list": (
         lambda: dist.gather(ones(2), at_root(many(3, 2))),
-        "gather's list must have one tensor for each of the 2 ranks, and has 3",
+        "gather's list must have one tensor for each of the 2 ranks, but has 3",
     ),
     "scatter, uneven list": (
         lambda: dist.scatter(ones(2), at_root([ones(2), ones(3)])),
@@ -209,7 +210,7 @@ WRONG_ON_ONE = {
     ),
     "scatter, long list": (
         lambda: dist.scatter(ones(2), at_root(many(3, 2))),
-        "scatter's list must have one tensor for each of the 2 ranks, and has 3",
+        "scatter's list must have one tensor for each of the 2 ranks, but has 3",
     ),
     "scatter of columns": (lambda: dist.scatter(ones(3), at_root([*ones(3, 2).t()])), NOT_FILLED),
     "scatter of transposed tensors into one that is not": (

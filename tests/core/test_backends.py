@@ -240,14 +240,14 @@ def reduction(op):
             lambda x: check_collective(
                 "all_reduce", "allreduce", Place(0, 2), None, ([x],), {"cpu": MPI}
             ),
-            "all_reduce with mpi4py takes tensors on cpu, and this one is on cuda:0",
+            "all_reduce with mpi4py takes tensors on cpu, but this tensor is on cuda:0",
         ),
         (
             lambda x: check_collective(
                 "all_to_all", "alltoall", Place(0, 2), None,
                 ([x, torch.zeros(2)], [x, x]), {"cpu": GLOO, **ON_CUDA},
             ),
-            "must be on one sort of device, and these are on cpu and cuda:0",
+            "must be on one kind of device, but these are on cpu and cuda:0",
         ),
     ],
 )  # fmt: skip

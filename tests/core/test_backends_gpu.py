@@ -186,7 +186,7 @@ def goes_wrong(rank, n, how):
     ("how", "error", "words"),
     [
         ("deadlock", simlib.DeadlockError, "^rank 0 waits"),
-        ("shape", simlib.MismatchError, "brings 3 elements where"),
+        ("shape", simlib.MismatchError, "brings 3 elements, but"),
         ("race", simlib.RaceError, "still open"),
         ("room", simlib.RankError, "OutOfMemoryError: CUDA out of memory"),
         ("range", simlib.RankError, "CUDA error: device-side assert.*CUDA_LAUNCH_BLOCKING=1"),

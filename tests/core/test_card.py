@@ -120,26 +120,26 @@ def changed(at, value):
 @pytest.mark.parametrize(
     "stored, says",
     [
-        (GOOD | {"version": 2}, "its version is 2, and this simlib reads 1"),
-        ({}, "its version is None"),
-        ([], "it is no object of JSON"),
-        ({name: value for name, value in GOOD.items() if name != "rates"}, "it has no 'rates'"),
-        (GOOD | {"rows": []}, "it has no rows"),
-        (GOOD | {"rows": {}}, "its rows is {}"),
-        (GOOD | {"launch_s": "fast"}, "its launch_s is 'fast'"),
+        (GOOD | {"version": 2}, "the file's version is 2, but this simlib reads 1"),
+        ({}, "the file's version is None"),
+        ([], "the file is not a JSON object"),
+        ({name: value for name, value in GOOD.items() if name != "rates"}, "file has no 'rates'"),
+        (GOOD | {"rows": []}, "the file has no rows"),
+        (GOOD | {"rows": {}}, "the file's rows is {}"),
+        (GOOD | {"launch_s": "fast"}, "the file's launch_s is 'fast'"),
         (GOOD | {"launch_s": -1.0}, "launch_s is -1.0: give a number at least 0"),
-        (GOOD | {"asynchronous": 1}, "its asynchronous is 1"),
-        (GOOD | {"memory_bytes": True}, "its memory_bytes is True"),
-        (GOOD | {"memory_Bps": math.nan}, "its memory_Bps is nan"),
-        (GOOD | {"rates": {"float32": "much"}}, "its rates are {'float32': 'much'}"),
-        (GOOD | {"rates": {"float32": 1.0, "bf16": 1.0}}, "'bf16', which is no dtype"),
-        (GOOD | {"rows": [ROW, "mm"]}, "row 1 is 'mm', and a row is"),
+        (GOOD | {"asynchronous": 1}, "the file's asynchronous is 1"),
+        (GOOD | {"memory_bytes": True}, "the file's memory_bytes is True"),
+        (GOOD | {"memory_Bps": math.nan}, "memory_Bps is nan"),
+        (GOOD | {"rates": {"float32": "much"}}, "the file's rates are {'float32': 'much'}"),
+        (GOOD | {"rates": {"float32": 1.0, "bf16": 1.0}}, "'bf16', which is not a dtype"),
+        (GOOD | {"rows": [ROW, "mm"]}, "row 1 is 'mm', but a row must be"),
         (changed(3, [8, 8]), "row 1 is"),
         (changed(3, [8, 8, 0]), "row 1 is"),
         (changed(3, [8, 8, 8.5]), "row 1 is"),
         (changed(4, 0), "row 1 is"),
         (changed(4, math.inf), "row 1 is"),
-        (changed(1, "float64"), "row 1 computes in 'float64', which its rates do not name"),
+        (changed(1, "float64"), "row 1 computes in 'float64', which is not in its rates"),
     ],
 )
 def test_what_is_no_card_is_refused(tmp_path, stored, says):
@@ -154,7 +154,7 @@ def test_what_is_no_card_is_refused(tmp_path, stored, says):
 def test_what_is_no_json_is_refused(tmp_path, text):
     path = tmp_path / "card.json"
     path.write_bytes(text)
-    with pytest.raises(simlib.InvalidCallError, match="is no card of a device"):
+    with pytest.raises(simlib.InvalidCallError, match="is not a device card"):
         simlib.Device.measured(path)
 
 

@@ -196,21 +196,21 @@ def test_numbers_are_read_as_protobuf_writes_them(tmp_path):
 
 
 WRONG = {
-    "streams run side by side": [work(0, 1), work(1, 1)],
-    "node 3 need not wait for node 0": [
+    "streams run in parallel": [work(0, 1), work(1, 1)],
+    "node 3 does not wait for node 0": [
         collective(0, 0, 4),
         collective(1, 0, 4),
         collective(2, 0, 4, 0),
         collective(3, 0, 4, 1),
     ],
-    "wait for each other in a circle": [work(0, 1, 1), work(1, 1, 0)],
-    "waits for node 9, which is not in it": [work(0, 1, 9)],
-    "two of its nodes have one number": [work(0, 1), work(0, 1)],
+    "wait for each other in a cycle": [work(0, 1, 1), work(1, 1, 0)],
+    "waits for node 9, which is not in the trace": [work(0, 1, 9)],
+    "two nodes of the trace have the same number": [work(0, 1), work(0, 1)],
     "is of group 3": [collective(0, 0, 4, pg_name="3")],
     "has no comm_size": [collective(0, 0, -4)],
     "of a type that simlib does not have": [collective(0, 8, 4)],
-    "was not written by simlib": [collective(0, 0, 4, simlib='{"shapes": [[-1]]}')],
-    "do not fit each other": [collective(0, 0, 4, simlib='{"shapes": [[3]]}')],
+    "simlib did not write one of its shapes": [collective(0, 0, 4, simlib='{"shapes": [[-1]]}')],
+    "do not fit together": [collective(0, 0, 4, simlib='{"shapes": [[3]]}')],
 }
 
 
@@ -240,20 +240,20 @@ def test_bytes_that_are_broken_end_in_a_sentence(run, tmp_path):
 
 
 def test_files_that_are_not_of_one_job_are_refused(run, tmp_path):
-    with pytest.raises(ValueError, match="holds: none"):
+    with pytest.raises(ValueError, match="contains: none"):
         simlib.load_chakra(tmp_path)
     write(tmp_path / "job.1.et", work(0, 1))
-    with pytest.raises(ValueError, match="no job.0.et: files of all ranks"):
+    with pytest.raises(ValueError, match="no job.0.et: the files of all ranks"):
         simlib.load_chakra(tmp_path)
     write(tmp_path / "job.0.et", collective(0, 0, 4))
     with pytest.raises(ValueError, match="the ranks of world do not all call all_reduce"):
         simlib.load_chakra(tmp_path)
-    with pytest.raises(simlib.InvalidCallError, match=r"has job.0.et, which is not of this run"):
+    with pytest.raises(simlib.InvalidCallError, match=r"has job.0.et, which is not from this run"):
         run.to_chakra(tmp_path)
 
 
 def test_a_run_that_never_ended_is_not_written(tmp_path):
     with pytest.raises(simlib.DeadlockError) as caught:
         simlib.simulate(lambda rank, n: dist.recv(torch.ones(1), 1 - rank), 2)
-    with pytest.raises(simlib.InvalidCallError, match="came to its end"):
+    with pytest.raises(simlib.InvalidCallError, match="only a completed run"):
         caught.value.run.to_chakra(tmp_path)

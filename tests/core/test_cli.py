@@ -200,7 +200,7 @@ def test_a_failing_script_is_told_and_returns_1(tmp_path):
             ("submit", "-n", 2, "--fly", "x.py"),
             "simlib submit: error: unrecognized arguments: --fly",
         ),
-        (("run", "-n", 2, "--every", 5, __file__), "--every 5 goes with --watch"),
+        (("run", "-n", 2, "--every", 5, __file__), "--every 5 needs --watch"),
         (("simulate", "-n", 3, "--network", "pigeons", __file__), "'pigeons' (choose from"),
         (("simulate", "-n", 3, "--network", "pigeons", __file__), "ethernet_1g"),
     ],

@@ -53,7 +53,7 @@ def test_lines_say_where_each_came_from_and_how_often_and_smaller_groups_are_row
     ((line, count),) = found.differences[0].lines[1].items()
     assert line.endswith("dist.all_reduce(x)") and "test_comparison.py" in line and count == 3
     told = str(found)
-    assert "three, what not all have so often:" in told
+    assert "three, ops whose number differs:" in told
     assert "3 x all_reduce(SUM), 40 B" in told and "      3 x" in told
     world, halves = simlib.simulate(main, 4, (1,)), simlib.simulate(in_halves, 4)
     assert rows_of(simlib.compare({"world": world, "halves": halves})) == [
@@ -89,7 +89,7 @@ def test_refusals():
     run = simlib.simulate(main, 2, (1,))
     with pytest.raises(simlib.InvalidCallError, match="needs two runs or more"):
         simlib.compare([run])
-    with pytest.raises(simlib.InvalidCallError, match="'b' is str, and no run"):
+    with pytest.raises(simlib.InvalidCallError, match="'b' is str, not a run"):
         simlib.compare({"a": run, "b": "run"})
     with pytest.raises(simlib.InvalidCallError, match="a has 2 ranks, b has 3 ranks"):
         simlib.compare({"a": run, "b": simlib.simulate(main, 3, (1,))})

@@ -179,7 +179,7 @@ def test_what_is_logged_later_is_read_later(tmp_path):
 def test_an_empty_folder_has_no_picture_and_outside_a_notebook_the_block_just_runs(
     tmp_path, capsys
 ):
-    with pytest.raises(FileNotFoundError, match="holds no curve"):
+    with pytest.raises(FileNotFoundError, match="contains no curve"):
         simlib.draw_curves(tmp_path)
     with simlib.live_curves(tmp_path):
         print("inside")

@@ -126,8 +126,8 @@ REFUSED = {
     truth_value: "asks for the value of a tensor of torch.bool",
     places: "asks for what is in a tensor of torch.bool",
     mask: "asks for what is in a tensor of torch.float32",
-    numpy: r"numpy\(\) gives values",
-    to_list: r"tolist\(\) gives values",
+    numpy: r"numpy\(\) returns values",
+    to_list: r"tolist\(\) returns values",
     sparse: "sparse tensors cannot be simulated",
     own_op: "of_another_test::double does not say which shapes it gives",
 }

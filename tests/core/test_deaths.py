@@ -358,17 +358,17 @@ TOLD = {
     ),
     "a server left over": (
         serve_too_long(1), 4, {3: 0.3}, simlib.RankDiedError,
-        LEFT + "rank 0 waits for ranks 1, 2 and 3, which have finished or have died\n",
+        LEFT + "rank 0 waits for ranks 1 and 2, which have finished, and for rank 3, which has",
         "  rank 3 has died",
     ),
     "servers left over": (
         serve_too_long(2), 4, {3: 0.3}, simlib.RankDiedError,
-        LEFT + "ranks 0 and 1 wait for a message that nobody is left to send\n",
+        LEFT + "ranks 0 and 1 wait for a message that no rank can send any more\n",
         "  rank 3 has died",
     ),
     "a deadlock of survivors alone": (
         two_wait, 3, {2: 0.3}, simlib.DeadlockError,
-        "ranks 0 and 1 wait for each other, and not for rank 2, which has died\n",
+        "ranks 0 and 1 wait for each other; this is not because rank 2 has died\n",
         "died\n  rank 0 waits for rank 1: recv(src=1)",
     ),
     "an error that nobody catches": (
@@ -496,7 +496,7 @@ def test_a_host_that_vanishes_is_missed_after_the_detection_time():
     assert run.deaths == {2: 0.5, 3: 0.5}
     with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
         simlib.simulate(main, 4, detection_s=-1, on_death="continue")
-    with pytest.raises(simlib.InvalidCallError, match='see a death: say on_death="continue"'):
+    with pytest.raises(simlib.InvalidCallError, match='see a death: add on_death="continue"'):
         simlib.simulate(main, 4, detection_s=1.0)
 
 
@@ -567,7 +567,7 @@ def test_deaths_and_failed_ops_are_drawn_and_saved(tmp_path):
 
 @in_every_engine
 def test_on_death_takes_two_words(engine):
-    with pytest.raises(simlib.InvalidCallError, match="on_death='stay' is none of"):
+    with pytest.raises(simlib.InvalidCallError, match="on_death='stay' is not one of"):
         engine(main, 2, on_death="stay")
 
 

@@ -88,7 +88,7 @@ def test_four_ranks_hear_a_broadcast_in_three_times_one_message():
 
 def test_sizes_that_are_no_whole_elements_are_refused():
     for build_it in (gloo.all_reduce, gloo.reduce, gloo.broadcast):
-        with pytest.raises(InvalidCallError, match="6 bytes are no whole number"):
+        with pytest.raises(InvalidCallError, match="6 bytes are not a whole number"):
             build_it(4, 6, itemsize=4)
 
 

@@ -136,7 +136,7 @@ def test_ranks_share_gpus_in_turn(monkeypatch):
 def test_a_graded_kernel_sees_no_gpu(two_gpus, monkeypatch):
     assert environment().items() >= NO_GPUS.items()
     monkeypatch.setenv(VARIABLE, "simlib.classroom.confinement")
-    with pytest.raises(simlib.InvalidCallError, match="graded ranks see no GPU"):
+    with pytest.raises(simlib.InvalidCallError, match="graded ranks cannot use a GPU"):
         simlib.run(seen, 2, gpus=True)
 
 
@@ -144,7 +144,7 @@ def test_a_graded_kernel_sees_no_gpu(two_gpus, monkeypatch):
     ("asked", "chosen", "is_built", "sentence"),
     [
         ("yes", None, True, "gpus='yes' must be True or False"),
-        (True, None, True, "nvidia-smi what the driver finds"),
+        (True, None, True, "torch.cuda.is_available() and nvidia-smi"),
         (True, "7", True, "CUDA_VISIBLE_DEVICES='7' may hide it"),
         (True, None, False, "it has been built without CUDA"),
     ],
@@ -201,8 +201,8 @@ def test_ranks_that_see_gpus_are_told_how_to_share_them(two_gpus):
 
     with pytest.raises(simlib.RankError) as caught:
         simlib.run(fails, 2, gpus=True)
-    assert "see no GPU" not in str(caught.value) and BUILT_WITHOUT not in str(caught.value)
-    assert "rank % torch.cuda.device_count() is one that is." in str(caught.value)
+    assert "cannot use a GPU" not in str(caught.value) and BUILT_WITHOUT not in str(caught.value)
+    assert "use rank % torch.cuda.device_count()." in str(caught.value)
 
 
 def raises(rank, world_size, error):

@@ -55,8 +55,8 @@ def test_a_run_says_who_waits_for_whom_and_what_was_sent(run):
     recv, reduce = line(late, 8), line(late, 11)
     for part in (
         "late on 4 simulated ranks over 230 ms.",
-        f"Ranks 1, 2 and 3 wait for rank 0 in recv {recv}, rank 3 longest: 200 ms.",
-        f"Ranks 0, 1 and 2 wait for rank 3 in all_reduce {reduce}, rank 0 longest: 30 ms.",
+        f"Ranks 1, 2 and 3 wait for rank 0 in recv {recv}. Rank 3 waits longest: 200 ms.",
+        f"Ranks 0, 1 and 2 wait for rank 3 in all_reduce {reduce}. Rank 0 waits longest: 30 ms.",
         "3 messages; the largest is 12 B.",
         "Collectives: 1 all_reduce, of at most 4 kB.",
         "Pieces of work: 3 x F.",
@@ -67,7 +67,7 @@ def test_a_run_says_who_waits_for_whom_and_what_was_sent(run):
 def test_a_part_of_a_run_is_told_alone(run):
     words = run.timeline(ranks=iter([2, 1]), between=(0.1, 0.2)).in_words()
     assert "Shown: ranks 1 and 2, 100 ms to 200 ms." in words
-    assert "rank 1 longest: 100 ms" in words and "2 messages" not in words
+    assert "Rank 1 waits longest: 100 ms" in words and "2 messages" not in words
     assert "all_reduce" not in words and "rank 3" not in words
 
 
@@ -90,6 +90,16 @@ def test_one_rank_that_waits_is_told_with_its_time_and_of_many_waits_the_longest
     assert "waits 10 us for rank 0 in recv (main, line 5)" in words
 
 
+def test_waits_for_two_things_at_once_count_once():
+    maker = RunMaker(2)
+    for posted in (5, 8):
+        maker.send(0, 1, 60, 60, 62, numel=1000)
+        maker.recv(1, 0, posted, 10, 62, numel=1000)
+    run = maker.run()
+    assert "Rank 1 waits 50 us for rank 0 in recv" in run.in_words()
+    assert run.states.waiting_s[1] == pytest.approx(50e-6)
+
+
 def test_a_deadlock_says_who_waits_for_ever():
     run = failed(circle, 3)
     assert "It failed: 3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0." in run.in_words()
@@ -107,15 +117,15 @@ def test_who_never_came_to_a_collective_is_named_and_a_message_nobody_received_t
             dist.isend(torch.ones(1), dst=1)
 
     words = simlib.simulate(leaves, 2).in_words()
-    assert "1 message of 4 B. 1 of them never received." in words and "Found: " in words
+    assert "1 message of 4 B. Messages that no rank received: 1." in words and "Found: " in words
 
 
 def test_a_comparison_tells_what_differs_first(run):
     words = simlib.compare({"one": run, "other": simlib.simulate(late, 4)}).in_words()
-    assert "4 of 4 came equally often in all." in words
+    assert "4 of 4 occur equally often in all." in words
     rows = [("all_reduce, 4 B", (1, 1), True), ("message, 8 B", (0, 3), False)]
     told = comparison_in_words(("one", "other"), rows)
-    assert "in one and other. 1 of 2 came" in told
+    assert "in one and other. 1 of 2 occur" in told
     assert told.index("message, 8 B: 0 and 3.") < told.index("all_reduce, 4 B: 1 and 1.")
 
 

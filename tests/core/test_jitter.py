@@ -251,13 +251,16 @@ class Unsendable:
     "slow, words",
     [
         (3, "slow=3 must be a dict by rank, {0: 1.5}, a simlib.scale.Jitter, or a function"),
-        ({5: Jitter()}, "slow: 5 is no rank: 0 to 1"),
+        ({5: Jitter()}, "slow: 5 is not a rank: ranks are 0 to 1"),
         ({0: "lognormal"}, "slow: 'lognormal' for rank 0 must be 0 or more"),
-        (lambda rank, k: 1.0, "<lambda> is called as <lambda>(rank, k, random), and takes (rank,"),
+        (lambda rank, k: 1.0, "<lambda> is called as <lambda>(rank, k, random), but takes (rank,"),
         (lambda rank, k, random: -1.0, "<lambda> gave -1.0 for piece 0 of rank 0: give a factor"),
         (lambda rank, k, random: inf, "<lambda> gave inf for piece 0 of rank 0"),
         (lambda rank, k, random: "1", "<lambda> gave '1' for piece 0 of rank 0"),
-        (Unsendable(), "slow: Unsendable cannot be sent to the ranks, which are other processes"),
+        (
+            Unsendable(),
+            "slow: Unsendable cannot be sent to the ranks, because they are other processes",
+        ),
     ],
 )
 def test_refusals_of_slow(slow, words):

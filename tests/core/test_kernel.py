@@ -64,7 +64,7 @@ FAILURES = {
     ),
     "endless loop": (
         ranks("while rank == 2:\n        pass\n    dist.barrier()", ", timeout_s=1"),
-        "rank 2 is computing, not waiting",
+        "rank 2 is computing and not waiting",
     ),
     "hang": (ranks(NEXT), "rank 3 waits for rank 0: recv(src=0) (main, line 2)"),
     "hang, not checked": (
@@ -83,7 +83,7 @@ FAILURES = {
     "world_size 10000": ("simlib.run(fine, 10_000)", "world_size=10000 is not possible"),
     "unpicklable function": (
         "import threading\nlock = threading.Lock()\n" + ranks("return lock"),
-        "the global 'lock', a lock, has no copy that can travel",
+        "the global 'lock', a lock, cannot be copied",
     ),
     "an unknown keyword": ("simlib.run(fine, 4, fleet=3)", "unexpected keyword argument 'fleet'"),
 }

@@ -62,6 +62,46 @@ def test_who_came_late_is_found(ddp):
     assert ddp.profile[0].on == "cpu" and "aten::linear" in {s.name for s in ddp.profile[0].spans}
 
 
+def test_who_goes_on_before_gloo_records_the_end_has_waited(ddp, tmp_path):
+    contents = [content_of(rank) for rank in range(4)]
+    for event in contents[0]["traceEvents"]:
+        if event["name"] == "gloo:all_reduce":
+            event["dur"] *= 1.02
+    late = simlib.load(written(tmp_path, contents)).trace.of_rank(0)
+    called = [op.wait_s and op.wait_s - op.post_s for op in ddp.trace.of_rank(0)]
+    assert [op.wait_s and op.wait_s - op.post_s for op in late] == pytest.approx(called)
+
+
+def test_stragglers_are_told_by_arrival(ddp, tmp_path):
+    late = ddp.stragglers()
+    assert late.ranks == (2,) and 0.05 < late.longest_s[2] < 0.15 < late.late_s[2] < late.time_s
+    assert late.in_words().startswith(
+        "rank 2 came late to collectives. At least half of the ranks waited for it for 214 ms of"
+    )
+    early = simlib.load(written(tmp_path, [nccl(rank, 4, 30.0 * (rank == 3)) for rank in range(4)]))
+    late = early.stragglers()  # all called at once, and all kernels end together
+    assert late.ranks == (3,) and late.late_s == pytest.approx([0, 0, 0, 90e-6])
+    assert late.longest_s[3] == pytest.approx(30e-6) and late.time_s == pytest.approx(230e-6)
+    assert "39.1%" in late.table().splitlines()[2]
+    again = simlib.load(early.save(tmp_path / "saved"))
+    assert again.stragglers().table() == late.table()
+    even = simlib.load(written(tmp_path, [nccl(rank, 4) for rank in range(4)])).stragglers()
+    assert even.ranks == () and even.in_words() == "no rank is late for 5% of the time"
+
+
+def test_a_job_is_held_to_budgets(tmp_path):
+    run = simlib.load(written(tmp_path, [nccl(0), nccl(1, late_us=30)]))
+    assert run.exposed("step", number=7).share < 0.7
+    assert sum(one.nbytes for one in run.trace.collectives) <= 3 * 40
+    with pytest.raises(AssertionError, match=r"^rank 1 came late to collectives. .* for 90 us of"):
+        assert not run.stragglers().ranks, run.stragglers().in_words()
+
+
+def test_a_rank_alone_has_no_stragglers(tmp_path):
+    run = simlib.load(written(tmp_path, [nccl(0, 1)]))
+    assert "has no collective with the calls of several" in str(run.stragglers())
+
+
 def test_replay_and_comparison_of_a_loaded_run(ddp, tmp_path):
     slow = ddp.replay(simlib.Cluster(4, 1, simlib.Link(1e-5, 1e7)))
     fast = ddp.replay(simlib.clusters.infiniband_hdr(4))
@@ -83,7 +123,8 @@ def test_clocks_are_compared_and_corrected(ddp, tmp_path):
     assert run.profile[1].spans[0].start_s == pytest.approx(
         ddp.profile[1].spans[0].start_s, abs=2 * error_s
     )
-    assert "that of rank 1 was 30" in run.table() and "ahead of that of rank 0" in run.table()
+    assert "the clock of rank 1 was 30" in run.table()
+    assert "ahead of the clock of rank 0" in run.table()
     assert "the clocks of the ranks agree to within" in ddp.table()
 
 
@@ -116,6 +157,20 @@ def span(name, cat, ts, dur, tid=1, **args):
             "args": args}  # fmt: skip
 
 
+def at_host(content, name, later_ns=0):
+    return content | {"host_name": name, "baseTimeNanoseconds": later_ns}
+
+
+def test_ranks_of_one_host_have_one_clock(tmp_path):
+    times = {0: ("a", 0), 1: ("a", 20_000), 2: ("b", 300_010_000), 3: ("b", 300_000_000)}
+    contents = [at_host(nccl(rank, 4), *own) for rank, own in times.items()]
+    run = simlib.load(written(tmp_path, contents))
+    ahead_s = [run.trace.clock_offsets_s[rank] for rank in range(4)]
+    assert ahead_s == pytest.approx([0, 0, 0.3, 0.3]) and run.trace.clock_error_s < 1e-9
+    alone = simlib.load(written(tmp_path, [at_host(one, "a") for one in contents]))
+    assert not alone.trace.clock_offsets_s and "clocks" not in alone.table()
+
+
 def test_a_run_on_gpus_by_nccl(tmp_path):
     run = simlib.load(written(tmp_path, [nccl(0), nccl(1, late_us=30)]))
     assert [(one.kind, one.nbytes, len(one.ops)) for one in run.trace.collectives] == [
@@ -133,6 +188,18 @@ def test_a_run_on_gpus_by_nccl(tmp_path):
         run.replay(simlib.clusters.ethernet_10g(2))
 
 
+def test_a_step_has_the_kernels_that_the_thread_of_backward_launched(tmp_path):
+    """torch's annotation on the GPU ends with those that the main thread launched."""
+    content = nccl(0, 1)
+    for number, (launch, thread) in enumerate([(50, 1), (700, 2), (950, 1)]):
+        run = {"correlation": number}
+        launched = span("cudaLaunchKernel", "cuda_runtime", launch, 5, thread, **run)
+        gemm = span("gemm", "kernel", launch + 20, 30, 7, device=0, stream=7, **run)
+        content["traceEvents"] += [launched, gemm]
+    (piece,) = simlib.load(written(tmp_path, [content])).trace.pieces
+    assert (piece.work.start_s, piece.work.end_s) == pytest.approx((60e-6, 750e-6))
+
+
 def test_groups_and_numbers_of_nccl(tmp_path):
     half = {"Process Group Name": "tp", "Process Group Description": "TP", "Seq": 4}
     contents = [nccl(rank, 4) for rank in range(4)]
@@ -147,7 +214,7 @@ def test_groups_and_numbers_of_nccl(tmp_path):
         ("all_gather", (0, 1, 2, 3), ""), ("all_reduce", (0, 1), "TP"),
         ("all_reduce", (0, 1, 2, 3), ""), ("all_reduce", (2, 3), "TP"),
     ]  # fmt: skip
-    assert {op.number for op in run.trace if op.group.description} == {4}
+    assert {op.number for op in run.trace if op.group.description} == {3}
 
 
 def test_a_rank_without_a_file_and_a_rank_by_its_files_name(tmp_path):
@@ -155,9 +222,11 @@ def test_a_rank_without_a_file_and_a_rank_by_its_files_name(tmp_path):
     del content["distributedInfo"]["rank"]
     run = simlib.load(written(tmp_path, [nccl(0, 3), content], "job-rank{}.pt.trace.json"))
     assert (run.world_size, run.trace.missing, run.ran) == (3, (2,), [0, 1])
-    assert "there is no trace of rank 2" in run.table()
+    assert "there is no trace of rank 2" in run.table() and "for rank 2" not in run.in_words()
+    with pytest.raises(simlib.InvalidCallError, match="^there is no record of rank 2, .*: add"):
+        run.to_recorder(tmp_path)
     assert math.isnan(run.states.computing_s[2])
-    with pytest.raises(ValueError, match=r"^job.json does not say of which rank it is"):
+    with pytest.raises(ValueError, match=r"^job.json does not say which rank wrote it"):
         simlib.load(written(tmp_path, [content], "job.json") / "job.json")
 
 
@@ -177,34 +246,48 @@ CALL, GLOO = "record_param_comms", "c10d::allreduce_"
 TWO = [{"pg_name": str(n), "ranks": ranks} for n, ranks in enumerate(([0, 1, 2, 3], [0, 1]))]
 ONE_OTHER = [{"pg_name": "0", "ranks": [0]}]
 BAD = {
-    "truncated": ([json.dumps(nccl(0)).encode()[:-40]], "rank0.json is not a run .* and no trace"),
-    "a list": ([[1, 2]], "rank0.json is not a run .* and no trace"),
-    "deep": ([b"[" * 200_000], "rank0.json is not a run .* and no trace"),
-    "a run": ([{"simlib": {}}, nccl(1)], "rank0.json is a run, which is loaded alone"),
-    "twice": ([nccl(0), nccl(0)], "rank0.json and rank1.json are both of rank 0"),
+    "truncated": (
+        [json.dumps(nccl(0)).encode()[:-40]],
+        "rank0.json is incomplete or contains no JSON",
+    ),
+    "a list": ([[1, 2]], "rank0.json is neither a run .* nor a trace"),
+    "deep": ([b"[" * 200_000], "rank0.json is incomplete or contains no JSON"),
+    "a run": ([{"simlib": {}}, nccl(1)], "rank0.json is a whole run: load this file alone"),
+    "twice": ([nccl(0), nccl(0)], "rank0.json and rank1.json are both from rank 0"),
     "sizes": ([nccl(0, 2), nccl(1, 3)], "rank0.json of 2 ranks and rank1.json of 3 ranks are not"),
     "groups": (
         [nccl(0), with_world(nccl(1), pg_config=[{"pg_name": "0", "ranks": [1, 0]}])],
-        "rank0.json and rank1.json name other ranks of the group '0'",
+        "rank0.json and rank1.json list different ranks for the group '0'",
     ),
     "days": ([nccl(0), nccl(1) | {"baseTimeNanoseconds": 10**18}], "more than an hour before"),
+    "two jobs": (
+        [nccl(0), at_host(nccl(1), "", 10**10)],
+        "rank1.json ended 10 s after those in ra",
+    ),
+    "one host": (
+        [at_host(nccl(0), "a"), at_host(nccl(1), "a", 2 * 10**9)],
+        "of rank0.json ended collective 2 2 s",
+    ),
     "other calls": (
         [nccl(0), changed(nccl(1), CALL, **{"Collective name": "broadcast"})],
-        "rank0.json and rank1.json do not fit together: where the one has all_reduce of 40 bytes",
+        r"rank0.json and rank1.json do not fit together. Collective \d is all_reduce of 40 bytes",
     ),
     "rank": ([with_world(nccl(0), rank=-1)], "rank0.json is of rank -1 in a world of 2"),
     "word": ([with_world(nccl(0), rank="one")], "rank0.json is of rank one in a world of 2"),
-    "world": ([with_world(nccl(0), world_size=10**12)], "is of a world of 1000000000000 ranks"),
-    "members": ([with_world(nccl(0), pg_config=[{"pg_name": "1", "ranks": [9]}])], "holds groups"),
+    "world": ([with_world(nccl(0), world_size=10**12)], "claims a world of 1000000000000 ranks"),
+    "members": (
+        [with_world(nccl(0), pg_config=[{"pg_name": "1", "ranks": [9]}])],
+        "names ranks outside its world",
+    ),
     "negative": ([changed(nccl(0), CALL, **{"In msg nelems": -1})], "a call that torch does not"),
     "huge": ([changed(nccl(0), CALL, **{"In msg nelems": 1 << 70})], "a call that torch does not"),
     "nan": ([changed(nccl(0), CALL, **{"In msg nelems": math.nan})], "a call that torch does not"),
-    "dtype": ([changed(nccl(0), CALL, dtype="Int4")], "has a call with the dtype 'Int4'"),
+    "dtype": ([changed(nccl(0), CALL, dtype="Int3x")], "has a call with the dtype 'Int3x'"),
     "no members": (
         [changed(with_world(nccl(0), pg_config=[]), CALL, **{"Process Group Ranks": "[0, ...]"})],
         "does not say which ranks are in the group '0'",
     ),
-    "sub-groups": ([with_world(content_of(0), pg_config=TWO)], "which group a call by Gloo was on"),
+    "sub-groups": ([with_world(content_of(0), pg_config=TWO)], "to which group Gloo's calls"),
     "no shapes": ([changed(content_of(0), GLOO, **{"Input Dims": 3})], "a call that torch does"),
 }
 
@@ -214,6 +297,17 @@ def test_bad_input_is_one_sentence(tmp_path, contents, words):
     with pytest.raises(ValueError, match=words) as caught:
         simlib.load(written(tmp_path, contents))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80\x04}.", gzip.compress(json.dumps(nccl(0)).encode())[:-30]]
+)
+def test_what_is_not_gzipped_to_its_end_is_one_sentence(tmp_path, data):
+    (tmp_path / "rank0.json.gz").write_bytes(data)
+    with pytest.raises(
+        ValueError, match=r"^rank0.json.gz is incomplete .*: copy the file again, or"
+    ):
+        simlib.load(tmp_path)
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
@@ -228,9 +322,11 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 
 
 def test_a_folder_without_traces_says_so(tmp_path):
-    with pytest.raises(ValueError, match="there is no file of a trace"):
+    with pytest.raises(
+        ValueError, match=r"there is no file of a trace.*use simlib.diagnose for dumps"
+    ):
         simlib.load(tmp_path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         simlib.load(tmp_path / "none.json")
 
 

@@ -72,7 +72,8 @@ def test_what_would_take_longer_than_its_share_is_left_out(monkeypatch):
     monkeypatch.setattr(measuring, "_SIDES", (64, 4096))
     monkeypatch.setattr(measuring, "_ELEMENTS", (1 << 12, 1 << 30))
     card = measuring.measure("cpu", 1e-3, str)
-    assert card.rows == () or max(max(row.sizes) for row in card.rows) <= 64 * 32
+    largest = max((max(row.sizes) for row in card.rows), default=0)
+    assert largest < 4096 * 32  # a tensor of 1 << 12 elements, and at most 32 bytes for each
 
 
 def test_the_command_writes_a_card(small, tmp_path, capsys):

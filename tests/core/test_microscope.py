@@ -81,7 +81,7 @@ BROKEN = {
         {"data = Digits(args.samples,": "data = Digits(args.samples - 64 * (rank == 2),"},
         simlib.MismatchError,
         {0: "loss.backward()", 1: "loss.backward()", 2: "dist.all_reduce(counts)"},
-        "Hint: they are at different lines: has a rank fewer batches",
+        "Hint: the ranks are at different lines. Does one rank have fewer batches",
     ),
     "ddp_digits: a parameter that is not used": (
         {"return self.out(x) + self.extra(x)": "return self.out(x)"},
@@ -105,7 +105,7 @@ BROKEN = {
         },
         simlib.MismatchError,
         {0: "dist.all_reduce(counts)", 1: "dist.barrier()", 2: "dist.barrier()"},
-        "rank 0 calls all_reduce where ranks 1 and 2 call barrier",
+        "rank 0 calls all_reduce, but ranks 1 and 2 call barrier",
     ),
     "gpt_ddp: a barrier inside the if": (
         {"snapshot)\n        dist.barrier()": "snapshot)\n            dist.barrier()"},
@@ -121,7 +121,7 @@ BROKEN = {
         },
         simlib.MismatchError,
         {0: "dist.reduce(loss, dst=0, op=dist.ReduceOp.SUM)", 1: "dist.barrier()"},
-        "rank 0 calls reduce where ranks 1 and 2 call barrier",
+        "rank 0 calls reduce, but ranks 1 and 2 call barrier",
     ),
     "t5_fsdp: the state of the model on rank 0 only": (
         {

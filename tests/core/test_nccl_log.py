@@ -116,6 +116,6 @@ def test_the_root_of_a_call_is_found_by_group_and_number(tmp_path):
 
 def test_a_file_without_lines_of_nccl_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="log has no line of NCCL's: start the job with NCCL_DEBUG"
+        ValueError, match="log has no line from NCCL: start the job with NCCL_DEBUG"
     ):
         read(tmp_path / "log", "epoch 1", "\0" * 100_000)

@@ -117,7 +117,7 @@ def test_a_product_takes_its_flops_at_the_rate_of_its_dtype():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 def test_a_product_of_a_dtype_without_a_rate_is_refused(dtype):
     a = torch.ones(4, 4, dtype=dtype)
-    says = f"mm computes in {dtype}, and the device has rates of float32, bfloat16".replace(
+    says = f"mm computes in {dtype}, but the device has rates only for float32, bfloat16".replace(
         "torch.", ""
     )
     with pytest.raises(simlib.InvalidCallError, match=says):
@@ -127,7 +127,7 @@ def test_a_product_of_a_dtype_without_a_rate_is_refused(dtype):
 
 
 def test_rates_name_dtypes():
-    with pytest.raises(simlib.InvalidCallError, match="'bf16', which is no dtype"):
+    with pytest.raises(simlib.InvalidCallError, match="'bf16', which is not a dtype"):
         simlib.Device(rates={"bf16": 1e12})
 
 

@@ -41,7 +41,7 @@ def test_options_as_objects_are_those_of_the_keywords():
         ({"restarts": simlib.Restarts(-1)}, "restarts=-1 must be a whole number, 0 or more"),
         ({"restarts": False}, "restarts=False must be a whole number, 0 or more"),
         ({"diagnosis": simlib.Diagnosis(timeout_s=0)}, "timeout_s=0 must be a positive number"),
-        ({"faults": simlib.Faults(on_death="stop")}, "on_death='stop' is none of 'end'"),
+        ({"faults": simlib.Faults(on_death="stop")}, "on_death='stop' is not one of 'end'"),
     ],
 )
 def test_what_can_never_be_right_is_refused(engine, given, words):
@@ -60,7 +60,7 @@ def test_no_faults_are_not_looked_at():
         (
             simlib.run,
             {"faults": simlib.Faults(kill={2: 0.5}, on_death="continue", detection_s=1.0)},
-            "only simulate takes it",
+            "only simulate accepts it",
         ),
         (simlib.run, {"restarts": simlib.Restarts(1, restart_s=9.0)}, "restart_s=9.0 is for simul"),
         (

@@ -90,10 +90,10 @@ def test_a_piece_that_an_error_leaves_has_ended_and_one_that_a_kill_leaves_has_n
 @pytest.mark.parametrize(
     ("name", "numbers", "words"),
     [
-        ("", {}, "by a word of 1 to 20 characters"),
-        ("F" * 21, {}, "by a word"),
-        (3, {}, "by a word"),
-        ("two\nlines", {}, "by a word"),
+        ("", {}, "give the piece a name of 1 to 20 characters"),
+        ("F" * 21, {}, "give the piece a name"),
+        (3, {}, "give the piece a name"),
+        ("two\nlines", {}, "give the piece a name"),
         ("F", {"micro": 1.5}, "whole numbers"),
         ("F", {"micro": "one"}, "whole numbers"),
     ],

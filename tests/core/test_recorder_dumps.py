@@ -45,7 +45,7 @@ def one_leaves_early(rank, world_size, gone):
 
 
 def send_on(rank, world_size):
-    pair = dist.new_group([1, 2])
+    pair = dist.new_group([1, 2], group_desc="pair")
     if rank == 1:
         dist.send(torch.ones(3), 2, group=pair)
     if rank == 2:
@@ -112,7 +112,7 @@ def test_an_entry_has_the_learners_line_and_the_places_in_the_group(tmp_path):
     assert "dist.send" in open(__file__).read().splitlines()[learners["line"] - 1]
     assert dumps[1]["pg_config"] == {
         "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"},
-        "1": {"name": "1", "desc": "undefined", "ranks": "[1, 2]"},
+        "1": {"name": "1", "desc": "pair", "ranks": "[1, 2]"},
     }
     assert list(dumps[0]["pg_config"]) == ["0"]
     op = run.trace.of_rank(1)[1]
@@ -172,5 +172,5 @@ def test_what_is_no_ring_and_no_folder_of_this_run_is_refused(tmp_path):
     with pytest.raises(simlib.InvalidCallError, match="at least one entry"):
         run.to_recorder(tmp_path, last=0)
     (tmp_path / "nccl_trace_rank_7").touch()
-    with pytest.raises(simlib.InvalidCallError, match="has nccl_trace_rank_7, which is not of"):
+    with pytest.raises(simlib.InvalidCallError, match="has nccl_trace_rank_7, which is not from"):
         run.to_recorder(tmp_path)

@@ -160,7 +160,7 @@ def test_a_function_that_initialises_by_itself():
         (lambda: dist.init_process_group("nccl"), "asks for the backend 'nccl'"),
         (lambda: dist.init_process_group("gloo", world_size=7), "says world_size=7"),
         (lambda: dist.init_process_group("gloo", None, None, 2, 5), "says rank=5"),
-        (lambda: dist.send(torch.ones(1), 9), "dst=9 is no rank of this group"),
+        (lambda: dist.send(torch.ones(1), 9), "dst=9 is not a rank of this group"),
         (lambda: dist.isend(torch.ones(1), dist.get_rank()), "sends to itself"),
         (lambda: dist.all_reduce([torch.ones(1)]), "list"),
         (lambda: dist.scatter(torch.ones(1), [], src=dist.get_rank()), "made a call"),
@@ -346,7 +346,7 @@ def test_functions_with_a_cache_work(engine):
 
 def test_heavy_captured_data_is_warned_about():
     table = torch.ones(6_000_000)
-    with pytest.warns(UserWarning, match="most of it the outer variable 'table'"):
+    with pytest.warns(UserWarning, match="most of it in the outer variable 'table'"):
         simlib.run(lambda rank, n: table.sum().item(), 1)
 
 
@@ -356,7 +356,7 @@ def test_a_rank_starts_no_ranks(outer, inner):
     def main(rank, n):
         inner(lambda rank, n: rank, 2)
 
-    with pytest.raises(simlib.InvalidCallError, match="a rank calls a function directly"):
+    with pytest.raises(simlib.InvalidCallError, match="In a rank, call the function directly"):
         outer(main, 2)
 
 
@@ -376,7 +376,7 @@ def test_a_file_that_starts_a_run_when_it_is_imported_is_told_its_line(tmp_path,
         f"import simlib\n\ndef main(rank, world_size):\n    return rank\n\n{start}\n"
     )
     told = told_by(tmp_path, "-c", "from starts import main")
-    assert "a rank cannot start another one" in told and told.endswith("(starts.py, line 6)")
+    assert "a rank cannot start other ranks" in told and told.endswith("(starts.py, line 6)")
 
 
 @pytest.mark.parametrize("start", ["simlib.run(main, 2)", "simlib.simulate(main, 2)"])

@@ -139,7 +139,7 @@ def test_part_of_a_run_alone_and_of_much_output_the_first(tmp_path):
     run = simlib.simulate(pass_on, 3)
     run.output = ["x" * 50 + "\n"] * 1000 + ["", ""]
     page = saved(run, tmp_path, ranks=[2, 0], between=(0, 1e-5))
-    assert re.search(r"\.\.\. and [\d,]+ more letters", page)
+    assert re.search(r"\.\.\. and [\d,]+ more characters", page)
     assert page.count("x" * 50) < MAX_OUTPUT / 50
     (scene,) = scenes_in(page)
     assert scene["lanes"]["columns"]["rank"] == [2, 0] and scene["end"] == 1e-5
@@ -159,9 +159,9 @@ def test_compared_runs_have_one_axis_and_their_differences(tmp_path):
     assert first["end"] == second["end"] and first["unit"] == second["unit"]
     assert "<td>all_reduce(SUM), 8 B</td><td>1</td><td>3</td>" in page
     assert "<tr class=common><td>barrier</td><td>1</td><td>1</td>" in page
-    assert "1 sort of op came more often" in page
+    assert "1 kind of op occurs more often" in page
     same = simlib.compare({"a": one, "b": one}).to_html(tmp_path / "same.html").read_text()
-    assert "All sorts of ops came equally often" in same
+    assert "All kinds of ops occur equally often" in same
     assert any(scene["title"].startswith("a: steps on") for scene in scenes_in(same))
     with pytest.raises(simlib.InvalidCallError, match="no runs to show"):
         simlib.Comparison(("a", "b"), both.ops).to_html(tmp_path / "both.html")
@@ -170,7 +170,7 @@ def test_compared_runs_have_one_axis_and_their_differences(tmp_path):
 def test_a_path_that_cannot_be(tmp_path):
     run = simlib.simulate(pass_on, 2)
     for name, words in (
-        ("run.json", "is no page: name a file"),
+        ("run.json", "is not a page: name a file"),
         ("nowhere/run.html", "there is no folder"),
     ):
         with pytest.raises(simlib.InvalidCallError, match=words):
@@ -188,7 +188,7 @@ def test_the_command_line_saves_a_page_also_of_a_failure(last, code, tmp_path, c
     assert command(words) == code
     assert ('class="verdict"' in page.read_text()) == bool(code)
     assert command(["run", "-n", "2", "--html", "run.txt", str(script)]) == 2
-    assert "--html run.txt is no page" in capsys.readouterr().err
+    assert "--html run.txt is not a page" in capsys.readouterr().err
 
 
 def test_an_error_knows_its_run_and_the_run_its_error():

@@ -199,11 +199,11 @@ ACTING = {"evil": Evil(), "own": Own(), "system": os.system, "lambda": lambda: 1
 @pytest.mark.parametrize("value", ACTING.values(), ids=ACTING)
 def test_anything_else_is_refused_before_it_acts(distrusted, monkeypatch, tmp_path, value):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(pickle.UnpicklingError, match="is no plain data"):
+    with pytest.raises(pickle.UnpicklingError, match="is not plain data"):
         safe_pickle.loads(cloudpickle.dumps(value))
     word, said = safe_pickle.loads(answer_of(lambda: value))
     assert word == "unpicklable"
-    assert "is no plain data" in said[1]
+    assert "is not plain data" in said[1]
     assert not os.listdir(tmp_path)
 
 
@@ -239,7 +239,7 @@ HARMFUL = {
 
 @pytest.mark.parametrize("value", HARMFUL.values(), ids=HARMFUL)
 def test_a_pickle_makes_no_array_tensor_or_other_object_by_itself(distrusted, value):
-    with pytest.raises(pickle.UnpicklingError, match="is no plain data"):
+    with pytest.raises(pickle.UnpicklingError, match="is not plain data"):
         safe_pickle.loads(pickle.dumps(("result", value), protocol=4))
 
 
@@ -271,7 +271,7 @@ LIES = {
 def test_a_tree_that_lies_is_refused(distrusted, words):
     name, *parts = words
     name = bytearray(name if isinstance(name, bytes) else name.encode())
-    with pytest.raises(pickle.UnpicklingError, match="no plain data"):
+    with pytest.raises(pickle.UnpicklingError, match="not plain data"):
         safe_pickle.loads(pickle.dumps(("result", (name, *parts)), protocol=5))
 
 

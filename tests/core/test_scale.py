@@ -455,7 +455,7 @@ COMPUTE = {"forward_s": 1, "backward_s": 1}
         (("all_sum", 4, 8, CLUSTER), "no collective 'all_sum'"),
         (("all_reduce", 4, 8, CLUSTER, "rong"), "no algorithm 'rong'"),
         (("all_reduce", 4, 8), "cluster is None: give a Cluster"),
-        (("all_reduce", 4, 6, CLUSTER), "no whole number of elements of 4"),
+        (("all_reduce", 4, 6, CLUSTER), "not a whole number of elements of 4"),
         (("all_reduce", 4, 6.5, CLUSTER), "nbytes is 6.5"),
         (("all_reduce", 0, 8, CLUSTER), "n is 0"),
         (("all_reduce", 10**6, 8, CLUSTER), "do not fit"),
@@ -464,11 +464,11 @@ COMPUTE = {"forward_s": 1, "backward_s": 1}
         (("all_reduce", [2, 4], 8, CLUSTER, {"starts": [0, 0]}), "give one n"),
         (
             ("all_reduce", MANY, 25 * 2**20, CLUSTER, "ring", {"placement": "round_robin"}),
-            r"all_reduce by 'ring' on 100,000 ranks.*exact where .*multiple of ranks \* itemsize",
+            r"all_reduce by 'ring' on 100,000 ranks.*exact only if .*multiple of ranks \* itemsize",
         ),
         (
             ("all_reduce", MANY, 400, CLUSTER, "recursive_doubling"),
-            "exact where no messages share a link, or",
+            "exact only if no messages share a link, or",
         ),
         (
             ("gather", MANY, 400, CLUSTER, "spread", {"starts": np.arange(MANY)}),
@@ -497,13 +497,13 @@ def test_refusals_of_times(asked, words):
         ),
         (
             lambda: scale.step_time(8, 2, CLUSTER, ready_s=[2.5], **COMPUTE),
-            "bucket 0 of rank 0 is ready at 2.5 s, and backward is from 1 s to 2 s",
+            "bucket 0 of rank 0 is ready at 2.5 s, but backward lasts from 1 s to 2 s",
         ),
         (lambda: scale.step_time(8, 2, CLUSTER, overlap=1.5, **COMPUTE), "overlap is 1.5"),
         (lambda: scale.weak_scaling(8, 8, CLUSTER, **COMPUTE), "give a list of numbers of ranks"),
         (
             lambda: scale.weak_scaling([1, 2], 8, CLUSTER, **COMPUTE).relative_to(8),
-            "no time on 8 ranks here: there are 1, 2",
+            "there is no time for 8 ranks: there are times for 1, 2",
         ),
     ],
 )

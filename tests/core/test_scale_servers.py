@@ -166,7 +166,7 @@ TIMES = {"forward_s": 1, "backward_s": 1}
     [
         ((100, 2, 0), "servers is 0: give a whole number of at least 1"),
         ((4, 2, 2), "model_bytes is 4: give a whole number of at least 8"),
-        ((101, 2, 1), "101 bytes are no whole number of parameters of 4"),
+        ((101, 2, 1), "101 bytes are not a whole number of parameters of 4"),
         ((100, 2, 9), "11 ranks"),
         ((100, 2, 1, {"forward_s": [1, 2, 3]}), "for each of 2 workers"),
         ((100, 2, 1, {"forward_s": -1}), "none below 0"),
@@ -174,7 +174,7 @@ TIMES = {"forward_s": 1, "backward_s": 1}
         ((100, 2, 1, {"update_s": [0.1, 0.2]}), "update_s is"),
         ((100, 2, 1, {"cluster": None}), "give a Cluster"),
         ((100, 2, 1, {"asynchronous": "yes"}), "asynchronous is 'yes': give a bool"),
-        ((100, 2, 1, {"steps": 100_000}), "400,000 messages would have to be followed"),
+        ((100, 2, 1, {"steps": 100_000}), "400,000 messages are too many to follow"),
     ],
 )
 def test_refusals(asked, words):

@@ -163,6 +163,41 @@ def test_longer_messages_than_forwards_have_no_closed_form():
     assert scale.even_pipeline_time(1, 4, message_s=1.5, **times) == 12
 
 
+@pytest.mark.parametrize("message_s", [0, 0.31, 0.5])
+def test_ends_of_unequal_stages_are_those_of_the_pipeline_followed(message_s):
+    generator = np.random.default_rng(SEED)
+    link = Link(message_s, inf)  # nothing shares a card
+    for ranks, count in product((1, 2, 3, 5, 8), (1, 2, 4, 7, 16)):
+        drawn = generator.uniform(0.5, 3, (2, ranks))
+        times = {"forward_s": drawn[0], "backward_s": drawn[1]}
+        step = scale.pipeline_time(ranks, count, Cluster(ranks, 1, link), **BYTES, **times)
+        wanted = [max(unit[5] for unit in step.units if unit[0] == rank) for rank in range(ranks)]
+        found = scale.uneven_pipeline_ends(count, message_s=message_s, **times)
+        assert found == pytest.approx(wanted, rel=1e-9), (ranks, count)
+
+
+def test_messages_longer_than_a_forward_take_turns():
+    times = {"forward_s": [0.2, 0.3], "backward_s": [2, 2.5]}
+    for message_s, count in ((0.5, 8), (0.9, 5)):
+        link = Link(0, 100 / message_s)
+        step = scale.pipeline_time(2, count, Cluster(2, 1, link), **BYTES, **times)
+        found_s = max(scale.uneven_pipeline_ends(count, message_s=message_s, **times))
+        assert found_s == pytest.approx(step.time_s, rel=1e-9)
+    times = {"forward_s": [0.2, 1, 1.2], "backward_s": [0.5, 2, 1.5]}  # two share stage 1's card
+    step = scale.pipeline_time(3, 8, Cluster(3, 1, Link(0, 200)), **BYTES, **times)
+    found_s = max(scale.uneven_pipeline_ends(8, message_s=0.5, **times))
+    assert 0.95 * step.time_s < found_s < step.time_s
+
+
+def test_ends_of_stages_are_refused_where_messages_set_the_pace():
+    times = {"forward_s": [1.0, 0.2, 1.0], "backward_s": [2.0, 1.0, 2.0]}
+    with pytest.raises(InvalidCallError, match="stage 1 needs 1.2 s .* and 1.4 s to send"):
+        scale.uneven_pipeline_ends(4, message_s=0.7, **times)
+    assert max(scale.uneven_pipeline_ends(4, message_s=0.6, **times)) > 12
+    with pytest.raises(InvalidCallError, match="backward_s is of shape"):
+        scale.uneven_pipeline_ends(4, forward_s=[1.0, 1.0], backward_s=[1.0])
+
+
 # -- ZeRO and tensor parallelism -------------------------------------------------------------------
 
 
@@ -297,7 +332,7 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
     [
         ((2, 4), {"schedule": "2f"}, "schedule is '2f'"),
         ((2, 4), {"stages_per_rank": 2}, "one stage on each"),
-        ((2, 3), {"schedule": "interleaved"}, "in groups of as many as there are ranks"),
+        ((2, 3), {"schedule": "interleaved"}, "in groups, one for each rank"),
         ((64, 10_000), {}, "1,280,000 units of work"),
         ((2, 4), {"forward_s": [1]}, "give seconds, one or 2"),
     ],

@@ -209,7 +209,7 @@ def test_an_error_in_the_function_is_the_ranks():
     "slow, words",
     [
         ([1, 2], "slow=[1, 2] must be a dict by rank"),
-        ({2: 3.0}, "slow: 2 is no rank: 0 to 1"),
+        ({2: 3.0}, "slow: 2 is not a rank: ranks are 0 to 1"),
         ({0: -1}, "slow: -1 for rank 0 must be 0 or more"),
         (lambda rank, k, random: -1.0, "<lambda> gave -1.0 for piece 0 of rank 0"),
     ],

@@ -281,7 +281,7 @@ WRONG = {
     "test_monkeypatch[2ranks]": [
         r"^the fixture monkeypatch of .* cannot be sent to the ranks.*$",
     ],
-    "test_socket[2ranks]": [r"^.*argument 'line', a socket, has no copy that can travel.*$"],
+    "test_socket[2ranks]": [r"^.*argument 'line', a socket, cannot be copied to a process.*$"],
     "test_unknown_option[2ranks]": [r"^.*simlib.run has no option 'frobs'.*$"],
     "test_order[4ranks-seed0]": [
         "another admissible order: rank 0 raised AssertionError: assert 1.0 == 3",
@@ -413,7 +413,7 @@ def test_marks_that_cannot_be_right_are_refused_when_tests_are_collected(tmp_pat
     assert "test_it: mark.ranks needs numbers of ranks" in text, text
     assert "test_it: each rank would draw its own examples" in text, text
     _, text = pytest_in(tmp_path, "test_cases.py")
-    assert "test_it is marked ranks and is no test function of pytest's" in text, text
+    assert "test_it is marked ranks, but is not a test function of pytest" in text, text
 
 
 def mark(*args, **kwargs):
@@ -427,7 +427,7 @@ def mark(*args, **kwargs):
         (mark(2, engine="gpu"), "engine='gpu' is not known"),
         (mark(2, seeds=range(3)), 'seed= and seeds= need engine="simulate"'),
         (mark(2, seed=3), 'seed= and seeds= need engine="simulate"'),
-        (mark(2, engine="simulate", seeds=3), "seeds=3 are many, as range"),
+        (mark(2, engine="simulate", seeds=3), "seeds=3 is one number: give several"),
     ],
 )
 def test_what_a_mark_cannot_ask_for(mark, words):

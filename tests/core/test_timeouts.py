@@ -37,7 +37,7 @@ def test_a_wait_ends_after_so_much_virtual_time(sleep_s, limit_s, waited_ms):
         return
     with pytest.raises(simlib.RankError, match=f"Timed out waiting {waited_ms}ms") as caught:
         simlib.simulate(late, 3, (sleep_s, limit_s))
-    assert "rank 0 came too late: barrier (test_timeouts.py, line " in str(caught.value)
+    assert "rank 0 arrived too late: barrier (test_timeouts.py, line " in str(caught.value)
 
 
 def test_who_waits_for_ever_is_told_so_and_not_after_30_minutes():
@@ -98,4 +98,4 @@ def test_an_end_that_nobody_catches_names_who_was_waited_for(call):
 
     with pytest.raises(simlib.RankError, match="Timed out waiting 1000ms") as caught:
         simlib.run(main, 2)
-    assert "rank 0 had not come: computing (test_timeouts.py, line " in str(caught.value)
+    assert "rank 0 had not arrived: computing (test_timeouts.py, line " in str(caught.value)

@@ -91,7 +91,7 @@ def test_a_mismatch_after_many_rounds_is_told_with_the_line():
     with pytest.raises(simlib.MismatchError) as caught:
         simlib.run(disagrees, 2, watch=True)
     assert caught.value.sites[1].line_text == "dist.all_reduce(torch.zeros(2 + rank))"
-    assert "rank 1 brings 3 elements where rank 0 brings 2" in str(caught.value)
+    assert "rank 1 brings 3 elements, but rank 0 brings 2" in str(caught.value)
 
 
 def test_what_was_left_over_long_ago_is_told_and_nothing_else():

@@ -1,8 +1,8 @@
-"""Classes of equal ranks: two of each class run, and all others do what the first of them did.
+"""Classes of equal ranks: two of each class run, and the first of them stands for all others.
 
-Without data no rank's way depends on what another sends. So one rank's program is a list of steps,
-a `Script`: kernels of so many seconds, ops of torch.distributed, events of streams. `players` goes
-through it for every rank of the class.
+Without data, the program of a rank does not depend on other ranks' messages. So it is a list of
+steps, a `Script`: kernels of some seconds, ops of torch.distributed, events of streams. `players`
+goes through it for every rank of the class.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .streams import Extent, Moment, Stream, Streams
 
 
 class PlacesDiffer(InvalidCallError):
-    """Ranks that stand for others would not do the same at the same moments."""
+    """Ranks that stand for others would not do the same at the same time."""
 
 
 TICK_S = 1e-9
-"""What a step takes in a rehearsal, so that the moments before and after it differ."""
+"""The time of a step in a rehearsal, so that the moments before and after it differ."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """Which ranks are taken to be equal.
+    """The classes of ranks that count as equal.
 
     Attributes
     ----------
@@ -58,14 +58,14 @@ class Classes:
         return self.members[self.key_of[rank]][0]
 
     def split(self, place_of: Sequence[int]) -> Classes:
-        """Finer classes: equal ranks have equal places, too."""
+        """Finer classes, in which equal ranks also have equal places."""
         numbers: dict[tuple, int] = {}
         pairs = zip(self.key_of, place_of, strict=True)
         return Classes(tuple(numbers.setdefault(pair, len(numbers)) for pair in pairs))
 
 
 def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[int, list[int]]:
-    """Who enters a collective for whom.
+    """Which present member of a group enters a collective for which other members.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[i
     present : set of int
         Ranks that enter by themselves.
     key_of : sequence of int
-        By rank: equal for those that may stand for each other.
+        By rank, a key that is equal for ranks which may stand for each other.
 
     Returns
     -------
     dict of int to list of int
-        Position of a member that is present -> positions that it stands for.
+        Position of a present member -> positions for which it stands.
     """
     found: dict[int, list[int]] = {at: [] for at, rank in enumerate(ranks) if rank in present}
     standing = {key_of[ranks[at]]: at for at in reversed(found)}
@@ -87,20 +87,21 @@ def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[i
         if at not in found:
             if key_of[rank] not in standing:
                 raise InvalidCallError(
-                    f"rank {rank} is in a group with {ranks_in_words(ranks)}, and no rank of its "
-                    "class runs there: give alike= a function that tells these ranks apart"
+                    f"rank {rank} is in a group with {ranks_in_words(ranks)}, but no rank of the "
+                    f"class of rank {rank} runs in this group: give alike= a function that "
+                    "distinguishes these ranks"
                 )
             found[standing[key_of[rank]]].append(at)
     return found
 
 
 def sisters(lists: Sequence[tuple[int, ...]], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The groups that were made together with one: neighbours of its size that share no rank.
+    """The groups that were made together with a group: neighbours of its size without its ranks.
 
     Parameters
     ----------
     lists : sequence of tuple of int
-        What `new_group` was called with, in order; every rank makes all groups.
+        The ranks in each call of `new_group`, in order; every rank makes all groups.
     ranks : tuple of int
         The group, one of these lists.
     """
@@ -121,21 +122,21 @@ def sisters(lists: Sequence[tuple[int, ...]], ranks: tuple[int, ...]) -> list[tu
 
 @dataclass
 class Step:
-    """What a rank does next.
+    """The next step of a rank.
 
     Attributes
     ----------
     what : str
-        ``"collective"``, ``"send"``, ``"recv"``, ``"wait"``, ``"gather"``, ``"leave"``; of a device
-        with streams ``"new"``, ``"current"``, ``"record"``, ``"wait on"``, ``"hold"``,
-        and ``"open"`` and ``"close"`` around a named piece.
+        ``"collective"``, ``"send"``, ``"recv"``, ``"wait"``, ``"gather"``, ``"leave"``. A device
+        with streams also has ``"new"``, ``"current"``, ``"record"``, ``"wait on"``, ``"hold"``, and
+        ``"open"`` and ``"close"`` around a named piece.
     args : tuple
     gap_s : float
-        What the rank itself did for so long before it.
+        Seconds for which the rank itself worked before the step.
     kernels : list of (float, float)
-        What it launched meanwhile: when, since the last step, and seconds of the device.
+        The kernels that it launched meanwhile: moment since the last step, seconds of the device.
     start : int
-        The op's place in the log, 0 for none.
+        The op's place in the log; 0 if the step is no op.
     clock_s : float
         The rank's clock in the rehearsal.
     """
@@ -149,7 +150,7 @@ class Step:
 
     @cached_property
     def chain(self) -> tuple[float, float]:
-        """Kernels as one: seconds of all, and the least time from the step before to their end."""
+        """Several kernels as one: their seconds, and the least time from the step before."""
         whole_s = least_s = 0.0
         for launched_s, seconds in self.kernels:
             whole_s += seconds
@@ -158,13 +159,13 @@ class Step:
 
 
 class Script:
-    """What one rank does, step by step.
+    """The steps of one rank, in order.
 
     Parameters
     ----------
     rank : int
     clocks : list of float
-        Of all ranks, in the rehearsal.
+        The clocks of all ranks, in the rehearsal.
     """
 
     def __init__(self, rank: int, clocks: list[float]) -> None:
@@ -203,28 +204,28 @@ class Script:
         self._clocks[self.rank] += TICK_S
 
     def ends_with(self, what: str, number: int | None) -> bool:
-        """Whether the last step was this one of an event, and the rank did nothing since."""
+        """Whether the last step was this step of an event, and the rank has done nothing since."""
         if not self.steps or self._gap_s or self._kernels:
             return False
         return (self.steps[-1].what, self.steps[-1].args[-1:]) == (what, (number,))
 
     def take_back(self) -> None:
-        """The last step is none."""
+        """The last step does not count."""
         step = self.steps.pop()
         self._gap_s, self._kernels = step.gap_s, step.kernels
 
     def new_event(self) -> int:
-        """A number for a moment that is no op's end; those of ops are their places in the log."""
+        """A number for a moment that is not the end of an op. Ops use their places in the log."""
         self._events -= 1
         return self._events
 
     def ordinal(self, number: int) -> int:
-        """How many earlier groups have the same ranks as the group of this number."""
+        """The number of earlier groups with the same ranks as the group of this number."""
         return self.groups[:number].count(self.groups[number])
 
 
 class RecordedStream(Stream):
-    """A stream whose waiting is written down."""
+    """A stream whose waits are written down."""
 
     def __init__(self, scheduler: Any, script: Script, number: int) -> None:
         super().__init__(scheduler)
@@ -247,7 +248,7 @@ class RecordedStream(Stream):
 
 
 class RecordedStreams(Streams):
-    """The streams of a rank that rehearses: what it does with them is written down."""
+    """The streams of a rank in a rehearsal. The rank's calls on them are written down."""
 
     def __init__(self, simulation: Any, rank: int, launch_s: float, script: Script) -> None:
         self.script = script

@@ -1,10 +1,10 @@
-"""The collectives of a group on their way: messages of a schedule, timed as ranks come and go.
+"""The collectives of a group on their way: a schedule's messages, timed as ranks arrive.
 
-Most collectives have the network, or their part of it, to themselves from their first message to
-their last. Those are timed in one go when all members have come (`collectives.timing`). As soon as
-another transfer needs one of the same links, or a rank might leave before all have come, what has
-happened so far is played again in a network of its own, joined to the common one, and the
-collective goes on message by message. Both ways give the same times.
+Most collectives have their part of the network to themselves from their first message to their
+last. simlib times them in one step when all members have arrived (`collectives.timing`). But
+another transfer may need one of their links, or a rank might leave before all have arrived. Then
+the past of the collective is played again in a network of its own. This network joins the common
+one, and the collective continues message by message. Both ways give the same times.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Plan:
-    """How one sort of collective of one group goes.
+    """The plan for one kind of collective of one group.
 
     Attributes
     ----------
     schedule : Schedule
     way : Topology
-        As its messages cross it.
+        The topology as its messages cross it.
     links : frozenset of int
         Ids of all links that its messages cross.
     are_links_own : bool
-        Whether each link belongs to one member, and no message is eager. Who begins the group's
-        next collective on the same way has done all of its part of this one, so both leave each
-        other's links alone. An eager message may still be on its way.
+        Whether each link belongs to one member, and no message is eager. When a member begins the
+        group's next collective, it has done its part of this one. Then the two collectives do not
+        share links. An eager message may still be on its way.
     lasts_s : list of float or None
-        By position, how long it takes when all begin together and alone; None until asked for.
+        By position, its time if all begin together and alone; None until it is needed.
     """
 
     schedule: Schedule
@@ -66,14 +66,14 @@ class Transfers:
     topology : Topology
     scheduler : Scheduler
     options : Options
-        Which algorithms collectives take, and which of their messages are eager.
+        The algorithms of collectives, and the limit for eager messages.
 
     Attributes
     ----------
     wire : list of WireLog or None
-        The messages of each collective, where they are asked for.
+        The messages of each collective, if the caller wants them.
     are_mirrored : bool
-        Whether some ranks stand for others, whose messages are not seen.
+        Whether some ranks stand for others, whose messages are not simulated.
     """
 
     def __init__(self, topology: Topology, scheduler: Scheduler, options: Options) -> None:
@@ -121,7 +121,7 @@ class Transfers:
         self._on_end.pop(transfer)(transfer)
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
-        """Whether a collective has its links to itself from now on; it is woken when no more."""
+        """Whether a collective has its links to itself from now on. It is woken when this ends."""
         self._wake(in_flight.links, in_flight.queue)
         if any(self._users[link] for link in in_flight.links):
             self._share(in_flight)
@@ -130,7 +130,7 @@ class Transfers:
         return True
 
     def release(self, in_flight: CollectiveInFlight) -> None:
-        """The collective needs its links no more."""
+        """The collective no longer needs its links."""
         self._lazy.pop(in_flight, None)
 
     def _wake(self, links, queue=None):
@@ -142,17 +142,16 @@ class Transfers:
             in_flight.wake()
 
     def _share(self, in_flight):
-        """A collective shares links with others: those of whom it stands for are not known."""
+        """A collective shares links with others. The links of represented ranks are unknown."""
         if self.are_mirrored:
             raise PlacesDiffer(
-                "with alike= and more than 1,024 ranks, one rank of a class enters "
-                f"{in_flight.kind} for others of its place in a node, and no other message may "
-                "cross its links, as one does here: let the cluster have direct_cards=True, or "
-                "simulate at most 1,024 ranks"
+                f"with alike= and more than 1,024 ranks, one rank enters {in_flight.kind} for all "
+                "ranks at its place in a node. No other message may use its links, but here one "
+                "does: give the cluster direct_cards=True, or simulate at most 1,024 ranks"
             )
 
     def absorb(self, network: Network, on_end: Callable[[Transfer], None]) -> None:
-        """Take over what is under way in another network; all its ends are told to ``on_end``."""
+        """Take over the transfers of another network. ``on_end`` gets all their ends."""
         for transfer in self.network.absorb(network, self.scheduler.now_s):
             self._note(transfer, on_end)
 
@@ -180,7 +179,7 @@ class Transfers:
         return self._plans[key]
 
     def _way_of(self, made, members):
-        """One object for a group, so that all its rings are in one order."""
+        """One object for a group, so that all its rings have the same order."""
         way = made.way(self.topology, members)
         return self.topology if way is self.topology else self._ways.setdefault(members, way)
 
@@ -195,7 +194,7 @@ class Transfers:
         return frozenset(links.tolist()) - {len(way.link_bandwidth_Bps) - 1}
 
     def new_wire(self, kind: str, group: Group) -> WireLog | None:
-        """Where the messages of a collective are written down, or None."""
+        """The log for the messages of a collective, or None."""
         if self.wire is None:
             return None
         self.wire.append(WireLog(kind, group))
@@ -203,7 +202,7 @@ class Transfers:
 
 
 class CollectiveInFlight:
-    """One collective of one group: timed when its members enter, told when each is through.
+    """One collective of one group: timed when its members enter, with a report for each member.
 
     Parameters
     ----------
@@ -212,13 +211,13 @@ class CollectiveInFlight:
     members : tuple of int
         Ranks of the world, by position.
     on_through : callable
-        Called as ``on_through(position, end_s)``.
+        It is called as ``on_through(position, end_s)``.
     wire : WireLog or None
-        Gets each message, when all are through.
+        It gets each message, when all members are through.
     on_failed : callable, optional
-        Called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
+        It is called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
     queue : object, optional
-        The same for collectives of which each member begins one when it has ended the last.
+        The same object for collectives that each member begins one after the other.
     """
 
     def __init__(
@@ -249,7 +248,7 @@ class CollectiveInFlight:
         self._solution = 0
 
     def enter(self, position: int, time_s: float) -> None:
-        """A member begins; times never decrease."""
+        """A member begins. The times never decrease."""
         scheduler = self._transfers.scheduler
         first = not self._entered
         self._entered[position] = time_s
@@ -282,19 +281,19 @@ class CollectiveInFlight:
         self._live.go_through(send, self._transfers.scheduler.at)
 
     def member_died(self, position: int, time_s: float) -> None:
-        """A member is dead: who needs it fails, at this moment or when it comes so far."""
+        """A member is dead. A member that needs it fails, now or when it reaches that message."""
         self._has_lost = True
         self._go_on_singly()
         self._messages().member_died(position, time_s)
 
     def member_left(self, position: int) -> None:
-        """A member has given the collective up: who needs it waits."""
+        """A member has given the collective up. Members that need it wait."""
         self._go_on_singly()
         self._through.add(position)
         self._messages().member_left(position)
 
     def _go_on_singly(self):
-        """From now on message by message, also where it has its links to itself."""
+        """From now on continue message by message, even if it has its links to itself."""
         if self._is_lazy:
             self._transfers.release(self)
             self.wake()
@@ -304,7 +303,7 @@ class CollectiveInFlight:
             self._go_on_singly()
 
     def _solve(self):
-        """All have come and nobody else is on these links: time all messages at once."""
+        """All members have arrived, and these links are free: time all messages at once."""
         ends, wire = self._ends()
         self._solution += 1
         solution = self._solution
@@ -326,7 +325,7 @@ class CollectiveInFlight:
             self._transfers.scheduler.at(end_s, lambda position=position: through(position))
 
     def _ends(self):
-        """When each member is through, and the messages where they are asked for."""
+        """When each member is through, and the messages if the caller wants them."""
         starts = [self._entered[position] for position in range(self._schedule.n)]
         solve = partial(
             time_of,
@@ -345,11 +344,11 @@ class CollectiveInFlight:
         return [starts[0] + seconds for seconds in self._plan.lasts_s], None
 
     def _tell_soon(self, position, end_s):
-        """Tell it as an event of its own: who is told may begin a collective on these links."""
+        """Report it as a separate event: the member may begin a collective on these links."""
         self._transfers.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _fail_soon(self, position, dead, time_s):
-        """Tell it when all else of this moment has happened: others begin what they can."""
+        """Report it after all other events of this moment: others then begin what they can."""
 
         def tell():
             if position not in self._through:
@@ -365,7 +364,7 @@ class CollectiveInFlight:
             self._on_through(position, end_s)
 
     def wake(self) -> None:
-        """Another transfer needs these links: go on message by message from here."""
+        """Another transfer needs these links: continue message by message from here."""
         self._is_lazy = False
         self._solution += 1
         transfers, live = self._transfers, self._messages()
@@ -382,10 +381,10 @@ class CollectiveInFlight:
 
 
 class Channel:
-    """The collectives of one group, in order: each member begins one when it has ended the last.
+    """The collectives of one group. Each member begins one when it has ended the one before.
 
-    That order is the communication clock of the group: a member may have posted several (DDP does)
-    while its compute clock goes on.
+    This order is the communication clock of the group. A member may have posted several collectives
+    (DDP does this) while its compute clock advances.
     """
 
     def __init__(self, simulation: Any, name: str, members: tuple[int, ...]) -> None:
@@ -408,7 +407,7 @@ class Channel:
         self._dead: set[int] = set()  # positions, where survivors go on
 
     def gather(self, rank: int) -> None:
-        """Let a rank wait until all members are here, when the group is made."""
+        """Let a rank wait until all members have arrived, when the group is made."""
         if self._simulation.scripts is not None:
             script = self._simulation.scripts[rank]
             script.add("gather", script.group(self.group))
@@ -416,7 +415,7 @@ class Channel:
             self._simulation.scheduler.block(rank)
 
     def is_last_here(self, rank: int) -> bool:
-        """As `gather`, for a rank that is no thread: whether it need not wait."""
+        """As `gather`, for a rank without a thread; returns whether it need not wait."""
         scheduler = self._simulation.scheduler
         self._here.append(rank)
         if len(self._here) < self._present:
@@ -428,18 +427,18 @@ class Channel:
         return True
 
     def post(self, position: int, call: Call) -> Meeting:
-        """A member calls its next collective, and begins it when it has ended those before."""
+        """A member calls its next collective. It begins it when it has ended the earlier ones."""
         number = self.join(position, call)
         meeting = self._meetings[number]
         self.reach(position, number, self._simulation.scheduler.clocks[call.rank])
         return meeting
 
     def meeting(self, number: int) -> Meeting:
-        """The collective of this number, while a member has yet to end it."""
+        """The collective of this number, while some member has not ended it."""
         return self._meetings[number]
 
     def join(self, position: int, call: Call) -> int:
-        """A member calls its next collective, which `reach` begins; returns its number."""
+        """A member calls its next collective; `reach` begins it. Returns its number."""
         number = self._posted[position]
         self._posted[position] += 1
         meeting = self._meetings.get(number)
@@ -452,14 +451,14 @@ class Channel:
         return number
 
     def reach(self, position: int, number: int, time_s: float) -> None:
-        """A member may begin a collective from this moment on, after those before it."""
+        """A member may begin a collective from this moment on, after its earlier collectives."""
         if number == self._ended[position] and not self._meetings[number].is_held:
             self._enter(position, self._meetings[number], time_s)
         else:
             self._reached[position, number] = time_s
 
     def member_died(self, position: int, time_s: float) -> None:
-        """A member is dead: it comes to no collective, and those under way lose it."""
+        """A member is dead. It joins no collective, and the collectives under way lose it."""
         self._dead.add(position)
         for meeting in list(self._meetings.values()):
             if meeting.in_flight is not None:
@@ -488,7 +487,7 @@ class Channel:
                 self._enter_all(meeting, position, time_s)
 
     def _enter_all(self, meeting, position, time_s):
-        """A member enters, and those for which it stands."""
+        """A member enters, together with the members for which it stands."""
         for one in (position, *self._enter_together.get(position, ())):
             meeting.in_flight.enter(one, time_s)
 
@@ -507,7 +506,7 @@ class Channel:
         )
 
     def _through_of(self, meeting):
-        """What is called as ``through(position, end_s)`` when a member has ended a collective."""
+        """A function ``through(position, end_s)`` for a member that has ended a collective."""
         if not self._stand_in:
             return lambda position, end_s: self._through(position, meeting, end_s)
         ends: dict[int, float] = {}
@@ -537,7 +536,7 @@ class Channel:
             self._through(position, meeting, time_s)
 
     def _give_up(self, position, meeting):
-        """A member has waited too long for a collective that it has begun."""
+        """A member has waited too long for a collective after it had begun it."""
         if meeting.in_flight is not None:
             meeting.in_flight.member_left(position)
         elif meeting.entries.pop(position, None) is None:
@@ -545,7 +544,7 @@ class Channel:
         self._through(position, meeting, self._simulation.scheduler.now_s)
 
     def _through(self, position, meeting, end_s):
-        """A member has ended a collective; it begins the next where it has called it already."""
+        """A member has ended a collective. It begins the next if it has called that already."""
         number = self._ended[position]
         self._free_s[position] = end_s
         call = meeting.calls[position]
@@ -562,7 +561,7 @@ class Channel:
 
 
 class Rehearsed:
-    """A collective of a rehearsal: it takes no time but the waiting for each other."""
+    """A collective of a rehearsal. Members wait for each other, but no other time passes."""
 
     def __init__(self, scheduler: Scheduler, meeting: Meeting, present: int, through: Any) -> None:
         self._scheduler, self._meeting, self._through = scheduler, meeting, through
@@ -570,7 +569,7 @@ class Rehearsed:
         self._entered: list[int] = []
 
     def enter(self, position: int, time_s: float) -> None:
-        """A member begins, and is through if it needs nobody."""
+        """A member begins. It is through at once if it needs no other member."""
         call = self._meeting.calls[position]
         if call.kind in LEAVE_EARLY and not call.has_data:
             self._tell(position, time_s)
@@ -587,15 +586,15 @@ class Rehearsed:
 def _not_at_once(meeting, members, at, position):
     call = meeting.calls[at]
     return (
-        f"ranks {members[at]} and {members[position]} are taken to be equal, and end {call.kind} "
-        f"of {call.nbytes:,} bytes at different moments: on this cluster, their places differ for "
-        'it. Choose an algorithm in which all places are equal, as all_reduce="ring", or place '
-        "the group with one rank on each node, or all on one, or simulate at most 1,024 ranks"
+        f"ranks {members[at]} and {members[position]} are treated as equal, but end {call.kind} of "
+        f"{call.nbytes:,} bytes at different moments, because their places on this cluster differ. "
+        'Choose an algorithm in which all places are equal, as all_reduce="ring". Or place the '
+        "group on one node, or one rank on each node. Or simulate at most 1,024 ranks"
     )
 
 
 def _nbytes_of(meeting, call, n):
-    """Bytes in the sense of `collectives`: of the vector, or of all parts together."""
+    """Bytes as `collectives` counts them: bytes of the vector, or of all parts together."""
     if call.kind in ("broadcast", "reduce", "all_reduce", "reduce_scatter", "barrier"):
         return call.nbytes
     if call.kind in ("all_gather", "gather"):

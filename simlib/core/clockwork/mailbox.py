@@ -1,4 +1,4 @@
-"""Messages between two ranks: which send meets which receive, and when their transfer starts."""
+"""Messages between two ranks: which send matches which receive, and when their transfer starts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Post:
     """One send or receive that has been posted.
 
     ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
-    ``content`` is a copy of what is sent, or the tensor that receives. ``arrived_s`` says of an
-    eager send when its message came, ``met`` the other end; None before. ``is_lost`` of a send
-    whose sender died before anybody had asked for it. ``is_here``: its stream has come to it.
+    ``content`` is a copy of the sent tensor, or the tensor that receives. ``arrived_s`` is the
+    arrival of an eager send's message, and ``met`` is the other end; both are None before. A send
+    ``is_lost`` if its sender died before any rank had asked for it. ``is_here`` means that its
+    stream has reached it.
     """
 
     src: int | None
@@ -35,7 +36,7 @@ class Post:
 
 
 class Mailbox:
-    """Messages of one group to one rank with one tag."""
+    """Messages of one group to one rank, with one tag."""
 
     def __init__(self, simulation: Any, members: tuple[int, ...], dst: int) -> None:
         self._simulation = simulation
@@ -51,7 +52,7 @@ class Mailbox:
             simulation.scheduler.at_rest(self._choose)
 
     def send(self, post: Post) -> None:
-        """A message is offered."""
+        """A rank offers a message."""
         self._sends[post.src].append(post)
         if post.is_eager and post.is_here:
             self._begin_eager(post)
@@ -65,7 +66,7 @@ class Mailbox:
         self._start(post, partial(self._has_arrived, post))
 
     def send_is_here(self, post: Post, time_s: float) -> None:
-        """The stream of a send has come to it."""
+        """The stream of a send has reached the send."""
         post.is_here, post.posted_s = True, time_s
         if post.is_eager:
             self._begin_eager(post)
@@ -73,20 +74,20 @@ class Mailbox:
             self._go_on(post, post.met)
 
     def receive_is_here(self, post: Post, time_s: float) -> None:
-        """The stream of a receive has come to it."""
+        """The stream of a receive has reached the receive."""
         post.is_here, post.posted_s = True, time_s
         if post.met is not None:
             self._go_on(post.met, post)
 
     def receive(self, post: Post) -> None:
-        """A message is asked for."""
+        """A rank asks for a message."""
         self._receives.append(post)
         self._match()
         if self._simulation.deaths and post.src is not None:
             self._fail_if_dead(post, post.src, self._receives)
 
     def _fail_if_dead(self, post, peer, queue):
-        """A post that nobody has met, and whose peer is dead, fails."""
+        """A post without a partner, whose peer is dead, fails."""
         rank = self.members[peer]
         if rank in self._simulation.deaths and post in queue:
             queue.remove(post)
@@ -97,16 +98,16 @@ class Mailbox:
         self._simulation.when_seen(dead, time_s, partial(request.fail, closed_by(dead)))
 
     def withdraw(self, post: Post) -> None:
-        """Who posted this has waited too long for it."""
+        """The rank that posted this has waited too long for it."""
         for queue in (self._receives, self._sends[post.src]):
             if post in queue:
                 queue.remove(post)
 
     def member_died(self, position: int, time_s: float) -> None:
-        """What waits for a dead member fails at this moment.
+        """Posts that wait for a dead member fail at this moment.
 
-        What it has sent eagerly has left it, and arrives. What it has only offered stays, as on
-        Gloo: a receive of any source that takes it fails, and so does the next one.
+        Its eager messages have left it, and arrive. Messages that it has only offered stay, as on
+        Gloo: a receive of any source that takes one of them fails, and so does the next one.
         """
         if position == self._dst:
             lost = [send for queue in self._sends.values() for send in queue]
@@ -127,7 +128,7 @@ class Mailbox:
         self._match()
 
     def _match(self):
-        """Let sends and receives meet, in the order of the receives."""
+        """Match sends and receives, in the order of the receives."""
         if self._is_held or not self._receives:
             return
         if len(self._receives) == 1 and self._receives[0].src is not None:
@@ -154,7 +155,7 @@ class Mailbox:
                     return
 
     def _first_come(self, closed):
-        """The message that a receive of any source takes: the first offered, or arrived."""
+        """The message that a receive of any source takes: the first one offered or arrived."""
         there = [queue[0] for src, queue in self._sends.items() if queue and src not in closed]
         there = [send for send in there if not send.is_eager or send.arrived_s is not None]
         return min(there, key=self._order, default=None)
@@ -164,7 +165,7 @@ class Mailbox:
         return (send.arrived_s if send.is_eager else send.posted_s), send.src
 
     def _choose(self):
-        """With a seed: nothing else can go on, so any message that is there may be the one.
+        """With a seed: nothing else can continue, so a receive may take any present message.
 
         Returns whether a receive of any source has got its message.
         """
@@ -193,7 +194,7 @@ class Mailbox:
         self._go_on(send, receive)
 
     def _go_on(self, send, receive):
-        """Move a message whose ends have met, as soon as both are here."""
+        """Start a message whose two ends have met, when both are ready."""
         if not (send.is_here and receive.is_here):
             send.met, receive.met = receive, send
         elif not send.is_eager:
@@ -230,7 +231,7 @@ class Mailbox:
 
 
 def closed_by(rank: int) -> str:
-    """What an op with a dead rank raises."""
+    """The error of an op with a dead rank."""
     return (
         f"Connection closed by peer: rank {rank} has died. This is typically caused by a remote "
         "worker crashing."

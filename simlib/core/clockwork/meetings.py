@@ -1,4 +1,4 @@
-"""One collective of a group: members come, agree or not, and exchange data. No time passes here."""
+"""One collective of a group: members arrive, agree or not, and exchange data. No time passes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..record.transports.plain_group import (
 )
 
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
-"""Kinds in which a rank may be done before all members have come."""
+"""Kinds of collectives in which a rank may be done before all members have arrived."""
 PAIRWISE = ("scatter", "all_to_all")
 """Collectives in which each pair of ranks has a part of its own."""
 
 
 def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
-    """What ``function(*args)`` gives; a rank's dispatch mode, or None, counts nothing of it."""
+    """The result of ``function(*args)``. The rank's dispatch mode, or None, does not count it."""
     if mode is None:
         return function(*args)
     before, mode.paused = mode.paused, True
@@ -38,7 +38,7 @@ def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
 
 @dataclass(slots=True)
 class Call:
-    """One member's call of a collective; the first fields are those that the matcher compares."""
+    """One member's call of a collective. The matcher compares the first fields."""
 
     kind: str
     rank: int
@@ -58,19 +58,19 @@ class Call:
 
     @property
     def terms(self) -> tuple:
-        """Members whose terms are equal agree, unless each pair of them has a part of its own."""
+        """The facts on which members must agree, except if each pair of them has its own part."""
         return self.kind, self.peer, self.reduce_op, self.dtype, self.shapes
 
 
 class Meeting:
-    """The k-th collective of a group: ``calls`` by position, None for who has not come.
+    """The k-th collective of a group: ``calls`` by position, None for a missing member.
 
     Parameters
     ----------
     size : int
-        Members of the group.
+        The number of members.
     present : int, optional
-        Those of them that come by themselves, and stand for the rest; by default all.
+        The members that arrive themselves, and stand for the rest; by default all.
     """
 
     def __init__(self, size: int, present: int | None = None) -> None:
@@ -85,9 +85,9 @@ class Meeting:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def join(self, position: int, call: Call, twins: Sequence[int] = ()) -> None:
-        """Take a call in, unless it disagrees with one before it: then nothing moves any more.
+        """Accept a call, unless it disagrees with an earlier one. Then no data move any more.
 
-        ``twins`` are the positions of members for which it stands.
+        ``twins`` are the positions of the members for which it stands.
         """
         self.is_held = self.is_held or self._disagrees(call)
         for one in (position, *twins):
@@ -107,7 +107,7 @@ class Meeting:
             self._wake(lambda other: self.has_data_for(other) and not self.is_held)
 
     def _disagrees(self, call):
-        """Whether a call breaks a rule with one that came before it."""
+        """Whether a call breaks a rule together with an earlier call."""
         first = next(iter(self.come.values()), None)
         if first is None or (call.kind not in PAIRWISE and call.terms == first.terms):
             return False
@@ -115,18 +115,18 @@ class Meeting:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all members have come."""
+        """Whether all members have arrived."""
         return len(self.come) == self._present
 
     def _has_data(self):
-        """Whether what members take has values: where tensors have none, nobody brings any."""
+        """Whether the results have values. If tensors have no values, no member contributes any."""
         first = next(iter(self.come.values()))
         if first.kind in ("broadcast", "scatter"):
             return self.calls[first.opts.rootRank].has_data
         return all(call.has_data for call in self.come.values())
 
     def _deliver(self, position):
-        """Copy what this member takes into its tensors."""
+        """Copy this member's results into its tensors."""
         call = self.calls[position]
         if call.takes and call.has_data and not self._has_data():
             for tensor in call.takes:
@@ -143,7 +143,7 @@ class Meeting:
         call.takes = ()
 
     def has_data_for(self, position: int) -> bool:
-        """Whether all that this member takes has come."""
+        """Whether all results of this member have arrived."""
         call = self.calls[position]
         if self.is_complete:
             return True
@@ -152,11 +152,11 @@ class Meeting:
         return call.kind in LEAVE_EARLY and position != call.opts.rootRank
 
     def when_data_have_come(self, position: int, wake: Callable[[], None]) -> None:
-        """Call ``wake()`` when this member's data are there."""
+        """Call ``wake()`` when this member's data have arrived."""
         self._waiting.append((position, wake))
 
     def let_go(self, position: int) -> None:
-        """This member's op has failed: it waits for no data any more."""
+        """This member's op has failed. It no longer waits for data."""
         self._wake(lambda other: other == position)
 
     def _wake(self, may_go_on):
@@ -201,9 +201,9 @@ def reduced(tensors: Sequence[torch.Tensor], reduce_op: Any) -> torch.Tensor:
 
 
 def _totals(parts, opts):
-    """The reduction of each of the tensors that every member brings one of.
+    """The reduction of each tensor, over the tensors that all members contribute.
 
-    As with Gloo, members of a coalesced one may cut the same elements in other places.
+    As with Gloo, members of a coalesced call may divide the same elements in other ways.
     """
     lists = [part.brings for part in parts]
     if len({tuple(tensor.numel() for tensor in tensors) for tensors in lists}) > 1:
@@ -217,20 +217,20 @@ def _of_all(parts):
 
 
 def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
-    """What each position takes from a collective that nobody leaves before all have come.
+    """The results by position of a collective that no rank leaves before all have arrived.
 
     Parameters
     ----------
     kind : str
     parts : list of Call
-        By position.
+        The calls by position.
     opts : object
         torch's options of the call.
 
     Returns
     -------
     list of list of tensor
-        By position; shared between positions where they are the same: nobody may write them.
+        By position. Positions with equal results share them, so nobody may write them.
     """
     n = len(parts)
     if kind == "all_reduce":
@@ -249,7 +249,7 @@ def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
 
 
 def result_of_rooted(kind: str, parts: list[Call], opts: Any, position: int) -> Sequence:
-    """What one position takes from a collective with a root; others may not have come yet."""
+    """One position's results of a collective with a root. Other members may be missing yet."""
     root = opts.rootRank
     if kind == "broadcast":
         return parts[root].brings

@@ -1,7 +1,7 @@
-"""The messages of one collective, each started when both its ends have entered its round.
+"""The messages of one collective. Each starts when both its ends have entered its round.
 
-An eager one starts when its sender has; the sender has done its part then, the receiver when the
-message has arrived and it is in the round itself.
+An eager message starts when its sender has entered the round, and the sender is then done. The
+receiver is done when the message has arrived and the receiver is in the round.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .network import Transfer
 
 @dataclass(frozen=True)
 class Tell:
-    """Who is told what comes of the members of a collective.
+    """The functions that get the outcome for members of a collective.
 
     Attributes
     ----------
     through : callable
-        Called as ``through(position, time_s)`` when a member has done its part.
+        It is called as ``through(position, time_s)`` when a member has done its part.
     failed : callable
-        Called as ``failed(position, dead, time_s)`` for a member that needs a dead one.
+        It is called as ``failed(position, dead, time_s)`` for a member that needs a dead one.
     """
 
     through: Callable[[int, float], None]
@@ -44,11 +44,11 @@ class Messages:
     members : tuple of int
         Ranks of the world, by position.
     tell : Tell
-        Who is told what comes of the members.
+        The functions that get the outcome for members.
     reduce_Bps : float
-        Bytes per second at which a member adds up what it has received, before its next round.
+        Bytes per second at which a member adds up received data, before its next round.
     wire : WireLog or None
-        Gets each message.
+        It gets each message.
     eager_limit_bytes : float
         A message of at most so many bytes is eager.
     """
@@ -88,7 +88,7 @@ class Messages:
         self._send, self._later = send, later
 
     def enter(self, position: int, time_s: float) -> None:
-        """A member begins, or goes on to its next round, and on where nothing is open in that."""
+        """A member begins, or enters its next round. It passes rounds without messages at once."""
         steps = self._steps[position]
         while position not in self._left:
             self._at[position] += 1
@@ -108,7 +108,7 @@ class Messages:
                 return
 
     def _is_done_on_entering(self, message, position, time_s):
-        """Start a message that may; whether this member has no more to do with it."""
+        """Start a message if it may start; returns whether this member is done with it."""
         _, _, src, _, nbytes, _ = message
         if nbytes > self._eager_limit_bytes:
             if message in self._one_end_ready:
@@ -131,7 +131,7 @@ class Messages:
         self._under_way[self._send(time_s, src, dst, nbytes, self.arrived)] = message
 
     def arrived(self, transfer: Transfer) -> None:
-        """One message is there: its ends may go on."""
+        """One message has arrived: its ends may continue."""
         message = self._under_way.pop(transfer, None)
         if message is None:  # one of its ends had died meanwhile
             return
@@ -155,7 +155,7 @@ class Messages:
         return 0 <= at < len(steps) and steps[at][0][0] == number
 
     def _has_to_add(self, position, time_s):
-        """A member has all messages of a round: whether it adds some up, and goes on later."""
+        """A member has all messages of a round; returns whether it first adds some of them up."""
         if self._reduce_Bps == inf:
             return False
         step = self._steps[position][self._at[position]]
@@ -167,9 +167,9 @@ class Messages:
     # Members that are lost
 
     def member_died(self, position: int, time_s: float) -> None:
-        """A member sends and receives no more; who waits for it in a round fails now.
+        """A member stops sending and receiving. Members that wait for it in a round fail now.
 
-        What it has sent eagerly has left it, and arrives.
+        Its eager messages have left it, and arrive.
         """
         others = (other for other in range(len(self._at)) if other != position)
         waiting = {other: number for other in others if (number := self._awaits(other, position))}
@@ -184,7 +184,7 @@ class Messages:
                 self.enter(other, time_s)
 
     def _miss(self, position, dead, time_s):
-        """A member gets no message with a dead one: it fails, or serves the others first."""
+        """A member gets no message from a dead one. It fails, or serves the others first."""
         if position == self._server:
             self._missed = dead
         else:
@@ -198,14 +198,14 @@ class Messages:
             self._tell.through(position, time_s)
 
     def member_left(self, position: int) -> None:
-        """A member takes no further part: its messages that have not begun never will."""
+        """A member leaves the collective: its messages that have not begun never begin."""
         self._left.add(position)
         at, steps = self._at[position], self._steps[position]
         if 0 <= at < len(steps):
             self._one_end_ready.difference_update(steps[at])
 
     def _awaits(self, position, peer):
-        """For how many messages with this peer a member stands in a round."""
+        """The number of messages with this peer for which a member waits in a round."""
         at, steps = self._at[position], self._steps[position]
         if position in self._left or not 0 <= at < len(steps):
             return 0
@@ -230,7 +230,7 @@ class Messages:
         return at >= len(steps) or (at >= 0 and steps[at][0][0] >= number)
 
     def _lost_in(self, step):
-        """The messages of a round that never come, each with the dead member it needs."""
+        """The messages of a round that never arrive, each with the dead member that it needs."""
         ends = {message: self._lost_end(message) for message in step}
         return {message: dead for message, dead in ends.items() if dead is not None}
 
@@ -244,7 +244,7 @@ class Messages:
 
 
 def _steps_by_position(schedule):
-    """By position, the rounds it takes part in: (round, number, src, dst, nbytes, adds) each."""
+    """By position, its rounds: (round, number, src, dst, nbytes, adds) for each message."""
     steps = [[] for _ in range(schedule.n)]
     for number, round_ in enumerate(schedule.rounds):
         columns = (round_.src, round_.dst, round_.nbytes, round_.adds)
@@ -262,7 +262,7 @@ COLUMNS = [field.name for field in fields(Wire)]
 
 
 class WireLog:
-    """Where a collective in flight writes its messages down: one by one, or all at once.
+    """The log for the messages of a collective in flight: one by one, or all at once.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ class WireLog:
         self._rows.append(row)
 
     def add_all(self, wire: Wire) -> None:
-        """All messages of the collective, timed in one go."""
+        """All messages of the collective, timed in one step."""
         self._solved = wire
 
     @property
@@ -303,7 +303,7 @@ class WireLog:
         Parameters
         ----------
         reduce_Bps : float
-            Bytes per second at which a rank adds up what it has received.
+            Bytes per second at which a rank adds up received data.
 
         Returns
         -------
@@ -341,7 +341,7 @@ def _additions(wire, reduce_Bps):
 
 
 def _joined(starts, ends):
-    """Parts sorted by start, those that touch put together: list of (float, float)."""
+    """Parts sorted by start. Parts that touch are joined. A list of (float, float)."""
     reach = np.maximum.accumulate(ends)
     is_new = np.r_[True, starts[1:] > reach[:-1] * (1 + 1e-12)]
     firsts = np.flatnonzero(is_new)

@@ -1,13 +1,14 @@
-"""The fluid network: who sends how fast at which moment. Event driven, exact, deterministic.
+"""The fluid network: the rate of each transfer at each moment. Event driven, exact, deterministic.
 
-A transfer pays its latency, then draws bandwidth. Those that draw share each link max-min fairly:
-the link that gives the least to each of its transfers is a bottleneck and divides what it has
-equally; what these leave over on other links goes to the others, and so on ("progressive filling",
-Bertsekas and Gallager, Data Networks, 2nd ed., section 6.5.2).
+A transfer pays its latency, then draws bandwidth. Transfers that draw share each link max-min
+fairly. The link that gives the least to each of its transfers is a bottleneck, and divides its
+bandwidth equally. These transfers leave bandwidth over on other links. The other transfers get it
+in the same way ("progressive filling", Bertsekas and Gallager, Data Networks, 2nd ed., section
+6.5.2).
 
-Messages from one rank to another go over one connection, in the order in which they start: each
-draws when its latency is over and those before it are through (where `Cluster.in_order` is False,
-they share like messages of strangers).
+Messages from one rank to another use one connection, in the order in which they start. Each draws
+when its latency is over and the earlier ones are through. (If `Cluster.in_order` is False, they
+share bandwidth like messages of different ranks.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Path:
-    """The way from one rank to another, and the transfers on it that have not ended, in order."""
+    """The way from one rank to another, with its unfinished transfers in order."""
 
     __slots__ = ("latency_s", "links", "bandwidth_Bps", "cards", "queue")
 
@@ -39,7 +40,7 @@ class _Path:
 
 
 class Transfer:
-    """One message under way, or arrived.
+    """One message that is under way or has arrived.
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class Transfer:
     start_s : float
         When both sides were ready, in seconds.
     end_s : float or None
-        When it had arrived; None before.
+        When it had arrived; None before that.
     """
 
     __slots__ = (
@@ -91,7 +92,7 @@ class Transfer:
         return self._path.links
 
     def _draw_at(self, rate_Bps, time_s):
-        """From now on, draw at this rate; the count of bytes restarts only where it changes.
+        """From now on, draw at this rate. The count of bytes restarts only if the rate changes.
 
         So a transfer whose rate never changes ends at exactly start + latency + bytes / rate.
         """
@@ -112,15 +113,15 @@ class Network:
     Attributes
     ----------
     next_event_s : float
-        The next moment at which something changes; infinite when nothing is under way. Not always
-        an end: a transfer may begin to draw, and slow others down.
+        The next moment at which something changes; infinite if nothing is under way. This need not
+        be an end: a transfer may begin to draw, and slow down others.
 
     Notes
     -----
     Times given to `start` and `advance` never decrease.
 
-    **Cost** O(links on its path + log(transfers)) for a transfer that shares no link; where one
-    begins or ends among others, O(size) for each bottleneck of the transfers that share links with
+    **Cost** O(links on its path + log(transfers)) for a transfer that shares no link. If a transfer
+    begins or ends among others: O(size) for each bottleneck of the transfers that share links with
     it, directly or through others.
     """
 
@@ -146,7 +147,7 @@ class Network:
         Parameters
         ----------
         time_s : float
-            Not before any time given so far.
+            It must not be before an earlier time.
         src, dst : int
             Two different ranks.
         nbytes : int
@@ -161,7 +162,7 @@ class Network:
         Raises
         ------
         InvalidCallError
-            Where time would go back, or there is no such message.
+            If time would go back, or there is no such message.
         """
         self._check_time(time_s)
         path = self._path(src, dst, way)
@@ -184,12 +185,12 @@ class Network:
         return self._path(src, dst, way).links
 
     def advance(self, time_s: float) -> list[Transfer]:
-        """Let time pass.
+        """Let time pass until ``time_s``.
 
         Returns
         -------
         list of Transfer
-            All that ended up to and including ``time_s``, by end, then by start.
+            All transfers that ended up to and including ``time_s``, by end, then by start.
         """
         self._check_time(time_s)
         finished = []
@@ -199,19 +200,19 @@ class Network:
         return finished
 
     def absorb(self, other: Network, time_s: float) -> list[Transfer]:
-        """Take over what is under way in another network of the same topology.
+        """Take over the transfers of another network of the same topology.
 
         Parameters
         ----------
         other : Network
-            Has been advanced to ``time_s``; not to be used any more. No transfer of either crosses
-            a link that one of the other crosses before ``time_s``.
+            A network at ``time_s``. Do not use it any more. No transfer of one network crosses a
+            link that a transfer of the other crosses before ``time_s``.
         time_s : float
 
         Returns
         -------
         list of Transfer
-            What was under way, by start.
+            The transfers under way, by start.
         """
         self._check_time(time_s)
         known = {note[-1] for note in other._events if not other._is_stale(note)}
@@ -231,7 +232,7 @@ class Network:
         return under_way
 
     def _pass(self, moment_s):
-        """All that happens at one moment; returns the transfers that end."""
+        """Handle all events of one moment; returns the transfers that end."""
         ended, touched = [], []
         while self._events and self._events[0][0] == moment_s:
             event = heapq.heappop(self._events)
@@ -259,9 +260,10 @@ class Network:
         return sorted(ended, key=_order) if len(ended) > 1 else ended
 
     def _draws(self, transfer, moment_s, touched):
-        """Its turn has come: whether it needs bandwidth, and draws it from now on.
+        """A transfer may draw now. Returns whether it needs bandwidth, and draws from now on.
 
-        Alone on its links it has all of them; where it is not, they are ``touched``.
+        If it is alone on its links, it gets all their bandwidth. Otherwise the links are
+        ``touched``.
         """
         links = transfer._path.links
         if not (links and transfer._remaining):
@@ -281,7 +283,7 @@ class Network:
 
     @staticmethod
     def _end(transfer, moment_s, ended):
-        """It has arrived; returns the transfer whose turn comes thereby, or None."""
+        """A transfer has arrived; returns the transfer that may start now, or None."""
         transfer.end_s = moment_s
         ended.append(transfer)
         queue = transfer._path.queue
@@ -291,12 +293,12 @@ class Network:
         return queue[0] if queue and queue[0]._due_s == inf else None
 
     def _foresee(self, transfer):
-        """Note the transfer's next event; an earlier note of another moment becomes stale."""
+        """Note the transfer's next event. An earlier note with another moment becomes stale."""
         self._noted += 1
         heapq.heappush(self._events, (transfer._due_s, transfer._order, self._noted, transfer))
 
     def _look_ahead(self):
-        """The first of the notes that still hold is the next event."""
+        """The first valid note is the next event."""
         events = self._events
         while events and self._is_stale(events[0]):
             heapq.heappop(events)
@@ -307,9 +309,9 @@ class Network:
         return transfer.end_s is not None or due_s != transfer._due_s
 
     def _components(self, touched):
-        """Transfers that draw from these links, share a link with one that does, and so on.
+        """Transfers that draw from these links, share a link with such a transfer, and so on.
 
-        Those of links that have nothing to do with each other come as separate lists.
+        Links without a connection give separate lists.
         """
         seen = set()
         for link in touched:
@@ -362,7 +364,7 @@ class Network:
             if not 0 <= rank < world_size:
                 raise InvalidCallError(f"{name} is {rank}: ranks are 0 to {world_size - 1}")
         if src == dst:
-            raise InvalidCallError(f"rank {src} sends to itself: that crosses no network")
+            raise InvalidCallError(f"rank {src} sends to itself: no network is involved")
         path = _Path(way or self.topology, src, dst)
         self._paths[src, dst, way] = path
         return path
@@ -377,7 +379,7 @@ def _order(transfer):
 
 
 class Past:
-    """A network of its own in which a collective is played again up to the present."""
+    """A separate network in which a collective is played again up to the present."""
 
     def __init__(self, topology: Topology) -> None:
         self.network = Network(topology)
@@ -405,7 +407,7 @@ class Past:
         heapq.heappush(self.notes, (time_s, self._number, action))
 
     def advance(self, time_s: float) -> None:
-        """Let happen what happens up to this moment."""
+        """Handle all events up to this moment."""
         while True:
             note_s = self.notes[0][0] if self.notes else inf
             network_s = self.network.next_event_s

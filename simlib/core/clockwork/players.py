@@ -1,6 +1,6 @@
-"""Every rank of a class goes through the script of the one that ran; nothing is executed.
+"""Each rank of a class goes through the script of the rank that ran. Nothing is executed.
 
-The clocks, the network and the collectives are those of any simulation.
+The clocks, the network and the collectives are the same as in any simulation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .simulation import Simulation
 
 MIRRORED, FOLLOWED = 64, 1024
-"""Of more ranks than the first only those take part whose class, or place within its node, differs.
-Where that is not exact all take part, unless they are more than the second. With a backbone, which
-all nodes share, all ranks take part."""
+"""With more ranks than the first number, only ranks of different classes or places in the node take
+part. If this is not exact, all ranks take part, unless they are more than the second number. With
+a backbone, which all nodes share, all ranks take part."""
 
 
 def play(
@@ -35,23 +35,23 @@ def play(
     Parameters
     ----------
     rehearsal : Simulation
-        At its end.
+        The rehearsal at its end.
     lists : dict of int to list of tuple of int
-        What each rank that ran called `new_group` with.
+        The ranks in each call of `new_group`, for each rank that ran.
 
     Returns
     -------
     simulation : Simulation
-        At its end.
+        The simulation at its end.
     players : dict of int to Player
-        By rank; ranks that did not take part have that of the one that stood for them.
+        By rank. A rank that did not take part has the player of the rank that stood for it.
 
     Raises
     ------
     InvalidCallError
-        Ranks of one class turn out not to be equal.
+        If ranks of one class are not equal.
     DeadlockError
-        They wait for each other for ever.
+        If they wait for each other for ever.
     """
     size = rehearsal.topology.world_size
     if size > MIRRORED and rehearsal.topology.cluster.backbone is None:
@@ -69,7 +69,7 @@ def play(
 
 
 def _play(rehearsal, lists, mirror):
-    """`play`, by the ranks that take part if some stand for others."""
+    """`play`, with the ranks that take part if some stand for others."""
     classes = rehearsal.classes
     scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
     simulation = rehearsal.again(mirror)
@@ -89,14 +89,14 @@ def _play(rehearsal, lists, mirror):
     stuck = [rank for rank, part in parts.items() if part.left_s is None]
     if stuck:
         raise DeadlockError(
-            f"{ranks_in_words(stuck)} wait for ever if all ranks do what the first of their class "
-            "did: simulate a small world without alike= to see who waits for whom"
+            f"{ranks_in_words(stuck)} wait forever if every rank does what the first rank of its "
+            "class did: simulate a small world without alike= to see which ranks wait for which"
         )
     return simulation, parts
 
 
 class Families:
-    """By number of a rank's group, the groups of all ranks that were made together with it."""
+    """By number of a rank's group: the groups of all ranks that were made together with it."""
 
     def __init__(self, script: Script, lists: Sequence[tuple[int, ...]]) -> None:
         self._of = []
@@ -105,18 +105,19 @@ class Families:
             self._of.append((family, ranks, f"group {script.ordinal(number)}"))
 
     def of(self, rank: int, number: int) -> tuple[str, tuple[int, ...]]:
-        """The name and the ranks of the group that is for a rank what this one is for the first."""
+        """Name and ranks of the rank's group that corresponds to this group of the first rank."""
         family, ranks, name = self._of[number]
         if rank not in family:
             raise InvalidCallError(
-                f"rank {rank} is taken to be equal to one in a group of {ranks_in_words(ranks)}, "
-                "and is in no such group: give alike= a function that tells these ranks apart"
+                f"rank {rank} is treated as equal to a rank in a group of "
+                f"{ranks_in_words(ranks)}, but rank {rank} is not in such a group: give alike= a "
+                "function that distinguishes these ranks"
             )
         return name, family[rank]
 
 
 class Player:
-    """One rank: goes through the steps of its class, and stops where it has to wait.
+    """One rank. It goes through the steps of its class, and stops when it has to wait.
 
     Parameters
     ----------
@@ -125,13 +126,13 @@ class Player:
     families : Families
     rank : int
     is_shown : bool
-        Whether the rank ran: then its moments, and each of its kernels, are kept.
+        Whether the rank ran. If so, its moments and each of its kernels are kept.
 
     Attributes
     ----------
     rank : int
     left_s : float or None
-        When it is through.
+        The end of its last step.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Player:
         }
 
     def go_on(self) -> None:
-        """Take steps until one has to wait; the scheduler calls again when it may go on."""
+        """Take steps until one has to wait. The scheduler calls this again when it may continue."""
         scheduler, rank = self._simulation.scheduler, self.rank
         clocks, steps = scheduler.clocks, self._steps
         while self._at < len(steps):
@@ -324,15 +325,15 @@ class Player:
         return True
 
     def ends(self) -> dict[int, float | None]:
-        """By place in the log, when each op ended."""
+        """The end of each op, by its place in the log."""
         return {start: request.end_s for start, request in self._ops.items()}
 
     def extents(self) -> dict[int, Any]:
-        """By its number in the script, when each piece's work took place."""
+        """The start and end of each piece's work, by its number in the script."""
         return {number: extent for number, (_, extent) in self._pieces.items()}
 
     def when(self, clock_s: float) -> float:
-        """The moment of this rank at which its clock stood so in the rehearsal."""
+        """The moment of this rank that belongs to a clock in the rehearsal."""
         at = bisect.bisect(self._times, (clock_s, float("-inf")))
         if at == len(self._times):
             return self._times[-1][2]

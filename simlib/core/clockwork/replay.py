@@ -1,4 +1,4 @@
-"""A recorded run under another network: the same ops, timed anew, nothing executed."""
+"""A recorded run under another network: the same ops, timed again. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) 
     -------
     trace : Trace
     wire : list of WireMessage or None
-        The messages of collectives, where they are asked for.
+        The messages of collectives, if the caller wants them.
     """
     trace, simulation = _played(recorded, cluster, placement, options)
     return trace, simulation.wire_messages()
@@ -47,7 +47,7 @@ def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) 
 def transfers_of(
     recorded: Trace, cluster: Cluster, placement: Any, options: Options
 ) -> dict | None:
-    """When data moved in the collectives of a simulated run, by replaying it where it ran.
+    """When data moved in the collectives of a simulated run, from a replay on its own cluster.
 
     Parameters
     ----------
@@ -55,13 +55,13 @@ def transfers_of(
     cluster : Cluster
     placement : str or list of int
     options : Options
-        Those of the simulation.
+        The options of the simulation.
 
     Returns
     -------
     dict or None
-        ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None where the run
-        cannot be played again, or comes out differently: say one that was ended.
+        ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None if the run cannot
+        be replayed, or the replay differs. An example is a run that was ended.
     """
     options = replace(options, expand=True, slow={}, kill={}, on_death="end")
     options = replace(options, seed=None, compute="flops")
@@ -85,7 +85,7 @@ def transfers_of(
 
 
 def _are_alike(trace, recorded):
-    """Whether every op of a replay ended when it had ended."""
+    """Whether every op of a replay ended at its recorded time."""
     ends = {(op.rank, op.seq): op.end_s for op in trace}
     return all(
         op.end_s is None
@@ -99,16 +99,16 @@ def _played(recorded, cluster, placement, options):
     if cluster.device is not None and cluster.device.asynchronous:
         raise InvalidCallError(
             "a run cannot be replayed on an asynchronous device: the trace does not say what was "
-            "in which stream. Simulate it on that cluster"
+            "in which stream. Simulate the run on that cluster"
         )
     if not recorded.is_over:
         raise InvalidCallError(
-            "only a run that came to its end can be replayed, and in this one a rank never left"
+            "only a completed run can be replayed, but in this run a rank never finished"
         )
     if any(op.peer is None and (op.is_p2p or op.kind in ROOTED) for op in recorded):
         raise InvalidCallError(
-            "only a run can be replayed of which it is known who sent to whom: this record does "
-            "not say the root of a collective, or from whom a receive of any source came"
+            "simlib can replay a run only if the record says which rank sent to which. This "
+            "record lacks the root of a collective, or the source of a receive from any source"
         )
     size = recorded.world_size
     simulation = Simulation(Topology(cluster, size, placement), options)
@@ -133,7 +133,7 @@ def _played(recorded, cluster, placement, options):
 
 
 def _pieces_at_new_times(recorded, trace):
-    """The named pieces of a recorded run, where its ops are at the times of a replay."""
+    """The named pieces of a recorded run, moved to the times of a replay's ops."""
     if not recorded.pieces:
         return []
     moments = [_Moments() for _ in range(trace.world_size)]
@@ -154,21 +154,21 @@ def _pieces_at_new_times(recorded, trace):
 
 
 class _Moments:
-    """When a rank's moments are in a replay: its own work is as long as before, waits are not."""
+    """A rank's moments in a replay. Its own work is as long as before; waits may change."""
 
     def __init__(self):
         self._first, self._last = {}, {}
         self._in_order = []
 
     def add(self, old, new):
-        """These moments are at those times now."""
+        """These moments now have those times."""
         for old_s, new_s in zip(old, new, strict=True):
             if old_s is not None and new_s is not None:
                 self._first[old_s] = min(new_s, self._first.get(old_s, inf))
                 self._last[old_s] = max(new_s, self._last.get(old_s, -inf))
 
     def of_piece(self, start_s, end_s):
-        """Start and end of a piece: after all that was at its start, before all at its end."""
+        """Start and end of a piece: after all moments at its start, before all at its end."""
         start = self._at(start_s, self._last)
         return start, None if end_s is None else max(start, self._at(end_s, self._first))
 
@@ -192,14 +192,14 @@ def _check_all_left(ranks):
         sites = {rank.number: rank.site for rank in stuck}
         where = ", ".join(f"rank {number} in {site}" for number, site in list(sites.items())[:4])
         raise DeadlockError(
-            f"{ranks_in_words(sites)} wait for ever in this replay: {where}. Was the run recorded "
-            "with eager sends? Then replay it with the same sends",
+            f"{ranks_in_words(sites)} wait forever in this replay: {where}. If the run was "
+            "recorded with eager sends, replay it with eager sends",
             sites,
         )
 
 
 class _Rank:
-    """One rank of a replay: goes through its recorded steps, and stops where it has to wait."""
+    """One rank of a replay. It goes through its recorded steps, and stops when it has to wait."""
 
     def __init__(self, simulation, number, ops, span):
         self.number = number
@@ -214,11 +214,11 @@ class _Rank:
 
     @property
     def site(self):
-        """The line of the op it waits in."""
+        """The line of the op in which it waits."""
         return self.ops[self._steps[self._at].number].site
 
     def go_on(self):
-        """Take steps until one has to wait; the scheduler calls again when it may go on."""
+        """Take steps until one has to wait. The scheduler calls this again when it may continue."""
         scheduler = self._simulation.scheduler
         clocks = scheduler.clocks
         while self._at < len(self._steps):
@@ -239,13 +239,13 @@ class _Rank:
         self.left_s = clocks[self.number]
 
     def complete(self):
-        """Note the ends of ops that nobody waited for."""
+        """Note the ends of ops for which no rank waited."""
         for number, op in enumerate(self.ops):
             if op.end_s is None:
                 op.end_s = self._requests[number].end_s
 
     def _waited(self, number):
-        """Whether the op is complete; where it is not, this rank is called when it is."""
+        """Whether the op is complete. If not, this rank is called when it completes."""
         clocks = self._simulation.scheduler.clocks
         op, request = self.ops[number], self._requests[number]
         if op.wait_s is None:

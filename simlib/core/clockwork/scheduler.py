@@ -1,10 +1,10 @@
-"""Who runs, and what time it is: one rank at a time, the one with the least virtual clock.
+"""Decides which rank runs, and what time it is: the rank with the least virtual clock runs.
 
-Each rank is a thread. A thread runs while it holds the baton, and hands it on where its rank has to
-wait, or where another rank, or the network, is behind it in virtual time. So whatever a rank does
-at its time t, everything before t has already happened: the simulation is exact, and the same every
-time. That no rank and no event is left to go on with is the exact sign that the others wait for
-ever. No torch here.
+Each rank is a thread. A thread runs while it holds the baton. It passes the baton on if its rank
+has to wait, or if another rank or the network is behind it in virtual time. So when a rank acts at
+its time t, everything before t has already happened: the simulation is exact, and every repeat is
+the same. If no rank and no event can continue, the other ranks wait for ever. This sign is exact.
+No torch here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..model.chance import Pace
 from .network import Network
 
 CONTROLLER = -1
-"""Who gets the baton when nothing can go on: the thread that started the ranks."""
+"""The holder of the baton if nothing can continue: the thread that started the ranks."""
 
 
 LAST = 2.0
-"""The tie of ranks that poll: they look again after all else of that moment."""
+"""The tie of ranks that poll. They look again after all other events of that moment."""
 
 
 class Scheduler:
@@ -35,7 +35,7 @@ class Scheduler:
     ----------
     world_size : int
     network : Network
-        Where messages take their time; `Transfers` starts them and learns of their ends.
+        The network in which messages take time. `Transfers` starts them and gets their ends.
     seed : int, optional
         Permutes the order of ranks that are ready at the same moment.
     begin_s : float
@@ -46,9 +46,9 @@ class Scheduler:
     clocks : list of float
         Seconds of virtual time, by rank.
     now_s : float
-        The latest moment anything has happened at.
+        The latest moment of any event.
     failure : Exception or None
-        What went wrong in the engine itself.
+        An error in the engine itself.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Scheduler:
         self._batons: list[_thread.LockType] = []
 
     def open(self) -> None:
-        """Make the batons: locks, and taken. A replay, whose ranks are no threads, needs none."""
+        """Make the batons, as locked locks. A replay has no threads, so it needs no batons."""
         self._batons = [_thread.allocate_lock() for _ in range(len(self.clocks) + 1)]
         for baton in self._batons:
             baton.acquire()
@@ -80,12 +80,12 @@ class Scheduler:
     # What ranks call, each in its own thread
 
     def begin(self, rank: int) -> None:
-        """The first thing a rank's thread does: wait for the baton."""
+        """The first action of a rank's thread: wait for the baton."""
         self._batons[rank].acquire()
         self.on_resume(rank)
 
     def settle(self, rank: int) -> float:
-        """Let everything happen that comes before this rank's clock; returns the clock."""
+        """Let all events before this rank's clock happen; returns the clock."""
         clock = self.clocks[rank]
         if self._earliest() < clock or self.random is not None:
             self.ready(rank, clock)
@@ -99,17 +99,17 @@ class Scheduler:
         self._hand_on(rank)
 
     def let_pass(self, rank: int) -> None:
-        """Go on after the next thing that happens; at once where nothing can."""
+        """Continue after the next event; at once if there can be none."""
         if self._earliest() < inf:
             self._polling.append(rank)
             self._hand_on(rank)
 
     def leave(self) -> None:
-        """The last thing a rank's thread does: hand the baton on for good."""
+        """The last action of a rank's thread: pass the baton on for ever."""
         self._batons[self.next_rank()].release()
 
     def run(self) -> None:
-        """Start, and return when nothing can go on. For the controller's thread."""
+        """Start, and return when nothing can continue. The controller's thread calls this."""
         following = self.next_rank()
         if following != CONTROLLER:
             self._batons[following].release()
@@ -122,16 +122,16 @@ class Scheduler:
         self._is_over = True
 
     def is_behind(self, clock: float) -> bool:
-        """Whether something else comes first (with a seed: perhaps) for a rank at this time."""
+        """Whether another event comes before a rank at this time (with a seed: perhaps)."""
         return self._earliest() < clock or self.random is not None
 
     def reach(self, clock: float) -> None:
-        """It is at least so late now."""
+        """It is at least this time now."""
         if clock > self.now_s:
             self.now_s = clock
 
     def ready(self, rank: int, time_s: float) -> None:
-        """The rank may go on, at this time of its own clock."""
+        """The rank may continue, at this time of its own clock."""
         self.clocks[rank] = time_s
         tie = 0.0 if self.random is None else self.random.random()
         heapq.heappush(self._ready, (time_s, tie, rank))
@@ -143,20 +143,20 @@ class Scheduler:
         return event
 
     def cancel(self, event: list | None) -> None:
-        """Let an event (what `at` returned, or None) not happen, nor time go on for it."""
+        """Cancel an event (a result of `at`, or None). Time does not advance for it."""
         if event is not None:
             event[-1] = None
 
     def unless_over(self, time_s: float, action: Callable[..., Any]) -> None:
-        """As `at`, if anything else goes on then: who waits for ever does not wait for this."""
+        """As `at`, if anything else continues then. An endless wait does not wait for it."""
         heapq.heappush(self._unless_over, (time_s, self._next_number(), action))
 
     def when_quiet(self, time_s: float, action: Callable[..., Any]) -> None:
-        """Call ``action()`` when all else that happens at this moment has happened."""
+        """Call ``action()`` after all other events of this moment."""
         heapq.heappush(self._quiet, (time_s, self._next_number(), action))
 
     def at_rest(self, action: Callable[[], bool]) -> None:
-        """Ask ``action()`` whenever nothing else can go on; it says whether it has helped."""
+        """Call ``action()`` when nothing else can continue. It returns whether it has helped."""
         self._at_rest.append(action)
 
     def _next_number(self):
@@ -164,7 +164,7 @@ class Scheduler:
         return self._number
 
     def _earliest(self):
-        """The next moment at which anything happens without this rank; infinite for none."""
+        """The next moment of an event without this rank; infinite if there is none."""
         moment = self.network.next_event_s
         if self._ready and self._ready[0][0] < moment:
             moment = self._ready[0][0]
@@ -192,8 +192,8 @@ class Scheduler:
     def next_rank(self) -> int:
         """Let events happen until a rank is next; returns it, or `CONTROLLER`.
 
-        A replay, whose ranks are no threads, goes on by it. An error in an event is the engine's
-        own: it ends the simulation, and is no rank's.
+        A replay uses this, because its ranks are no threads. An error in an event is the engine's
+        own. It ends the simulation, and does not belong to a rank.
         """
         try:
             while not self._is_over:
@@ -231,13 +231,13 @@ class Scheduler:
             return CONTROLLER
 
     def _comes_first(self, network_s, *others_s):
-        """Whether what happens `unless_over` comes before all else, and there is anything else."""
+        """Whether an `unless_over` event comes before all others, and there are others."""
         time_s, other_s = self._unless_over[0][0], min(others_s)
         is_over = min(network_s, other_s) == inf and not self._polling
         return not is_over and time_s < network_s and time_s <= other_s
 
     def _happens(self, time_s):
-        """An event comes; who polls will look again after it."""
+        """An event happens. Ranks that poll will look again after it."""
         self.now_s = max(self.now_s, time_s)
         if self._polling:
             self._wake_pollers(self.now_s)
@@ -250,13 +250,13 @@ class Scheduler:
 
 
 class VirtualTime:
-    """How the clocks of ranks go on: by what they compute, and by what they wait for.
+    """How the clocks of ranks advance: by their computing, and by their waits.
 
     Parameters
     ----------
     scheduler : Scheduler
     slow : dict
-        Rank -> how much longer it takes, as `Pace` has it.
+        Rank -> how much longer it takes, as in `Pace`.
     kill : dict
         Rank -> when it is killed.
     is_measured : bool
@@ -267,11 +267,11 @@ class VirtualTime:
     logs : list of OpLogWriter
         By rank.
     beside : list of WorkBeside or None
-        By rank: what else works on its device.
+        By rank: the other work on its device.
     streams : list of Streams or None
-        By rank: the queues of its device, where that is asynchronous.
+        By rank: the queues of its device, if the device is asynchronous.
     scripts : list of Script or None
-        By rank: where what it does is written down, in a rehearsal.
+        By rank: the script of its steps, in a rehearsal.
     """
 
     def __init__(self, scheduler: Scheduler, slow: Any, kill: Any, is_measured: bool) -> None:
@@ -288,7 +288,7 @@ class VirtualTime:
         self._measured = [0.0] * world_size if is_measured else None
 
     def settle(self, rank: int) -> float:
-        """Before an op: let all happen that comes before this rank's clock; returns the clock."""
+        """Before an op: let all events before this rank's clock happen; returns the clock."""
         self.take_in(rank)
         if self._measured is None:
             return self._scheduler.settle(rank)
@@ -298,7 +298,7 @@ class VirtualTime:
         return clock
 
     def take_in(self, rank: int) -> None:
-        """What other threads of the rank have computed is on its clock from here on."""
+        """From here on, the rank's clock includes the computing of its other threads."""
         if self.beside is not None and self.beside[rank].took_part:
             self.work(rank, self.beside[rank].take())
 
@@ -308,26 +308,26 @@ class VirtualTime:
         return self._clocks[rank]
 
     def begin_to_measure(self, rank: int) -> None:
-        """Where computing takes the time it really takes: from here on."""
+        """If computing takes its real time, measure from here on."""
         if self._measured is not None:
             self._measured[rank] = time.thread_time()
 
     def catch_up(self, rank: int, time_s: float) -> None:
-        """The rank's clock reaches at least this moment, at which what it waited for has come."""
+        """The rank's clock reaches at least this moment, at which its wait ended."""
         if self._clocks[rank] < time_s:
             self._clocks[rank] = time_s
         if self._measured is not None:
             self.begin_to_measure(rank)
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """The rank does nothing for so long; it may wait for what others do meanwhile."""
+        """The rank does nothing for so long. Meanwhile other ranks may act."""
         self._clocks[rank] += seconds
         if self.scripts is not None:
             self.scripts[rank].pass_time(seconds)
         self.settle(rank)  # a file, for example
 
     def advance(self, rank: int, seconds: float) -> None:
-        """The rank calls `simlib.compute`: a piece of its own, longer where the rank is slow."""
+        """The rank calls `simlib.compute`: a separate piece, and longer if the rank is slow."""
         pace, factor = self._paces.get(rank), 1.0
         if pace is not None:
             factor = pace.factor(self._calls[rank])
@@ -337,7 +337,7 @@ class VirtualTime:
             self.settle(rank)  # it is dead by then, and does nothing of what follows
 
     def work(self, rank: int, seconds: float, number: int | None = None) -> None:
-        """The rank computes for so long, before the op of this number: by default its next one."""
+        """The rank computes for so long, before the op of this number (by default its next op)."""
         pace, factor = self._paces.get(rank), 1.0
         if pace is not None:
             factor = pace.factor(self.logs[rank].posted if number is None else number)

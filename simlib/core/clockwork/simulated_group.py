@@ -1,4 +1,4 @@
-"""One rank's side of one group in a simulation: what torch calls, and what the rank waits for."""
+"""One rank's side of one group in a simulation: the methods for torch, and the rank's waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedGroup(PlainGroup):
-    """The group that a `RecordingGroup` passes its calls on to.
+    """The group to which a `RecordingGroup` passes its calls.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class SimulatedGroup(PlainGroup):
     position : int
         This rank's place in the group.
     log : OpLogWriter
-        Where the rank's calls have just been written down.
+        The log that already contains the rank's calls.
     """
 
     def __init__(self, simulation: Simulation, channel: Channel, position: int, log: Any) -> None:
@@ -86,7 +86,8 @@ class SimulatedGroup(PlainGroup):
             return request
         if post.src is None:
             raise InvalidCallError(
-                "an asynchronous device has no receive of any source, as NCCL has none: name src="
+                "an asynchronous device cannot receive from any source, and NCCL cannot either: "
+                "give src="
             )
         post.is_here, request.kind = False, "send" if method == "send" else "recv"
         getattr(mailbox, method)(post)
@@ -97,10 +98,11 @@ class SimulatedGroup(PlainGroup):
         return request
 
     def _rehearse_message(self, method, post, peer, tag):
-        """Write a message down, to a rank of another class that runs as well."""
+        """Write a message down, if it goes to a rank of another class that runs as well."""
         if post.src is None:
             raise InvalidCallError(
-                "with alike=, nobody knows whose message a receive of any source takes: name src="
+                "with alike=, simlib cannot know whose message a receive from any source takes: "
+                "give src="
             )
         if not self._simulation.may_meet(self._rank, self._group.ranks[peer]):
             self._simulation.part_with(self._rank, self._group.ranks)
@@ -118,7 +120,7 @@ class SimulatedGroup(PlainGroup):
     # Collectives
 
     def _collective(self, kind, brings, takes, opts, payload, splits=None):
-        """Post one; ``payload`` are the tensors that count as this rank's bytes."""
+        """Post a collective. ``payload`` has the tensors that count as this rank's bytes."""
         simulation = self._simulation
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
@@ -184,7 +186,7 @@ class SimulatedGroup(PlainGroup):
 
 
 def _not_passed(position, missing, wait_all_ranks, limit_s):
-    """What Gloo says on a rank of a monitored barrier to which others did not come."""
+    """Gloo's error for a rank of a monitored barrier which other ranks did not reach."""
     if position:
         return (
             f"Rank {position} successfully reached monitoredBarrier, but received errors while "
@@ -199,16 +201,16 @@ def _copy(tensor):
 
 
 class Request:
-    """One op of one rank under way, or complete.
+    """One op of one rank that is under way or complete.
 
-    ``end_s`` is the virtual time at which it completes, None while nobody knows. ``deliver`` brings
-    what has arrived into the learner's tensors: at the wait, not earlier, so that reading too soon
-    shows the old values, every time. ``start`` is the op's place in the rank's log, ``meeting`` the
-    collective it belongs to, and the rank's position there. ``failure`` is why it will never
-    complete, or None; ``give_up()`` takes it back where the rank has waited for ``limit_s``.
+    ``end_s`` is the virtual time of its end; None while it is unknown. ``deliver`` copies the
+    result into the learner's tensors at the wait. So if the program reads too early, it sees the
+    old values every time. ``start`` is the op's place in the rank's log. ``meeting`` is its
+    collective, with the rank's position there. ``failure`` is the reason why it will never
+    complete, or None. ``give_up()`` withdraws it after the rank has waited for ``limit_s``.
 
-    On an asynchronous device ``moment`` is the `Moment` of its end on its stream, which goes on by
-    ``then(end_s)``.
+    On an asynchronous device, ``moment`` is the `Moment` of its end on its stream, which continues
+    by ``then(end_s)``.
     """
 
     __slots__ = tuple(
@@ -249,14 +251,14 @@ class Request:
             scheduler.ready(self.rank, max(end_s, scheduler.clocks[self.rank]))
 
     def fail(self, words: str, time_s: float) -> None:
-        """The op will never complete: who waits for it learns so at this moment."""
+        """The op will never complete. A rank that waits for it learns this at this moment."""
         if self.end_s is None:
             self.failure = words
             self.deliver = None
             self.finish(time_s)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the op completes; returns True. Raises where it has failed."""
+        """Block until the op completes; returns True. Raises an error if it has failed."""
         if self.moment is not None:
             return self._wait_on_stream(timeout)
         scheduler = self.simulation.scheduler
@@ -289,11 +291,11 @@ class Request:
         return True
 
     def _wait_on_stream(self, timeout):
-        """The rank's current stream waits, and the rank only for data, while no time passes."""
+        """The rank's current stream waits. The rank waits only for data, while no time passes."""
         if timeout:
             raise InvalidCallError(
-                "wait(timeout) is not simulated on an asynchronous device, where the stream waits "
-                "and not the rank: leave the time limit out, or use a device that is synchronous"
+                "wait(timeout) is not simulated on an asynchronous device, because the stream "
+                "waits, not the rank: leave the time limit out, or use a synchronous device"
             )
         self.simulation.wait_for_data(self)
         streams = self.simulation.streams[self.rank]
@@ -305,7 +307,7 @@ class Request:
         return True
 
     def _let_go(self):
-        """Keep no tensor alive: the stream has the request until the op is over on the device."""
+        """Keep no tensor alive, because the stream keeps the request until the op has ended."""
         if isinstance(self._result, list | tuple):
             self._references, self._result = [*map(weakref.ref, self._result)], None
 
@@ -334,7 +336,7 @@ class Request:
                 traceback.print_exc()
 
     def call_at_end(self, callback: Callable[[], Any]) -> None:
-        """Have it called when the rank sees that the op is complete; now, where it has."""
+        """Call it when the rank sees that the op is complete; now, if the rank has seen it."""
         self._callbacks.append(callback)
         is_over = (
             self.end_s is not None and self.end_s <= self.simulation.scheduler.clocks[self.rank]
@@ -345,8 +347,8 @@ class Request:
     def is_completed(self) -> bool:
         """Whether the op is complete now.
 
-        Looking takes no virtual time. Who looks again at the very same moment does nothing else:
-        then time goes on to the next event.
+        Looking takes no virtual time. If the rank looks again at the very same moment, it does
+        nothing else. So time then advances to the next event.
         """
         self.simulation.refuse_in_rehearsal("is_completed()", "call wait()")
         scheduler = self.simulation.scheduler
@@ -360,10 +362,11 @@ class Request:
         return False
 
     def get_future(self) -> torch.futures.Future:
-        """A future: for the learner's own line one whose `wait` takes virtual time.
+        """A future. For the learner's own line, its `wait` takes virtual time.
 
-        C++ code (DDP's) waits in ways nobody sees. For it the rank waits here until its data have
-        come, not for the time that they take: that is waited for where `backward` returns.
+        C++ code, such as DDP's, waits in ways that simlib does not see. For such code, the rank
+        waits here until its data have arrived. The time that they take passes when `backward`
+        returns.
         """
         caller = sys._getframe(1).f_back  # 1 is the request that records
         is_learners_own = caller is not None and is_learners(caller.f_code.co_filename)
@@ -387,11 +390,11 @@ class Request:
         return self.result()
 
     def is_success(self) -> bool:
-        """Whether the op is complete, and has not failed."""
+        """Whether the op is complete and has not failed."""
         return self.is_completed() and self.failure is None
 
     def exception(self) -> Any:
-        """What the op has failed of, or None."""
+        """The error of a failed op, or None."""
         return None if self.failure is None else RuntimeError(self.failure)
 
     def result(self) -> Any:
@@ -406,7 +409,7 @@ class Request:
 
     def _source_rank(self):
         if self.source is None:
-            raise InvalidCallError("the source of a receive is known once it has been waited for")
+            raise InvalidCallError("the source of a receive is known only after wait()")
         return self.source
 
 
@@ -417,9 +420,9 @@ def _timed_out(limit_s, is_asked):
 
 
 class SimulatedFuture(torch.futures.Future):
-    """The future of a simulated op in the learner's hands: waiting for it takes virtual time.
+    """The future of a simulated op for the learner. A wait for it takes virtual time.
 
-    What `then` is given runs when the future it returns is waited for.
+    A function given to `then` runs when the program waits for the future that `then` returns.
     """
 
     def __init__(
@@ -448,5 +451,5 @@ class SimulatedFuture(torch.futures.Future):
         return SimulatedFuture(lambda: callback(self), self.done, self._call_at_end)
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Have ``callback(self)`` called as soon as the rank sees that the op is complete."""
+        """Call ``callback(self)`` as soon as the rank sees that the op is complete."""
         self._call_at_end(lambda: callback(self))

@@ -1,4 +1,4 @@
-"""One simulation: its ranks' ops between the scheduler, the matcher's rules and the network."""
+"""One simulation. It joins the ranks' ops, the scheduler, the matcher's rules and the network."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Simulation:
-    """What all simulated ranks share.
+    """The objects that all simulated ranks share.
 
     Parameters
     ----------
     topology : Topology
     options : Options
     classes : Classes, optional
-        Only the ranks that run for these take part, in a rehearsal: each writes its `Script`, and
-        communication takes no time.
+        In a rehearsal, only the ranks that run for these classes take part. Each writes its
+        `Script`, and communication takes no time.
     mirror : tuple of (set of int, sequence of int), optional
-        The ranks that take part, and by rank for whom they may stand in collectives.
+        The ranks that take part, and by rank the ranks for which they may stand in collectives.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Simulation:
         self.dispatch_modes = [None] * topology.world_size
 
     def again(self, mirror: tuple | None) -> Simulation:
-        """A simulation of the same ranks, as one begins."""
+        """A new simulation of the same ranks."""
         return Simulation(self.topology, self.options, mirror=mirror)
 
     def _new_streams(self, rank, launch_s):
@@ -87,47 +87,49 @@ class Simulation:
         return RecordedStreams(self, rank, launch_s, self.scripts[rank])
 
     def _of_those(self, make):
-        """What is made for each rank that takes part, by rank; None for the others."""
+        """A list by rank of objects made for each rank that takes part; None for the others."""
         ranks = range(self.topology.world_size)
         return [make(rank) if rank in self.taking_part else None for rank in ranks]
 
     def twins(self, ranks: tuple[int, ...]) -> dict[int, list[int]] | None:
-        """By position in a group, for whom a member enters collectives; None: each for itself."""
+        """By position in a group: the members that a member represents in collectives, or None."""
         if self._stand_for is None:
             return None
         return twins(ranks, self.taking_part, self._stand_for)
 
     def refuse_in_rehearsal(self, what: str, instead: str) -> None:
-        """Refuse a call whose answer depends on how long communication takes."""
+        """Refuse a call whose answer depends on the time of communication."""
         if self.classes is not None:
             raise InvalidCallError(
-                f"with alike=, ranks run while communication takes no time yet, and {what} "
-                f"depends on that time: {instead}, or simulate all ranks: leave alike= out"
+                f"with alike=, ranks first run as if communication took no time, but {what} "
+                f"depends on the time of communication: {instead}, or leave alike= out to "
+                "simulate all ranks"
             )
 
     def may_meet(self, rank: int, peer: int) -> bool:
-        """Whether a message between these two is one that their classes send to each other."""
+        """Whether a message between these two ranks is a message between their classes."""
         key_of = self._stand_for
         return peer in self.taking_part and key_of[rank] != key_of[peer]
 
     def part_with(self, rank: int, ranks: tuple[int, ...], root: int | None = None) -> None:
-        """Ranks of a class have different parts within a group: end, and tell them apart.
+        """Ranks of a class have different parts within a group: end, and divide the class.
 
         Parameters
         ----------
         rank : int
-            Who has come to it.
+            The rank that has found this.
         ranks : tuple of int
             The group.
         root : int, optional
-            The position of a root that does not run; without it, ranks of a class send to others.
+            The position of a root that does not run. Without it, ranks of a class send to each
+            other.
         """
         self.unlike = ranks, root
         self.scheduler.stop()
         self.scheduler.block(rank)
 
     def die(self, rank: int, detection_s: float) -> None:
-        """From now on a rank is dead; ops that need it fail so much later, when that is seen."""
+        """From now on a rank is dead. Ops that need it fail later, when the death is noticed."""
         time_s = self.scheduler.now_s
         self.deaths[rank] = time_s + detection_s
         for mailbox in self._mailboxes.values():
@@ -138,7 +140,7 @@ class Simulation:
                 channel.member_died(channel.members.index(rank), time_s)
 
     def when_seen(self, dead: int, time_s: float, action: Callable[..., Any]) -> None:
-        """Call ``action(time_s)``, or later, at the moment at which a rank's death is seen."""
+        """Call ``action(time_s)`` at the moment at which a rank's death is noticed."""
         seen_s = self.deaths[dead]
         if seen_s > time_s:
             self.scheduler.at(seen_s, partial(action, seen_s))
@@ -169,7 +171,7 @@ class Simulation:
         return self._channels[key]
 
     def wire_messages(self) -> list[WireMessage] | None:
-        """The messages of all collectives as `WireMessage`, by start; None where not asked for."""
+        """The messages of all collectives as `WireMessage`, by start; None if nobody wants them."""
         if self.transfers.wire is None:
             return None
         found = [message for log in self.transfers.wire for message in log.messages()]
@@ -178,7 +180,7 @@ class Simulation:
     # C++ code that waits where nobody sees it
 
     def wait_for_data(self, request: Any) -> None:
-        """Block until the data of an op have come; no time passes for the rank."""
+        """Block until the data of an op have arrived. No time passes for the rank."""
         if not request.has_data:
             return
         rank, log = request.rank, self.time.logs[request.rank]
@@ -199,16 +201,16 @@ class Simulation:
         log.wait_failed()
 
     def have_met(self, request: Any) -> None:
-        """A receive has found its send: whoever waits for its data goes on."""
+        """A receive has found its send. Ranks that wait for its data continue."""
         if request in self._unmet:
             self._unmet.pop(request)()
 
     def future_taken(self, request: Any) -> None:
-        """C++ code has the future of an op: it is waited for when `backward` returns."""
+        """C++ code has the future of an op. The rank waits for the op when `backward` returns."""
         self._futures[request.rank].append(request)
 
     def forget_futures(self, rank: int) -> None:
-        """`backward` has failed: nobody waits for what it began."""
+        """`backward` has failed: no rank waits for the ops that it began."""
         self._futures[rank] = []
 
     def wait_for_futures(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""How a simulation is run: its options, and what they may be; for `simulate` and `Run.replay`."""
+"""The options of a simulation, and their allowed values; for `simulate` and `Run.replay`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = ("mpich", "nccl", "gloo")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a simulation is run; see `simulate`."""
+    """The options of a simulation; see `simulate`."""
 
     eager_limit_bytes: float = -1
     policy: str = "mpich"
@@ -43,7 +43,7 @@ class Options:
 
 
 def eager_limit(sends: str, eager_limit_bytes: Any) -> float:
-    """Sends of at most so many bytes are eager; -1: none is."""
+    """Sends of at most so many bytes are eager; -1 if no send is eager."""
     check_choice("sends", sends, ("rendezvous", "eager"))
     if eager_limit_bytes is None:
         return -1 if sends == "rendezvous" else math.inf
@@ -60,8 +60,9 @@ def check_algorithms(algorithm_of: Any) -> Any:
     for kind, name in algorithm_of.items():
         if kind == "profile":
             raise InvalidCallError(
-                "profile= is for simlib.run: a simulation has a virtual clock, and a profiler "
-                "reads a real one. What simulated ranks computed is in run.states and run.flops"
+                "profile= is for simlib.run: a simulation has a virtual clock, but a profiler "
+                "reads a real clock. See run.states and run.flops for what simulated ranks "
+                "computed"
             )
         if kind == "gpus":
             raise InvalidCallError("gpus= is for simlib.run: a simulated rank has no GPU")

@@ -1,8 +1,8 @@
-"""The queues of a device that works beside its rank, each with a clock of its own.
+"""The queues of a device that works beside its rank. Each queue has its own clock.
 
-A rank puts kernels, events and ops of torch.distributed into a stream and goes on. As long as a
-stream waits for nothing, its clock is set forward at once: no event of the scheduler is spent on a
-kernel. Behind an op, whose end others decide, everything stands in a queue until that is known.
+A rank puts kernels, events and ops of torch.distributed into a stream and continues. While a stream
+waits for nothing, its clock advances at once, so a kernel needs no event of the scheduler. The end
+of an op depends on other ranks. Until it is known, everything behind the op waits in a queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODELLED = "a modelled device"
 
 
 class Moment:
-    """When a stream comes to a place in its queue: ``time_s``, None while nobody knows."""
+    """The time at which a stream reaches a place in its queue: ``time_s``, None if unknown yet."""
 
     __slots__ = ("_then", "number", "stream", "time_s")
 
@@ -28,7 +28,7 @@ class Moment:
         self._then: list[Callable[[float], Any]] = []
 
     def come(self, time_s: float) -> None:
-        """It is known now."""
+        """The time is known now."""
         self.time_s = time_s
         then, self._then = self._then, []
         for action in then:
@@ -42,7 +42,7 @@ class Moment:
             action(self.time_s)
 
     def awaited(self) -> Any:
-        """The op (a `Request`) without whose end the time cannot be known."""
+        """The op (a `Request`) whose end determines the time."""
         held: Any = self
         while isinstance(held, Moment):
             held = held.stream.held_by
@@ -50,17 +50,17 @@ class Moment:
 
 
 class Extent:
-    """From the start of the first to the end of the last of all that is launched within a piece.
+    """The time from the start of the first to the end of the last launch within a piece.
 
     Parameters
     ----------
     outer : Extent or None
-        That of the piece around it.
+        The extent of the piece around it.
 
     Attributes
     ----------
     start_s, end_s : float or None
-        As far as is known.
+        The known start and end.
     """
 
     __slots__ = ("end_s", "number", "outer", "start_s")
@@ -72,7 +72,7 @@ class Extent:
         self.end_s: float | None = None
 
     def take_in(self, start_s: float, end_s: float) -> None:
-        """A kernel or an op took place within the piece, and so within those around it."""
+        """A kernel or an op ran within the piece, and so within the pieces around it."""
         extent: Extent | None = self
         while extent is not None:
             if extent.start_s is None or extent.end_s is None:
@@ -93,15 +93,15 @@ class Stream:
     Attributes
     ----------
     clock_s : float
-        When all is done that has been in the queue and is known.
+        The end of all known work that was put into the queue.
     held_by : Request, Moment or None
-        The op under way, or the moment that the stream waits for.
+        The op under way, or the moment for which the stream waits.
     kernels : list of [float, float]
-        When kernels ran: start and end; those without a gap are one.
+        Start and end of kernels. Kernels without a gap between them are one.
     handle : Stream of `torch.cpu`, or None
-        The rank's own object for it.
+        The rank's own object for the queue.
     ops : list of (str, float, float)
-        The ops of torch.distributed: kind, when the stream came to it, and its end.
+        The ops of torch.distributed: kind, the time at which the stream reached it, and its end.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -132,14 +132,14 @@ class Stream:
             extent.take_in(start_s, end_s)
 
     def launch_chain(self, whole_s: float, least_s: float, begin_s: float) -> None:
-        """Kernels one after the other, which cannot be over before ``begin_s + least_s``."""
+        """Kernels one after the other. They cannot end before ``begin_s + least_s``."""
         if self.held_by is not None:
             self._queue.append((self.launch_chain, whole_s, least_s, begin_s))
         else:
             self.clock_s = max(self.clock_s + whole_s, begin_s + least_s)
 
     def record(self, launched_s: float) -> Moment:
-        """When all is done that is in the queue now."""
+        """The end of all work that is in the queue now."""
         moment = Moment(self)
         self._record(moment, launched_s)
         return moment
@@ -151,7 +151,7 @@ class Stream:
             moment.come(max(self.clock_s, launched_s))
 
     def wait(self, moment: Moment) -> None:
-        """What follows begins after a moment."""
+        """Later work begins after a moment."""
         self._wait(moment)
 
     def _wait(self, moment):
@@ -170,7 +170,7 @@ class Stream:
         launched_s: float,
         extent: Extent | None = None,
     ) -> None:
-        """An op of torch.distributed: ``enter(time_s)`` is called when the stream comes to it."""
+        """An op of torch.distributed. ``enter(time_s)`` is called when the stream reaches it."""
         if self.held_by is not None:
             self._queue.append((self.carry, request, enter, launched_s, extent))
             return
@@ -190,7 +190,7 @@ class Stream:
         self._go_on(end_s)
 
     def die(self, time_s: float) -> None:
-        """What has not begun at this moment never does."""
+        """Work that has not begun at this moment never begins."""
         self._is_dead = True
         self.kernels = [[start, min(end, time_s)] for start, end in self.kernels if start < time_s]
 
@@ -205,7 +205,7 @@ class Stream:
 
 
 class StreamEndsOf:
-    """Writes down when ops of one rank end that are waited for; in the place of `StreamEnds`.
+    """Writes down the ends of one rank's ops for which it waits. It replaces `StreamEnds`.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ class StreamEndsOf:
         return MODELLED
 
     def begin(self, device: Any) -> None:
-        """An op is about to be posted."""
+        """The rank will post an op now."""
 
     def mark(self, start: int, device: Any) -> None:
         """The rank, or its stream, waits for the op at this place of the log."""
@@ -238,7 +238,7 @@ class StreamEndsOf:
 
 
 class Streams:
-    """All streams of one rank, and its waiting for them.
+    """All streams of one rank, and its waits for them.
 
     Parameters
     ----------
@@ -250,9 +250,9 @@ class Streams:
     Attributes
     ----------
     current : Stream
-        Where kernels go.
+        The stream for kernels.
     ends : dict of int to Moment
-        By its place in the log, the end of each op that nobody has waited for.
+        By place in the log, the end of each op for which nobody has waited.
     """
 
     def __init__(self, simulation: Any, rank: int, launch_s: float) -> None:
@@ -271,12 +271,12 @@ class Streams:
         self._simulation.refuse_in_rehearsal(what, instead)
 
     def new(self) -> Stream:
-        """One more stream."""
+        """Another stream."""
         self.all.append(Stream(self._simulation.scheduler))
         return self.all[-1]
 
     def launch(self, seconds: float, factor: float = 1.0) -> None:
-        """The rank puts a kernel into the current stream; ``factor`` says how slow the rank is."""
+        """The rank puts a kernel into the current stream. A slow rank has a ``factor`` above 1."""
         rank = self._rank
         self._clocks[rank] += self._launch_s * factor
         self.launch_at(self._clocks[rank], seconds * factor)
@@ -288,8 +288,8 @@ class Streams:
     def post(self, request: Any, of: Any, enter: Callable[[float], Any]) -> None:
         """The rank has called an op: it runs on the current stream.
 
-        Where the op has a stream of its own, named ``of``, it runs there, after all that is in the
-        current stream now.
+        If the op has a stream of its own, named ``of``, it runs there, after all work that is in
+        the current stream now.
         """
         now_s, stream = self._clocks[self._rank], self.current
         if of is not None:
@@ -300,7 +300,7 @@ class Streams:
 
     @contextmanager
     def extent(self) -> Iterator[Extent]:
-        """The extent of what the rank launches within it."""
+        """The extent of the rank's launches within it."""
         outer, self._extent = self._extent, Extent(self._extent)
         try:
             yield self._extent
@@ -308,7 +308,7 @@ class Streams:
             self._extent = outer
 
     def record(self, stream: Stream | None = None) -> Moment:
-        """When a stream, by default the current one, has done what is in it now."""
+        """When a stream, by default the current one, has done all its present work."""
         return (stream or self.current).record(self._clocks[self._rank])
 
     def hold(self, moment: Moment) -> None:
@@ -329,6 +329,6 @@ class Streams:
             stream.die(self._simulation.scheduler.now_s)
 
     def drain(self) -> None:
-        """The rank waits until all its streams have done all."""
+        """The rank waits until all its streams have done all their work."""
         for stream in self.all:
             self.hold(self.record(stream))

@@ -1,4 +1,4 @@
-"""Collectives as messages: who sends what to whom, round by round."""
+"""Collectives as messages: the messages of each round, with their senders and receivers."""
 
 from .choice import ALGORITHMS, DEFAULT_POLICY, choose, schedule
 from .schedules import KINDS, Round, Schedule, parts_of, split

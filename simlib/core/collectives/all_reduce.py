@@ -1,4 +1,4 @@
-"""all_reduce: every rank brings a vector, every rank gets the sum. And barrier.
+"""all_reduce: every rank has a vector, and every rank gets the sum of all. Also barrier.
 
 The lower bounds are ceil(lg n) rounds and 2 (n-1)/n nbytes sent by each rank (Patarasuk and Yuan
 2009, JPDC 69(2)).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Reduce-scatter and all_gather round a ring: the fewest bytes, the most rounds.
+    """Reduce-scatter and all_gather round a ring, with the fewest bytes and the most rounds.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * n * (n - 1)`, bytes per rank
     `2 * (n - 1) * nbytes / n`.
@@ -49,24 +49,24 @@ def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def ring_segmented(n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None) -> Schedule:
-    """`ring` in phases: each of its n blocks is cut into s chunks, and these are added up in turn.
+    """`ring` in phases: each of n blocks is cut into s chunks, and one phase adds up one chunk.
 
-    In phase j the j-th chunks of all blocks go round and are added up; after the last phase whole
-    blocks go round. A rank needs room for one chunk more, not for a block. Here, where a rank adds
-    up what came before it goes on, that costs (s - 1) (n - 1) latencies and gains no time; with
-    one chunk it is `ring`.
+    In phase j the j-th chunks of all blocks travel round the ring and are added up. After the last
+    phase whole blocks travel round. A rank needs extra memory for one chunk, not for a block. In
+    this model a rank adds up a chunk before it continues. So the phases cost (s - 1) (n - 1)
+    latencies and save no time. With one chunk it is `ring`.
 
     Parameters
     ----------
     chunks : int, optional
-        Number of chunks of each block, s; by default such that none has more than 1 MiB.
+        Number of chunks of each block, s. By default each chunk has at most 1 MiB.
 
     **Cost** rounds `(s + 1) * (n - 1)`, messages `n * (s + 1) * (n - 1)`, bytes per rank
     `2 * (n - 1) * nbytes / n`.
 
     **Source** Open MPI, coll_base_allreduce.c, ompi_coll_base_allreduce_intra_ring_segmented (which
-    takes `ring` where a block is smaller than a segment). Direction: that of `ring` here, where
-    rank r ends with the sum of block r; in Open MPI with that of the block after it.
+    uses `ring` if a block is smaller than a segment). The direction is the same as in `ring` here:
+    rank r ends with the sum of block r. In Open MPI it ends with the sum of the block after it.
     """
     s = ring_chunks(n, nbytes, chunks)
     blocks = split(nbytes, n, itemsize)
@@ -81,7 +81,7 @@ def ring_segmented(n: int, nbytes: int, itemsize: int = 1, chunks: int | None = 
 
 
 def recursive_doubling(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Whole vectors exchanged at distance 1, 2, 4, ...: the fewest rounds, for short vectors.
+    """Ranks exchange whole vectors at distance 1, 2, 4, ...: the fewest rounds, for short vectors.
 
     **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`, bytes per rank
     `(lg + folds) * nbytes`.
@@ -94,10 +94,10 @@ def recursive_doubling(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def rabenseifner(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Reduce-scatter by halving, all_gather by doubling: few rounds and few bytes.
+    """Reduce-scatter by halving, then all_gather by doubling: few rounds and few bytes.
 
-    The vector is cut into p chunks. The largest halves go to the neighbour at distance 1, as MPICH
-    and Open MPI send them: where neighbours share a node, few bytes leave it.
+    The vector is cut into p chunks. The largest halves go to the neighbour at distance 1, as in
+    MPICH and Open MPI. If neighbours share a node, few bytes leave the node.
 
     **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
     `2 * (p - 1) * nbytes / p + folds * nbytes`.
@@ -120,13 +120,13 @@ def rabenseifner(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 def rabenseifner_far(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """`rabenseifner` in the other direction: the largest halves go to distance p/2.
 
-    The same rounds and bytes; but where a node has several ranks, and they are next to each other,
-    all these halves leave it at once.
+    Rounds and bytes are the same. But if a node has several ranks, numbered in sequence, all their
+    largest halves leave the node at once.
 
     **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
     `2 * (p - 1) * nbytes / p + folds * nbytes`.
 
-    **Source** Rabenseifner 2004, ICCS, LNCS 3036: either direction is right.
+    **Source** Rabenseifner 2004, ICCS, LNCS 3036: both directions are right.
     """
     folding = Folding(n)
     chunk = np.arange(folding.p + 1)
@@ -148,7 +148,7 @@ def _halved_and_doubled(name, folding, nbytes, itemsize, halving, doubling):
 
 
 def binomial(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Reduce to rank 0 down a binomial tree, broadcast back up.
+    """Reduce down a binomial tree to rank 0, then broadcast back up the tree.
 
     **Cost** rounds `2 * lg_up`, messages `2 * (n - 1)`, bytes per rank `max(lg_up, 1) * nbytes`.
 
@@ -161,19 +161,18 @@ def binomial(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 def double_tree(
     n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None, link: Link | None = None
 ) -> Schedule:
-    """Up two binary trees to rank 0, and down again, in s chunks: see `steps`.
+    """Sums go up two binary trees to rank 0 and down again, in s chunks: see `steps`.
 
-    No rank sends more than 2 nbytes, hardly more than in a ring, and only some 4 lg n rounds are
-    spent on filling and emptying the pipelines. In NCCL's two trees are all ranks, and chunks go
-    down in them while others still come up.
+    No rank sends more than 2 nbytes, hardly more than in a ring. Filling and emptying the
+    pipelines takes only about 4 lg n rounds. In NCCL both trees contain all ranks, and some chunks
+    go down in them while others still go up.
 
     Parameters
     ----------
     chunks : int, optional
         Number of chunks of each tree, s.
     link : Link, optional
-        Without ``chunks``: the best number for this link is taken; without either, chunks of
-        64 KiB.
+        Without ``chunks``, s is the best number for this link. Without both, a chunk has 64 KiB.
 
     **Cost** rounds `4 * (lg_up + s - 1)`, messages `4 * s * (n - 1)`, bytes per rank
     `min(n, 4) / 2 * nbytes`.
@@ -187,11 +186,11 @@ def double_tree(
 
 
 def naive(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Every rank sends its vector to rank 0, one after the other, and gets the sum back likewise.
+    """The ranks send their vectors to rank 0 one by one. Rank 0 sends the sum back one by one.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `(n - 1) * nbytes`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     zero = np.array([0])
     moves = chain(
@@ -204,23 +203,23 @@ def naive(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 def hierarchical(
     n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """Reduce-scatter in each node, all_reduce across nodes, all_gather in each node; all by rings.
+    """Rings: reduce-scatter in each node, all_reduce across nodes, all_gather in each node.
 
-    The vector is cut into as many lanes as the largest node has ranks (s), each into as many chunks
-    as there are nodes (k). The ranks of a node divide the lanes among them; a rank of a smaller
-    node may own several. All lanes cross the network at the same time.
+    The vector is cut into s lanes, and each lane into k chunks. s is the number of ranks in the
+    largest node, and k is the number of nodes. The ranks of a node divide the lanes among them; a
+    rank of a smaller node may own several lanes. All lanes cross the network at the same time.
 
     Parameters
     ----------
     nodes : sequence of int, shape (n,)
         Node of each position.
 
-    **Cost** rounds `2 * (s - 1) + 2 * (k - 1)`; where all nodes have s ranks: messages
+    **Cost** rounds `2 * (s - 1) + 2 * (k - 1)`; if all nodes have s ranks: messages
     `2 * n * (s - 1) + 2 * n * (k - 1)`, bytes per rank
     `2 * (s - 1) * nbytes / s + 2 * (k - 1) * nbytes / n`.
 
-    **Source** Jia et al. 2018, arXiv 1807.11205; with reduce-scatter in the node as Horovod has
-    it (``HOROVOD_HIERARCHICAL_ALLREDUCE``).
+    **Source** Jia et al. 2018, arXiv 1807.11205. Reduce-scatter in the node is from Horovod
+    (``HOROVOD_HIERARCHICAL_ALLREDUCE``).
     """
     members = by_node(n, nodes)
     k, lanes = len(members), max(map(len, members))
@@ -253,9 +252,9 @@ def hierarchical(
 
 
 def leader(n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None) -> Schedule:
-    """Each node reduces to its first rank; these run a ring; each broadcasts in its node.
+    """Each node reduces to its first rank; first ranks run a ring; each broadcasts in its node.
 
-    In the nodes by binomial trees. s is the size of the largest node, k the number of nodes.
+    Binomial trees are used in the nodes. s is the size of the largest node, k the number of nodes.
 
     Parameters
     ----------
@@ -285,15 +284,15 @@ def leader(n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None =
     return Schedule.of("all_reduce", "leader", n, split(nbytes, k, itemsize), moves)
 
 
-# -- barrier: no rank leaves before all have come --------------------------------------------------
+# -- barrier: no rank leaves before all ranks have entered -----------------------------------------
 #
-# Its messages have no bytes; "to add" is to hear of the others.
+# Its messages have no bytes. A receiver that "adds" learns which ranks have entered.
 
 NOTHING = np.array([0])
 
 
 def barrier_dissemination(n: int) -> Schedule:
-    """In round k each tells rank r + 2^k whom it has heard of: ceil(lg n) rounds for any n.
+    """In round k each rank r sends a notice to rank r + 2^k: ceil(lg n) rounds for any n.
 
     **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `0`.
 
@@ -305,7 +304,7 @@ def barrier_dissemination(n: int) -> Schedule:
 
 
 def barrier_binomial(n: int) -> Schedule:
-    """Word that all have come runs down a binomial tree to rank 0, and back up.
+    """Notices of arrival go down a binomial tree to rank 0. Then rank 0's notice goes back up.
 
     **Cost** rounds `2 * lg_up`, messages `2 * (n - 1)`, bytes per rank `0`.
 
@@ -316,11 +315,11 @@ def barrier_binomial(n: int) -> Schedule:
 
 
 def barrier_flat(n: int) -> Schedule:
-    """Every rank tells rank 0, one after the other, and is told likewise.
+    """Each rank in turn sends a notice to rank 0. Then rank 0 sends a notice to each in turn.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `0`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     moves = chain(
         (Moves(other, NOTHING, adds=True) for other in in_turn(n, 0)),

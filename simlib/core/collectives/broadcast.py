@@ -1,4 +1,4 @@
-"""broadcast: every rank gets what the root has."""
+"""broadcast: every rank gets the root's vector."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     moves = (Moves(np.array([root]), other) for other in in_turn(n, root))
     return Schedule.of("broadcast", "flat", n, split(nbytes, 1, itemsize), moves, root)
 
 
 def spread(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """The root sends to all at once: one round, in which the messages share its link.
+    """The root sends to all ranks at once: one round, in which the messages share its link.
 
     **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n - 1) * nbytes`.
 
-    **Source** what one writes first with ``isend``.
+    **Source** the obvious first version with ``isend``.
     """
     others = np.delete(np.arange(n), root)
     moves = [Moves(np.full(n - 1, root), others)]
@@ -47,7 +47,7 @@ def spread(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
 
 def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Who has the data sends it on: the number of ranks that have it doubles in each round.
+    """Ranks with the data send it on, so the number of ranks that have it doubles in each round.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `lg_up * nbytes`.
 
@@ -60,7 +60,7 @@ def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 def scatter_all_gather(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Binomial scatter of n chunks, then all_gather round a ring: for long vectors.
 
-    **Cost** rounds `lg_up + n - 1`, messages `n - 1 + n * (n - 1)`; where n is a power of two,
+    **Cost** rounds `lg_up + n - 1`, messages `n - 1 + n * (n - 1)`; if n is a power of two,
     bytes per rank `2 * (n - 1) * nbytes / n`.
 
     **Source** van de Geijn's algorithm, in Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
@@ -76,7 +76,7 @@ def scatter_all_gather(n: int, nbytes: int, itemsize: int = 1, root: int = 0) ->
 def scatter_doubling(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Binomial scatter of n chunks, then all_gather by recursive doubling: for middle sizes.
 
-    **Cost** rounds `lg_up + lg + 2 * folds`, messages `n - 1 + p * lg + 2 * extra`; where n is a
+    **Cost** rounds `lg_up + lg + 2 * folds`, messages `n - 1 + p * lg + 2 * extra`; if n is a
     power of two, bytes per rank `2 * (n - 1) * nbytes / n`.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
@@ -100,19 +100,18 @@ def chain(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Rank after rank, in s chunks: each is passed on while the next one comes.
+    """From rank to rank in s chunks: a rank passes on one chunk while it receives the next.
 
     Parameters
     ----------
     chunks : int, optional
         Number of chunks, s.
     link : Link, optional
-        Without ``chunks``: the best number for this link is taken; without either, chunks of
-        64 KiB.
+        Without ``chunks``, s is the best number for this link. Without both, a chunk has 64 KiB.
 
     **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
 
-    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS; best number of chunks in `best_chunks`.
+    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS; `best_chunks` has the best number of chunks.
     """
     s = chain_chunks(n, nbytes, chunks, link)
     sizes = split(nbytes, s, itemsize)
@@ -120,7 +119,7 @@ def chain(
 
 
 def chain_steps(n: int, root: int, s: int) -> Iterator[Moves]:
-    """In round k the rank at distance v sends chunk k - v to the next one."""
+    """In round k the rank at distance v sends chunk k - v to the next rank."""
     for k in range(n + s - 2):
         v = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         yield Moves((v + root) % n, (v + 1 + root) % n, k - v)
@@ -134,18 +133,17 @@ def double_tree(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Down two binary trees, half of the bytes each, in s chunks: see `steps`.
+    """Data go down two binary trees, half of the bytes in each, in s chunks: see `steps`.
 
-    Who passes chunks on in one tree is a leaf of the other. So it takes hardly longer than `chain`
-    for a long vector, with the start of a tree.
+    A rank that passes chunks on in one tree is a leaf of the other tree. So a long vector takes
+    hardly longer than with `chain`, and the last rank starts as early as in a tree.
 
     Parameters
     ----------
     chunks : int, optional
         Number of chunks of each tree, s.
     link : Link, optional
-        Without ``chunks``: the best number for this link is taken; without either, chunks of
-        64 KiB.
+        Without ``chunks``, s is the best number for this link. Without both, a chunk has 64 KiB.
 
     **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.
 

@@ -1,4 +1,4 @@
-"""Which algorithm a collective takes: by name, or by size as well-known libraries choose."""
+"""The algorithm of a collective, chosen by name, or by size as in well-known libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import all_reduce, broadcast, gloo, mpich, parts, reduce
 from .schedules import Bytes, Schedule
 
 DEFAULT_POLICY = "mpich"
-"""Whose choice of algorithms a simulation follows where none is named."""
+"""The library whose choice of algorithms a simulation follows by default."""
 
 
 OWN: dict[str, dict[str, Callable[..., Schedule]]] = {
@@ -94,7 +94,7 @@ def schedule(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """The messages of one collective, by the algorithm that a policy chooses.
+    """Return the messages of one collective, with the algorithm that a policy chooses.
 
     Parameters
     ----------
@@ -103,24 +103,25 @@ def schedule(
     n : int
         Size of the group.
     nbytes : int or array of int
-        Bytes of the vector (all_reduce, broadcast, reduce), of all parts together (all_gather,
-        gather, scatter, reduce_scatter), of all that one rank brings (all_to_all). For the last
-        five, sizes of the parts may be given instead: n, or n x n from src to dst.
+        For all_reduce, broadcast and reduce, the bytes of the vector. For all_gather, gather,
+        scatter and reduce_scatter, the bytes of all parts together. For all_to_all, the bytes of
+        one rank's parts. For the last five kinds you can give the sizes of the parts instead: n
+        sizes, or for all_to_all n x n sizes from src to dst.
     policy : str
         See `choose`.
     itemsize : int
-        Bytes of one element; chunks are cut between elements.
+        Bytes of one element. simlib cuts chunks between elements.
     root : int
         Position of the root.
     nodes : sequence of int, optional
-        Node of each position, for ``hierarchical``, ``leader`` and ``smp``, and for the choice of
+        Node of each position, for ``hierarchical``, ``leader`` and ``smp``, and for the policy
         ``"mpich"``.
     chunks : int, optional
         Number of chunks of a ``chain``, of each block of ``ring_segmented``, or of each of the two
         trees of ``double_tree``.
     link : Link, optional
-        The network as one link: ``chain`` and ``double_tree`` take the number of chunks that is
-        best for it, and policy ``"nccl"`` compares times on it.
+        The network as one link. ``chain`` and ``double_tree`` use the best number of chunks for
+        this link, and the policy ``"nccl"`` compares times on it.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def schedule(
     Raises
     ------
     InvalidCallError
-        Where there is no such collective, algorithm, root or size.
+        If the collective, algorithm, root or size does not exist.
     """
     total = _total(nbytes)
     algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
@@ -158,7 +159,7 @@ def choose(
     link: Link | None = None,
     nodes: Sequence[int] | None = None,
 ) -> str:
-    """The name of the algorithm that a policy takes.
+    """Return the name of the algorithm that a policy chooses.
 
     Parameters
     ----------
@@ -170,11 +171,11 @@ def choose(
     policy : str
         ``"mpich"`` (default), ``"nccl"``, ``"gloo"``, or the name of an algorithm.
     itemsize : int
-        Bytes of one element: MPICH counts elements, too.
+        Bytes of one element. The choice of MPICH also depends on the number of elements.
     link : Link, optional
-        For ``"nccl"``; 10 Gbit/s Ethernet where it is not given.
+        The link for ``"nccl"``. The default is 10 Gbit/s Ethernet.
     nodes : sequence of int, optional
-        Node of each position, for ``"mpich"``; where it is not given, each has its own.
+        The node of each position, for ``"mpich"``. By default each position has its own node.
 
     Returns
     -------
@@ -200,13 +201,13 @@ def choose(
 
 
 def nccl(kind: str, n: int, nbytes: int, link: Link) -> str:
-    """As NCCL chooses: ring or tree by predicted time, else rings, chains and grouped messages.
+    """NCCL's choice: ring or tree by predicted time, else rings, chains and grouped messages.
 
-    NCCL predicts latency and bandwidth of each algorithm from tables for its hardware; here the
-    costs are those of this package's algorithms on one link. NCCL's tree is a pair of trees with
-    pipelining, `binomial` has neither: it is left for the ring earlier.
+    NCCL predicts latency and bandwidth of each algorithm from tables for its hardware. This
+    function uses the costs of simlib's algorithms on one link. NCCL's tree is a pair of trees with
+    pipelining. `binomial` has neither, so the ring becomes faster at smaller sizes.
 
-    **Source** NCCL, src/graph/tuning.cc (the algorithm of least predicted time is taken).
+    **Source** NCCL, src/graph/tuning.cc (NCCL uses the algorithm with the least predicted time).
     """
     if kind == "all_reduce":
         ring_s = 2 * (n - 1) * (link.latency_s + nbytes / n / link.bandwidth_Bps)
@@ -223,7 +224,7 @@ def nccl(kind: str, n: int, nbytes: int, link: Link) -> str:
 
 
 def _total(nbytes):
-    """Bytes as a policy looks at them; of an all_to_all's table, those of the busiest rank."""
+    """The bytes by which a policy chooses. For an all_to_all: the busiest rank's bytes."""
     if hasattr(nbytes, "ndim") and nbytes.ndim == 2:
         return int(nbytes.sum(axis=1).max())
     return int(sum(nbytes)) if hasattr(nbytes, "__len__") else nbytes

@@ -1,19 +1,20 @@
-"""What Gloo sends, message by message: the Gloo inside torch 2.13.
+"""The messages that Gloo sends, as in the Gloo inside torch 2.13.
 
-**Source** pytorch/gloo, read at commit 70dc360 (April 2026): the file of the collective,
-``gloo/allreduce.cc`` and so on, and ``gloo/transport/tcp/pair.cc`` for the messages; which call of
-torch uses which file: ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` of pytorch/pytorch. The
-bytes of every pair of ranks were compared with torch's Gloo on real sockets in tests/core.
+**Source** pytorch/gloo, read at commit 70dc360 (April 2026): the file of the collective, such as
+``gloo/allreduce.cc``, and ``gloo/transport/tcp/pair.cc`` for the messages. The file
+``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` of pytorch/pytorch shows which call of torch
+uses which file. Tests in tests/core compare the bytes of every pair of ranks with torch's Gloo on
+real sockets.
 
-Each transfer is three messages, each with an envelope of 48 bytes: the receiver says that its
-buffer is ready; the sender says that it has something; then come the data. The sender waits for the
-first, never for the second. So a transfer that both sides begin at the same time costs two
-latencies, and one where the receiver was early costs one. In a schedule the two notices are
-messages of no bytes: give the cluster ``envelope_bytes=ENVELOPE_BYTES`` to count what the wire
-carries.
+Each transfer consists of three messages, each with an envelope of 48 bytes. The receiver sends a
+notice that its buffer is ready. The sender sends a notice that it has data. Then the sender sends
+the data. The sender waits for the receiver's notice, but no rank waits for the sender's notice. So
+a transfer costs two latencies if both sides begin at the same time, and one latency if the receiver
+was early. In a schedule the two notices are messages of no bytes. Give the cluster
+``envelope_bytes=ENVELOPE_BYTES`` to count all bytes on the wire.
 
 The messages of a pair of ranks share one connection, in order. A notice waits behind data that go
-the same way: this matters for two ranks only, see `all_gather`.
+in the same direction. This matters only for two ranks, see `all_gather`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_SEGMENT_BYTES = 1 << 20  # `kMaxSegmentSize` in gloo/allreduce.h and gloo/re
 
 
 def _join(*parts):
-    """Messages that go in one round, of several `Moves`."""
+    """The messages of several `Moves`, combined into one round."""
     wide = [
         [np.broadcast_to(value, np.shape(part.src)).ravel() for value in part[:5]] for part in parts
     ]
@@ -43,12 +44,12 @@ def _notice(src, dst):
 
 
 def _sent(src, dst, first, count=1, adds=False):
-    """The sender's part of a transfer: its notice, and the data."""
+    """The sender's part of a transfer: its notice and the data."""
     return _join(_notice(src, dst), Moves(src, dst, first, count, adds))
 
 
 def _transfers(src, dst, first, count=1, adds=False):
-    """Transfers that begin together: the receivers' notices, then what the senders send."""
+    """Transfers that begin together: first the receivers' notices, then the senders' messages."""
     yield _notice(dst, src)
     yield _sent(src, dst, first, count, adds)
 
@@ -58,15 +59,15 @@ def _round_up(value, unit):
 
 
 def _lengths(nbytes, num_segments, segment_bytes):
-    """Bytes of each segment: all alike, but what is beyond the end of the vector is cut off."""
+    """Bytes of each segment: all are equal, except segments at the end of the vector."""
     return np.clip(nbytes - np.arange(num_segments) * segment_bytes, 0, segment_bytes)
 
 
 def _ring_step(lengths, n, shift, per_rank, adds):
-    """One step of a ring: each rank hands the block ``rank + shift`` to the rank before it.
+    """One step of a ring: each rank sends the block ``rank + shift`` to the rank before it.
 
-    A block is ``per_rank`` segments. Gloo has two under way at any time and begins the next when
-    one is done; here all of a step are under way, which draws the same bandwidth.
+    A block is ``per_rank`` segments. Gloo sends two segments at a time, and begins the next when
+    one is done. Here all segments of a step are sent at once, which uses the same bandwidth.
     """
     src = np.repeat(np.arange(n), per_rank)
     block = (np.arange(n) + shift) % n
@@ -78,11 +79,11 @@ def _ring_step(lengths, n, shift, per_rank, adds):
 
 
 def all_reduce(n: int, nbytes: int, *, itemsize: int = 1) -> Schedule:
-    """Ring: reduce-scatter, then all_gather, in segments of at most 1 MiB, downwards.
+    """Ring: reduce-scatter, then all_gather, in segments of at most 1 MiB, to lower ranks.
 
-    The vector is cut into segments of one size: at least two for each rank, and as many for each. A
-    block is the segments of one rank. First the blocks go round and are added up, until rank r has
-    the sum of block r; then the sums go round.
+    The vector is cut into segments of one size. Each rank has the same number of segments, at least
+    two. The segments of one rank are a block. First the blocks travel round and are added up, until
+    rank r has the sum of block r. Then the sums travel round.
 
     **Cost** 4(n-1) rounds. Each rank sends 2(n-1)/n of the bytes, in 2(n-1) blocks.
     **Source** gloo/allreduce.cc, ``ring``.
@@ -97,19 +98,19 @@ def all_reduce(n: int, nbytes: int, *, itemsize: int = 1) -> Schedule:
 
 def _all_reduce_moves(n, lengths):
     per_rank = len(lengths) // n
-    for step in range(n - 1):  # rank r hands on what it has added up of block r + 1 + step
+    for step in range(n - 1):  # rank r passes on its sum so far of block r + 1 + step
         yield from _ring_step(lengths, n, step + 1, per_rank, adds=True)
-    for step in range(n - 1):  # rank r hands on the sum of block r + step
+    for step in range(n - 1):  # rank r passes on the sum of block r + step
         yield from _ring_step(lengths, n, step, per_rank, adds=False)
 
 
 def reduce(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """The first half of the ring of `all_reduce`, then all blocks go to the root.
 
-    Gloo counts two segments a rank where there are more: with more than two, each rank sends the
-    first segments of its finished block once more, for nothing. That is in the schedule, too.
+    Gloo counts two segments for each rank, even if there are more. If there are more, each rank
+    needlessly sends the first segments of its finished block again. The schedule has them, too.
 
-    **Cost** 2n rounds, or 2n + 2. Each rank but the root sends all of the bytes.
+    **Cost** 2n rounds, or 2n + 2. Each rank except the root sends all of the bytes.
     **Source** gloo/reduce.cc.
     """
     (nbytes,) = split(nbytes, 1, itemsize).tolist()
@@ -133,11 +134,12 @@ def _reduce_moves(n, lengths, root):
 
 
 def broadcast(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Binomial tree in which a rank sends to all its children at once.
+    """A binomial tree in which a rank sends to all its children at once.
 
-    Counted from the root, rank v gets the data from v without its highest bit. It then posts the
-    sends to all its children without waiting for any, so they share its link: of four ranks, the
-    root sends to 1 and 2 at the same time, and 1 to 3 afterwards.
+    Ranks are counted from the root. Rank v gets the data from the rank whose number is v without
+    its highest bit. Rank v then posts the sends to all its children without waiting for any, so
+    they share its link. With four ranks, the root sends to 1 and 2 at the same time, and then rank
+    1 sends to 3.
 
     **Cost** 1 + floor(log2 n) rounds, or one more; n - 1 transfers.
     **Source** gloo/broadcast.cc.
@@ -151,19 +153,19 @@ def _broadcast_moves(n, root):
     parent = np.array([v - (1 << (int(v).bit_length() - 1)) for v in child], dtype=np.int64)
     depth = np.array([int(v).bit_count() for v in child], dtype=np.int64)
     src, dst = (parent + root) % n, (child + root) % n
-    yield _notice(dst, src)  # everybody but the root posts its receive at the beginning
+    yield _notice(dst, src)  # all ranks except the root post their receive at the beginning
     for level in range(1, depth.max(initial=0) + 1):
         here = depth == level
         yield _sent(src[here], dst[here], 0)
 
 
 def all_gather(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """Ring: what each rank brings goes round upwards, in two halves.
+    """Ring: the part of each rank travels round to higher ranks, in two halves.
 
-    Two ranks do not use both directions at once. Each posts its send before its receive, and the
-    one that comes later finds the other's notice: its data go at once and its own notice waits
-    behind them. So the earlier rank (here: position 1) is always half a part behind, and the whole
-    takes three halves, not two. In longer rings data and notices go different ways.
+    Two ranks do not use both directions at once. Each posts its send before its receive. The rank
+    that is later finds the other's notice, so its data leave at once, and its own notice waits
+    behind them. So the earlier rank (here position 1) is always half a part behind, and the whole
+    takes the time of three halves, not two. In longer rings data and notices go to different ranks.
 
     **Cost** 2(n-1) rounds, 4 for two ranks. Each rank sends n-1 parts.
     **Source** gloo/allgather.cc; the order of notices and data: ``sendAsyncMode`` in
@@ -212,12 +214,12 @@ def gather(n: int, nbytes: Bytes, *, itemsize: int = 1, root: int = 0) -> Schedu
 
 
 def reduce_scatter(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """An `all_reduce` of the whole, of which each rank keeps its part.
+    """An `all_reduce` of the whole vector. Each rank then keeps its part.
 
-    So it is for ``dist.reduce_scatter_tensor``. ``dist.reduce_scatter``, which takes a list, makes
-    an all_reduce of each tensor of the list: `reduce_scatter_of_list`.
+    ``dist.reduce_scatter_tensor`` works like this. ``dist.reduce_scatter``, which takes a list,
+    makes an all_reduce of each tensor of the list: `reduce_scatter_of_list`.
 
-    **Cost** that of `all_reduce`.
+    **Cost** the same as `all_reduce`.
     **Source** ProcessGroupGloo.cpp, ``reduce_scatter_tensor_coalesced``.
     """
     whole = all_reduce(n, int(parts_of(nbytes, n, itemsize).sum()), itemsize=itemsize)
@@ -225,9 +227,9 @@ def reduce_scatter(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
 
 
 def reduce_scatter_of_list(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """An `all_reduce` of each rank's part, of which each rank keeps one. See `reduce_scatter`.
+    """An `all_reduce` of each rank's part. Each rank then keeps one. See `reduce_scatter`.
 
-    **Cost** n times that of `all_reduce` of a part.
+    **Cost** n times the cost of `all_reduce` of a part.
     **Source** seen on the wire (tests/core/test_gloo.py).
     """
     parts = parts_of(nbytes, n, itemsize)
@@ -242,9 +244,9 @@ def reduce_scatter_of_list(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Sched
 
 
 def all_to_all(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """Everybody sends to everybody at once.
+    """Every rank sends to every other rank at once.
 
-    Two ranks send one after the other, for the reason given for `all_gather`.
+    Two ranks send one after the other, for the reason given in `all_gather`.
 
     **Cost** 2 rounds, 3 for two ranks; n(n-1) transfers. **Source** gloo/alltoall.cc.
     """
@@ -267,7 +269,7 @@ def _all_to_all_of_two():
 
 
 def barrier(n: int, nbytes: int = 0, *, itemsize: int = 1) -> Schedule:
-    """Dissemination: in round d, rank r tells rank r + 2**d.
+    """Dissemination: in round d, rank r sends a notice to rank r + 2**d.
 
     **Cost** 2 ceil(log2 n) rounds, n transfers of nothing every second round.
     **Source** gloo/barrier.cc.
@@ -283,7 +285,7 @@ def _barrier_moves(n):
 
 
 def send(nbytes: int) -> Schedule:
-    """One send and its recv: position 0 sends to position 1. It is no collective.
+    """One send and its recv: position 0 sends to position 1. This is no collective.
 
     **Cost** 2 rounds, one transfer. **Source** gloo/transport/tcp/pair.cc, ``send`` and ``recv``.
     """
@@ -308,5 +310,5 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Schedule]]] = {
 
 
 def choose(kind: str, n: int, nbytes: int) -> str:
-    """The name of the algorithm that Gloo uses: it has one for each kind, whatever the size."""
+    """The name of the algorithm that Gloo uses. It has one for each kind, for all sizes."""
     return next(iter(ALGORITHMS[kind]))

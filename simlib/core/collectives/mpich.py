@@ -1,8 +1,8 @@
-"""What MPICH chooses, by size and by who shares a node with whom.
+"""The algorithms that MPICH chooses, by size and by which ranks share a node.
 
-**Source** MPICH at commit 6a79bf6575c3: maint/tuning/coll/ch4/generic.json says which composition a
-collective takes (in two levels, or in one), src/mpid/ch4/src/ch4_coll_impl.h what each of them
-does.
+**Source** MPICH at commit 6a79bf6575c3. maint/tuning/coll/ch4/generic.json says which composition a
+collective uses (two levels or one level). src/mpid/ch4/src/ch4_coll_impl.h defines each
+composition.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ REDUCE_SHORT = 2048
 def choose(
     kind: str, n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None
 ) -> str:
-    """The name of the algorithm: in two levels where several ranks share a node, else `one_level`.
+    """The name of the algorithm: two levels if several ranks share a node, else `one_level`.
 
-    Long vectors of broadcast and all_reduce go in one level; scatter, gather, all_gather,
-    reduce_scatter and all_to_all do always.
+    Long vectors of broadcast and all_reduce use one level. scatter, gather, all_gather,
+    reduce_scatter and all_to_all use one level for all sizes.
 
     Parameters
     ----------
     nodes : sequence of int, shape (n,), optional
-        Node of each position; where not given, each has one of its own.
+        Node of each position; by default each position has its own node.
 
-    **Source** maint/tuning/coll/ch4/generic.json; where each rank is alone MPICH makes no
-    communicators of nodes (src/mpi/comm/commutil.c, MPIR_Comm_commit). All in one node, an
-    all_reduce goes in one level; a broadcast goes by way of the node's first rank, too.
+    **Source** maint/tuning/coll/ch4/generic.json. If each rank is alone in its node, MPICH makes no
+    communicators of nodes (src/mpi/comm/commutil.c, MPIR_Comm_commit). If all ranks are in one
+    node, an all_reduce uses one level, but a broadcast still goes through the node's first rank.
     """
     count = n if nodes is None else len(np.unique(nodes))
     name = _two_level(kind, n, nbytes, count) if count < n else None
@@ -44,7 +44,7 @@ def choose(
 
 
 def _two_level(kind, n, nbytes, count):
-    """The composition where nodes are shared; None for that of one level."""
+    """The composition for ranks that share nodes. None if it has one level."""
     if kind == "broadcast":
         if n < BROADCAST_MIN_RANKS or nbytes < BROADCAST_SHORT:
             return "smp"
@@ -57,13 +57,13 @@ def _two_level(kind, n, nbytes, count):
 
 
 def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
-    """By size, as MPICH chooses where each node has one rank.
+    """MPICH's choice by size, if each node has one rank.
 
-    A vector of fewer elements than ranks is not cut: it is reduced whole.
+    A vector with fewer elements than ranks is not cut, but reduced whole.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
-    ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). Left out: Bruck's all_to_all for parts of at most 256
-    bytes; they are spread, as those up to 32 KiB.
+    ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). One difference: MPICH uses Bruck's all_to_all for parts
+    of at most 256 bytes. Here these parts use ``spread``, like parts up to 32 KiB.
     """
     is_power = n & (n - 1) == 0
     is_short = nbytes <= REDUCE_SHORT or nbytes // itemsize < 1 << (n.bit_length() - 1)
@@ -89,25 +89,25 @@ def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
 
 # -- In two levels: in the nodes, and among the first ranks of the nodes ---------------------------
 #
-# Each level is a collective of its own, for which `one_level` chooses by size. A level's ranks
-# go on as soon as they have done their part; no rank waits for other nodes beyond that.
+# Each level is a collective of its own, for which `one_level` chooses by size. A rank continues
+# with the next level as soon as it has done its part. It does not wait for other nodes.
 #
 # **Source** MPICH at commit 6a79bf6575c3, src/mpid/ch4/src/ch4_coll_impl.h (the compositions alpha
 # and beta of broadcast and reduce, alpha of all_reduce and barrier); most of them are also in
-# src/mpi/coll/*/*_intra_smp.c. Left out: in a node MPICH copies through memory that all ranks
-# share, if it can (its release_gather); here, and where it cannot, a node's ranks send messages.
+# src/mpi/coll/*/*_intra_smp.c. One difference: in a node MPICH copies through memory that all ranks
+# share, if it can (its release_gather). Here a node's ranks always send messages.
 
 MODULES = {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce}
 
 
 class _Levels:
-    """A collective that is put together of others, level after level.
+    """A collective that is composed of others, level after level.
 
     Parameters
     ----------
     kind, name : str
     vector : tuple of int
-        Its bytes, and those of an element.
+        Bytes of the vector, and bytes of an element.
     nodes : sequence of int, shape (n,)
     root : int or None
     """
@@ -126,7 +126,7 @@ class _Levels:
         )
 
     def in_nodes(self, kind, nodes, root=0):
-        """In each of some nodes, those of one size together; ``root`` is a place in the node."""
+        """The collective in each of some nodes, grouped by size; ``root`` is a place in a node."""
         by_size = {}
         for node in nodes:
             by_size.setdefault(len(self._members[node]), []).append(self._members[node])
@@ -135,18 +135,18 @@ class _Levels:
         )
 
     def among_firsts(self, kind, root=0):
-        """Among the nodes' first ranks."""
+        """The collective among the nodes' first ranks."""
         self._parts.append([(self._chosen(kind, len(self.firsts), root), self.firsts[None, :])])
 
     def hand_over(self, src, dst):
-        """The whole vector, from one rank to another."""
+        """One message with the whole vector, from one rank to another."""
         if src != dst:
             sizes = split(self._nbytes, 1, self._itemsize)
             one = Schedule.of("send", "send", 2, sizes, [Moves(np.array([0]), np.array([1]))])
             self._parts.append([(one, np.array([[src, dst]]))])
 
     def others(self, node):
-        """All nodes but one."""
+        """All nodes except one."""
         return [other for other in range(len(self._members)) if other != node]
 
     @property
@@ -162,7 +162,7 @@ class _Levels:
         return function(n, self._nbytes, self._itemsize, **rooted)
 
     def schedule(self):
-        """The whole."""
+        """The whole collective."""
         cuts = [_cut(part) for level in self._parts for part, _ in level]
         whole = _common(cuts)
         moves = chain.from_iterable(
@@ -174,12 +174,12 @@ class _Levels:
 
 
 def _cut(part):
-    """Where the chunks of a schedule begin, and where the last one ends, in bytes."""
+    """The bytes at which the chunks of a schedule begin, and at which the last one ends."""
     return np.concatenate(([0], np.cumsum(part.chunk_nbytes)))
 
 
 def _common(cuts):
-    """All cuts of several schedules; the end as often as in the one with most empty chunks."""
+    """All cuts of several schedules. The end appears as often as the most empty chunks need."""
     nbytes = cuts[0][-1]
     inner = np.unique(np.concatenate([cut[cut < nbytes] for cut in cuts]))
     ends = max(int((cut == nbytes).sum()) for cut in cuts)
@@ -187,7 +187,7 @@ def _common(cuts):
 
 
 def _embedded(part, groups, whole):
-    """A schedule's rounds in several groups at once, on the chunks of the common cut.
+    """A schedule's rounds in several groups at once, with the chunks of the common cut.
 
     Parameters
     ----------
@@ -209,11 +209,11 @@ def _embedded(part, groups, whole):
 def broadcast_smp(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """To the first rank of the root's node, from there to the nodes' first ones, then in the nodes.
+    """To the first rank of the root's node, then to the nodes' first ranks, then in the nodes.
 
-    For short vectors, and fewer than 8 ranks. The root gets what it has once more in its node.
+    For short vectors, and for fewer than 8 ranks. The root receives its own data again in its node.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_alpha.
     """
@@ -227,11 +227,11 @@ def broadcast_smp(
 def broadcast_smp_from_root(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """In the root's node first, then to the nodes' first ranks, then in the other nodes.
+    """First in the root's node, then to the nodes' first ranks, then in the other nodes.
 
-    For middle sizes. Where the root is the first rank of its node, that node comes last, too.
+    For middle sizes. If the root is the first rank of its node, that node is in the last phase too.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Bcast_intra_composition_beta.
     """
@@ -246,11 +246,11 @@ def broadcast_smp_from_root(
 def reduce_smp(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """In all nodes but the root's, then to the first rank of the root's node, then in that node.
+    """In all nodes except the root's, then to the first rank of the root's node, then in that node.
 
     For short vectors.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_beta.
     """
@@ -264,11 +264,11 @@ def reduce_smp(
 def reduce_smp_by_first(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """In all nodes, then to rank 0, which hands the sum to the root.
+    """First in all nodes, then to rank 0, which sends the sum to the root.
 
     For long vectors.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Reduce_intra_composition_alpha.
     """
@@ -284,9 +284,9 @@ def all_reduce_smp(
 ) -> Schedule:
     """Reduce in the nodes, all_reduce among their first ranks, broadcast in the nodes.
 
-    For vectors of at most 32 KiB: of longer ones, all ranks have a part in one level.
+    For vectors of at most 32 KiB. Longer vectors use one level, in which all ranks take part.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Allreduce_intra_composition_alpha.
     """
@@ -298,11 +298,11 @@ def all_reduce_smp(
 
 
 def barrier_smp(n: int, nodes: Sequence[int] | None = None) -> Schedule:
-    """A barrier in the nodes, one among their first ranks, a broadcast in the nodes.
+    """A barrier in the nodes, then one among their first ranks, then a broadcast in the nodes.
 
-    MPICH's broadcast has one byte, this one none.
+    MPICH's broadcast sends one byte, and this one sends none.
 
-    **Cost** that of its parts.
+    **Cost** the sum of its parts.
 
     **Source** MPICH, ch4_coll_impl.h, MPIDI_Barrier_intra_composition_alpha.
     """

@@ -1,8 +1,9 @@
 """Collectives of parts, one for each rank.
 
-scatter: the root has n parts, rank r gets part r. gather: rank r has part r, the root gets all.
-all_gather: rank r has part r, every rank gets all. reduce_scatter: every rank brings n parts, rank
-r gets the sum of all parts r. all_to_all: rank i has n parts, part j goes to rank j.
+scatter: the root has n parts, and rank r gets part r. gather: rank r has part r, and the root gets
+all parts. all_gather: rank r has part r, and every rank gets all parts. reduce_scatter: every rank
+has n parts, and rank r gets the sum of all parts r. all_to_all: every rank has n parts, and part j
+goes to rank j.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ def scatter_flat(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Sch
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     moves = (Moves(np.array([root]), other, other) for other in in_turn(n, root))
     return Schedule.of("scatter", "flat", n, parts_of(nbytes, n, itemsize), moves, root)
 
 
 def scatter_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """The root sends all parts at once: one round, in which they share its link.
+    """The root sends all parts at once: one round, in which the messages share its link.
 
     **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
 
-    **Source** grouped sends, as torch.distributed has NCCL do it.
+    **Source** grouped sends, as in torch.distributed with NCCL.
     """
     others = np.delete(np.arange(n), root)
     moves = [Moves(np.full(n - 1, root), others, others)]
@@ -50,7 +51,7 @@ def scatter_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> S
 
 
 def scatter_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Down a binomial tree: each hands on the parts of those farther off.
+    """Parts go down a binomial tree: each rank passes on the parts of the ranks beyond it.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -68,18 +69,18 @@ def gather_flat(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Sche
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `(n > 1) * nbytes / n`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     moves = (Moves(other, np.array([root]), other) for other in in_turn(n, root))
     return Schedule.of("gather", "flat", n, parts_of(nbytes, n, itemsize), moves, root)
 
 
 def gather_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """All ranks send at once: one round, in which they share the root's link ("incast").
+    """All ranks send at once: one round, in which the messages share the root's link ("incast").
 
     **Cost** rounds `min(n - 1, 1)`, messages `n - 1`, bytes per rank `(n > 1) * nbytes / n`.
 
-    **Source** grouped receives, as torch.distributed has NCCL do it.
+    **Source** grouped receives, as in torch.distributed with NCCL.
     """
     others = np.delete(np.arange(n), root)
     moves = [Moves(others, np.full(n - 1, root), others)]
@@ -87,9 +88,9 @@ def gather_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Sc
 
 
 def gather_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Down a binomial tree: each hands on all it has got so far.
+    """Parts go down a binomial tree: each rank passes on all parts it has so far.
 
-    **Cost** rounds `lg_up`, messages `n - 1`; where n is a power of two, bytes per rank
+    **Cost** rounds `lg_up`, messages `n - 1`; if n is a power of two, bytes per rank
     `(n > 1) * p / 2 * nbytes / n`.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
@@ -102,7 +103,7 @@ def gather_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> 
 
 
 def all_gather_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Each part goes round the ring: for long vectors.
+    """Each part travels round the ring: for long vectors.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -112,12 +113,12 @@ def all_gather_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_gather_recursive_doubling(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Each exchanges all it has at distance 1, 2, 4, ...; twice as much every time.
+    """Ranks exchange all they have at distance 1, 2, 4, ...: twice as much in every round.
 
-    Where n is no power of two, folded ranks hand their part to a neighbour first and get all others
-    from it at the end: their neighbours send most.
+    If n is no power of two, folded ranks first send their part to a neighbour, and get all other
+    parts from it at the end. These neighbours send the most bytes.
 
-    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; where n is a power of two,
+    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; if n is a power of two,
     bytes per rank `(n - 1) * nbytes / n`.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1); folding: Rabenseifner 2004.
@@ -133,7 +134,7 @@ def all_gather_recursive_doubling(n: int, nbytes: Bytes, itemsize: int = 1) -> S
 
 
 def all_gather_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Each gets from rank r + d all that has, for d = 1, 2, 4, ...: few rounds for any n.
+    """Rank r gets all parts that rank r + d has, for d = 1, 2, 4, ...: few rounds for any n.
 
     **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -149,7 +150,7 @@ def all_gather_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def reduce_scatter_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Each part goes round the ring and grows.
+    """Each part travels round the ring, and every rank adds its own data to it.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -160,9 +161,9 @@ def reduce_scatter_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def reduce_scatter_recursive_halving(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """At distance p/2, p/4, ..., 1 each sends the half it will not keep.
+    """At distance p/2, p/4, ..., 1 each rank sends the half that it will not keep.
 
-    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; where n is a power of two,
+    **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; if n is a power of two,
     bytes per rank `(n - 1) * nbytes / n`.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1).
@@ -174,7 +175,7 @@ def reduce_scatter_recursive_halving(n: int, nbytes: Bytes, itemsize: int = 1) -
 
 
 def reduce_scatter_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """In round k each sends rank r + k its part: nothing travels twice.
+    """In round k each rank r sends rank r + k its part, so no data travel twice.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -189,11 +190,11 @@ def reduce_scatter_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedul
 
 # -- all_to_all ------------------------------------------------------------------------------------
 #
-# ``nbytes`` is what one rank brings; or the bytes from i to j, as an array of shape (n, n).
+# ``nbytes`` is the bytes of one rank's parts, or an array of shape (n, n): the bytes from i to j.
 
 
 def all_to_all_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """In round k each sends to rank r + k and receives from rank r - k.
+    """In round k each rank r sends to rank r + k and receives from rank r - k.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -206,13 +207,13 @@ def all_to_all_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_to_all_spread(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """All at once: one round, in which the messages of a rank share its link.
+    """All ranks send all parts at once: one round, in which messages of a rank share its link.
 
     **Cost** rounds `min(n - 1, 1)`, messages `n * (n - 1)`, bytes per rank
     `(n - 1) * nbytes / n`.
 
-    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1): all sends and receives posted,
-    then waited for.
+    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1): post all sends and receives, then
+    wait for them.
     """
     ranks = np.arange(n)
     shift = np.arange(1, n)[:, None]
@@ -223,12 +224,12 @@ def all_to_all_spread(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_to_all_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Parts travel by the bits of how far they go: few rounds, more bytes, for short parts.
+    """Parts travel by the bits of their distance: few rounds but more bytes, for short parts.
 
-    A part that is to go o ranks on moves d ranks on in the round of distance d = 1, 2, 4, ...,
-    where o has that bit; a rank sends all parts that move in a round as one message.
+    Consider a part that must travel o ranks. In the round of distance d = 1, 2, 4, ... it moves d
+    ranks on if o has that bit. A rank sends all parts that move in a round as one message.
 
-    **Cost** rounds `lg_up`, messages `n * lg_up`; where n is a power of two, bytes per rank
+    **Cost** rounds `lg_up`, messages `n * lg_up`; if n is a power of two, bytes per rank
     `lg_up * nbytes / 2`.
 
     **Source** Bruck et al. 1997, IEEE TPDS 8(11); Thakur, Rabenseifner and Gropp 2005, IJHPCA
@@ -238,7 +239,7 @@ def all_to_all_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def _by_bits(n):
-    """In the round of distance d rank r sends what has come to it, or is its own, and has bit d."""
+    """In the round of distance d rank r sends all parts with bit d that it received or owns."""
     ranks = np.arange(n)
     for d in powers_below(n):
         far = ranks[ranks & d > 0]
@@ -251,7 +252,7 @@ def _by_bits(n):
 def bruck_in_bulk(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
     """`all_to_all_bruck` with each message as a chunk of its own: n lg n sizes, not n * n.
 
-    The same messages and bytes; what they carry is not said.
+    Messages and bytes are the same, but the schedule does not say which parts a message carries.
     """
     sizes = split(nbytes, n, itemsize)
     ranks, rounds, found = np.arange(n), powers_below(n), []

@@ -1,4 +1,4 @@
-"""reduce: every rank brings a vector, the root gets the sum."""
+"""reduce: every rank has a vector, and the root gets the sum."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
     **Cost** rounds `n - 1`, messages `n - 1`, bytes per rank `nbytes`.
 
-    **Source** what one writes first.
+    **Source** the obvious first version.
     """
     moves = (Moves(other, np.array([root]), adds=True) for other in in_turn(n, root))
     return Schedule.of("reduce", "flat", n, split(nbytes, 1, itemsize), moves, root)
 
 
 def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Sums run down a binomial tree: for short vectors.
+    """Sums go down a binomial tree: for short vectors.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `nbytes`.
 
@@ -39,12 +39,12 @@ def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 def rabenseifner(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
     """Reduce-scatter by recursive halving, then a binomial gather: for long vectors.
 
-    The vector is cut into p chunks. As in `all_reduce.rabenseifner` the largest halves go to the
-    neighbour at distance 1. Odd ranks are folded into the even ones before them; where the root is
-    one of those, it takes the place of rank 0 before the gather.
+    The vector is cut into p chunks. As in `all_reduce.rabenseifner`, the largest halves go to the
+    neighbour at distance 1. Odd ranks are folded into the even ranks before them. If the root is a
+    folded rank, it takes the place of rank 0 before the gather.
 
     **Cost** rounds `2 * lg + folds + root_folded`, messages
-    `p * lg + extra + p - 1 + root_folded`; where n is a power of two, bytes per rank
+    `p * lg + extra + p - 1 + root_folded`; if n is a power of two, bytes per rank
     `(n - 1) * nbytes / n + (n > 1) * p / 2 * nbytes / n`.
 
     **Source** Rabenseifner 2004, ICCS, LNCS 3036; Thakur, Rabenseifner and Gropp 2005, IJHPCA
@@ -75,11 +75,11 @@ def chain(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """The chain of `broadcast.chain` backwards: sums run towards the root in s chunks.
+    """The chain of `broadcast.chain` backwards: sums go towards the root in s chunks.
 
     **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
 
-    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS, turned round.
+    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS, in reverse.
     """
     s = chain_chunks(n, nbytes, chunks, link)
     sizes = split(nbytes, s, itemsize)
@@ -102,7 +102,7 @@ def double_tree(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Up two binary trees, half of the bytes each: `broadcast.double_tree` backwards.
+    """Sums go up two binary trees, half of the bytes in each: `broadcast.double_tree` backwards.
 
     **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.
 

@@ -1,8 +1,8 @@
-"""What a collective is made of: rounds of messages, each with the chunks it carries.
+"""The schedule of a collective: rounds of messages, each with the chunks it carries.
 
-The data of a collective are cut into *chunks*, numbered alike on every rank; a message carries a
-run of them. So a schedule says what moves where, and the bytes follow from it: a test carries the
-chunks out and proves that the right result comes about.
+The data of a collective are cut into *chunks* with the same numbers on every rank. A message
+carries several consecutive chunks. So a schedule says which chunks move where, and determines the
+bytes. A test moves the chunks as the schedule says, and proves that the result is right.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .steps import Moves
 
 Bytes: TypeAlias = int | np.ndarray | Sequence[int]
-"""Bytes of the whole, or of each part."""
+"""Bytes of all data, or of each part."""
 
 BY_ALL_CARDS = frozenset({"ring", "chain"})
-"""Algorithms whose messages leave a node by the cards of all members there, as those of NCCL."""
+"""Algorithms whose messages leave a node over the cards of all members there, as in NCCL."""
 
 KINDS = (
     "broadcast",
@@ -38,12 +38,12 @@ KINDS = (
     "all_to_all",
     "barrier",
 )
-"""The collectives that are known."""
+"""The kinds of collectives that a schedule can have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """One round: arrays with an entry for each message. As `Moves`, with the bytes."""
+    """One round. It contains `Moves` and their bytes, as arrays with an entry for each message."""
 
     src: np.ndarray
     dst: np.ndarray
@@ -61,9 +61,9 @@ class Round:
 class Schedule:
     """The messages of one collective.
 
-    A rank enters round k when its own messages of all earlier rounds are done; no rank waits for
-    others beyond that. In a round it sends and receives at the same time. A message starts when
-    both its ends have entered its round.
+    A rank enters round k when its own messages of all earlier rounds are done. It waits for no
+    other messages. In a round a rank sends and receives at the same time. A message starts when
+    both its sender and its receiver have entered its round.
 
     Attributes
     ----------
@@ -73,10 +73,10 @@ class Schedule:
         Size of the group.
     chunk_nbytes : ndarray of int
         Bytes of each chunk. For all_gather, gather, scatter and reduce_scatter chunk i belongs to
-        position i; for all_to_all chunk ``i * n + j`` goes from i to j.
+        position i. For all_to_all chunk ``i * n + j`` goes from position i to position j.
     rounds : tuple of Round
     root : int or None
-        Position of the root, where the collective has one.
+        Position of the root. It is None if the collective has no root.
     """
 
     kind: str
@@ -96,9 +96,9 @@ class Schedule:
         moves: Iterable[Moves],
         root: int | None = None,
     ) -> Schedule:
-        """Weigh what an algorithm states: ``moves`` are its rounds, as `Moves`, in order.
+        """The schedule of an algorithm whose rounds are ``moves``, as `Moves`, in order.
 
-        **Cost** O(number of messages + rounds * chunks where messages carry several chunks).
+        **Cost** O(number of messages + rounds * chunks if messages carry several chunks).
         """
         chunk_nbytes = np.asarray(chunk_nbytes, dtype=np.int64)
         columns: dict[tuple, np.ndarray] = {}
@@ -106,7 +106,7 @@ class Schedule:
         return cls(kind, algorithm, n, chunk_nbytes, rounds, root)
 
     def way(self, topology: Topology, members: Sequence[int] | np.ndarray) -> Topology:
-        """As `way_of` its algorithm."""
+        """The result of `way_of` for the algorithm of the schedule."""
         return way_of(self.algorithm, topology, members)
 
     @property
@@ -142,9 +142,9 @@ class Schedule:
 
 
 def _weigh(moves, chunk_nbytes, columns):
-    """A `Round` of `Moves`; arrays that are whole already stay the same objects.
+    """The `Round` of some `Moves`. Arrays that are complete already stay the same objects.
 
-    ``columns`` keeps what single values became, so that rounds share them.
+    ``columns`` keeps the arrays made from single values, so that rounds share them.
     """
     src, dst = np.asarray(moves.src), np.asarray(moves.dst)
     stated = moves.first, moves.count, moves.adds
@@ -174,7 +174,7 @@ def split(nbytes: int, parts: int, itemsize: int = 1) -> np.ndarray:
     Parameters
     ----------
     nbytes : int
-        Bytes of the whole; may be less than one element for each part: then parts are empty.
+        Bytes of all data. If there are fewer elements than parts, some parts are empty.
     parts : int
     itemsize : int
         Bytes of one element.
@@ -191,24 +191,28 @@ def split(nbytes: int, parts: int, itemsize: int = 1) -> np.ndarray:
     check_count("nbytes", nbytes, low=0)
     check_count("itemsize", itemsize)
     if nbytes % itemsize:
-        raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
+        raise InvalidCallError(
+            f"{nbytes} bytes are not a whole number of elements of {itemsize} bytes"
+        )
     size, larger = divmod(nbytes // itemsize, parts)
     return (size + (np.arange(parts) < larger)) * np.int64(itemsize)
 
 
 def parts_of(nbytes: Bytes, parts: int, itemsize: int = 1) -> np.ndarray:
-    """`split`, or the sizes themselves where they are given for each part.
+    """The sizes from `split`, or the given sizes if there is one for each part.
 
     Parameters
     ----------
     nbytes : int or array of int
-        Bytes of the whole, or of each of the ``parts``.
+        Bytes of all data, or bytes of each of the ``parts``.
     """
     if np.ndim(nbytes) == 0:
         return split(cast(int, nbytes), parts, itemsize)
     sizes = np.asarray(nbytes, dtype=np.int64).ravel()
     if len(sizes) != parts or sizes.min(initial=0) < 0:
-        raise InvalidCallError(f"{len(sizes)} part sizes for {parts} parts: give one for each")
+        raise InvalidCallError(
+            f"{len(sizes)} part sizes for {parts} parts: give one size for each part"
+        )
     return sizes
 
 
@@ -221,7 +225,7 @@ RING_SEGMENT_BYTES = 1 << 20
 def _unless_given(
     best: Callable[[int, int, Link | None], int],
 ) -> Callable[..., int]:
-    """A function of n, nbytes, chunks and link: the chunks if given, else the best number."""
+    """A function of n, nbytes, chunks and link that gives ``chunks``, or by default the best."""
 
     @functools.wraps(best)
     def chunks_of(n, nbytes, chunks, link=None):
@@ -256,24 +260,24 @@ def tree_chunks(n: int, nbytes: int, link: Link | None) -> int:
 
 
 def best_chunks(n: int, nbytes: int, link: Link) -> int:
-    """The number of chunks s that makes (n + s - 2) (latency + nbytes / s / bandwidth) least.
+    """The number of chunks s that minimizes (n + s - 2) (latency + nbytes / s / bandwidth).
 
-    That is sqrt(nbytes / bandwidth (n - 2) / latency), rounded; at least 1, at most one for each
-    byte.
+    It is sqrt(nbytes / bandwidth (n - 2) / latency), rounded, at least 1, and at most one chunk for
+    each byte.
     """
     return _best(n - 2, nbytes, link)
 
 
 def best_tree_chunks(n: int, nbytes: int, link: Link) -> int:
-    """The s that makes (ceil(lg n) + s - 1) (latency + nbytes / (2 s) / bandwidth) least.
+    """The s that minimizes (ceil(lg n) + s - 1) (latency + nbytes / (2 s) / bandwidth).
 
-    As `best_chunks`: each tree has half of the bytes.
+    This is as in `best_chunks`, but each tree has half of the bytes.
     """
     return _best((n - 1).bit_length() - 1, (nbytes + 1) // 2, link)
 
 
 def _best(fill, nbytes, link):
-    """Where it takes ``fill`` rounds until the last rank has something to do."""
+    """The best number of chunks if the last rank has nothing to do for ``fill`` rounds."""
     if fill <= 0 or nbytes == 0 or isinf(link.bandwidth_Bps):
         return 1
     if link.latency_s == 0:
@@ -283,9 +287,9 @@ def _best(fill, nbytes, link):
 
 
 def way_of(algorithm: str, topology: Topology, members: Sequence[int] | np.ndarray) -> Topology:
-    """A topology as the messages of an algorithm cross it, on a group of these ranks."""
+    """The topology that the messages of an algorithm cross, for a group of these ranks."""
     return topology.of_ring(members) if algorithm in BY_ALL_CARDS else topology
 
 
 CHUNKS = {"chain": chain_chunks, "ring_segmented": ring_chunks, "double_tree": tree_chunks}
-"""Of each algorithm that takes ``chunks``: how many where they are given or not, as a function."""
+"""For each algorithm that takes ``chunks``, a function that gives the number of chunks."""

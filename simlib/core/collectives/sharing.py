@@ -1,9 +1,9 @@
 """The messages of a schedule through shared links, in numpy: for many ranks at once.
 
-What makes it fast: a message that starts at time t draws bandwidth one latency later, not before.
-So within one latency from now it is known who will draw; and transfers that share no link, not
-even through others, cannot influence each other in that window. All such sets of transfers move on
-at once, each through its own moments: an array operation serves the next moment of every set.
+A message that starts at time t uses bandwidth only one latency later. So for one latency from now
+it is known which messages will use bandwidth. In that window, transfers cannot influence each other
+unless they share a link, directly or through other transfers. This makes the code fast: all such
+sets of transfers move on at once, and one array operation handles the next event of every set.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def through_shared_links(
 
 
 def _due(messages, start_s, pool):
-    """Those that start before anything else may, and the rest."""
+    """The messages that start before anything else may happen, and the rest."""
     starts_s = start_s[messages]
     is_due = starts_s <= (pool.next_s() if len(pool) else starts_s.min())
     return messages[is_due], messages[~is_due]
 
 
 def _has_pair_twice(schedule):
-    """Whether in a round a rank sends another two messages: else none of a pair ever meet."""
+    """Whether in some round a rank sends another rank two messages, so that a pair's may meet."""
     seen = {(id(round_.src), id(round_.dst)): round_ for round_ in schedule.rounds}
     return any(pair_twice(round_.src, round_.dst, schedule.n) for round_ in seen.values())
 
@@ -89,10 +89,10 @@ def pair_twice(src: np.ndarray, dst: np.ndarray, n: int) -> bool:
 
 
 def _survey(topology, src, dst):
-    """What the messages have in common: their lookahead, and the columns of paths they use.
+    """Properties of all messages: their lookahead, and the columns of paths that they use.
 
-    The lookahead is the least latency of a message that draws bandwidth: a new message leaves
-    those under way alone for so long.
+    The lookahead is the least latency of a message that uses bandwidth. For this long, a new
+    message does not affect the messages under way.
     """
     same = topology.node_of[src] == topology.node_of[dst]
     examples = [np.flatnonzero(where)[0] for where in (same, ~same) if where.any()]
@@ -104,18 +104,18 @@ def _survey(topology, src, dst):
 
 
 def _distinct(numbers):
-    """As `numpy.unique`, faster for some thousand."""
+    """Like `numpy.unique`, but faster for some thousand values."""
     numbers = np.sort(numbers)
     return numbers[np.diff(numbers, prepend=-1) > 0]
 
 
 class _Order:
-    """Which message goes before which, of those from one rank to another.
+    """The order of the messages from one rank to another.
 
     Attributes
     ----------
     before : ndarray of int
-        For each message that has started the one before it, or `NONE`.
+        For each started message, the message before it, or `NONE`.
     """
 
     def __init__(self, src, dst):
@@ -126,7 +126,7 @@ class _Order:
         self.before = np.full(len(src), NONE)
 
     def start(self, messages, start_s):
-        """These start; they are told in the order of their starts, pair by pair."""
+        """Note that these messages start. They are given in order of their starts, pair by pair."""
         pair = self._pair[messages]
         order = np.lexsort((messages, start_s, pair))
         messages, pair = messages[order], pair[order]
@@ -136,11 +136,12 @@ class _Order:
 
 
 class _Progress:
-    """Which rank is in which round, and so which messages have started.
+    """The round of each rank, and so the messages that have started.
 
-    A *stage* is a rank's part in one round, where it has one; stages are numbered by rank, then
-    round. A message starts when the stages of both its ends have been entered, an eager one when
-    its sender's has. A stage is done when it has been entered and all its halves of messages are.
+    A *stage* is a rank's part in one round, if it has one. Stages are numbered by rank, then by
+    round. A message starts when its sender and its receiver have entered their stages. An eager
+    message starts when its sender has entered its stage. A stage is done when its rank has entered
+    it and all its halves of messages are done.
     """
 
     def __init__(self, schedule, starts, reduce_Bps, eager_limit_bytes):
@@ -169,13 +170,13 @@ class _Progress:
         stage = np.empty(len(order), dtype=index)
         stage[order] = np.cumsum(is_new, dtype=index) - 1
         self._sends_in, self._receives_in = stage[:messages], stage[messages:]
-        # Of each stage: its halves that are not done, and one more until it has been entered.
+        # For each stage the number of its halves that are not done, plus one until it is entered.
         self._open = np.diff(self._first) + 1
         self._stage_end_s = np.full(len(first), -inf)
         added = np.bincount(self._receives_in, self.nbytes * adds, len(first))
         self._reducing_s = added / reduce_Bps
         self._is_eager = self.nbytes <= eager_limit_bytes
-        self._ends_missing = np.full(messages, 2)  # of each message: ends not yet in its round
+        self._ends_missing = np.full(messages, 2)  # by message: ranks not yet in its round
         self._starts = starts
         self.start_s = np.full(messages, -inf)
         self.end_s = np.full(messages, inf)
@@ -187,7 +188,7 @@ class _Progress:
         return self._enter(first, self._starts[self._rank[first]])
 
     def finish(self, messages, ends_s):
-        """These messages are done; returns those that start thereby."""
+        """Note that these messages are done. Returns the messages that may start now."""
         if not len(messages):
             return messages
         self.end_s[messages] = ends_s
@@ -197,13 +198,13 @@ class _Progress:
         return self._enter(*self._go_on(done))
 
     def _done_in(self, stages, times_s):
-        """One thing more is done in each of these stages; returns those in which all is."""
+        """Note one more thing done in each of these stages. Returns the complete stages."""
         np.maximum.at(self._stage_end_s, stages, times_s)
         np.subtract.at(self._open, stages, 1)
         return _distinct(stages[self._open[stages] == 0])
 
     def _go_on(self, done):
-        """Ranks leave these stages; returns those that they enter, and when."""
+        """Let ranks leave these stages. Returns the stages that they enter, and when."""
         time_s = self._stage_end_s[done] + self._reducing_s[done]
         self.end_of_rank[self._rank[done]] = time_s
         following = np.minimum(done + 1, len(self._rank) - 1)
@@ -233,7 +234,7 @@ class _Progress:
 
 
 class _Pool:
-    """Transfers under way; the same arithmetic as `clockwork.network.Transfer`, on arrays."""
+    """Transfers under way, with the same arithmetic as `clockwork.network.Transfer`, on arrays."""
 
     def __init__(self, topology, lookahead_s, columns, before):
         self.is_done = np.zeros(len(before), dtype=bool)  # by message
@@ -256,12 +257,12 @@ class _Pool:
         return self._due_s.min()
 
     def is_behind(self, messages):
-        """Whether a message that goes before each of these, between the same ranks, is not done."""
+        """Whether, for each message, an earlier one between the same ranks is not done."""
         before = self._before[messages]
         return (before != NONE) & ~self.is_done[before]
 
     def add(self, messages, due_s, left, paths):
-        """More transfers, which will draw from ``due_s`` on."""
+        """Add transfers, which will use bandwidth from ``due_s`` on."""
         self._message = np.concatenate((self._message, messages))
         self._paths = np.concatenate((self._paths, paths))
         self._due_s = np.concatenate((self._due_s, due_s))
@@ -289,10 +290,10 @@ class _Pool:
         return ended
 
     def _turns(self, acts, paths, now_s, is_ended, end_s):
-        """At one moment some transfers end and some have their turn; returns who draws then.
+        """Let some transfers end and others begin. Returns the transfers that then use bandwidth.
 
-        A transfer has its turn when its latency is over and those before it, between the same
-        ranks, are through.
+        A transfer begins when its latency is over and the earlier transfers between the same
+        ranks are done.
         """
         ends = acts & (self._rate_Bps > 0)
         begins = acts & ~ends
@@ -321,7 +322,7 @@ class _Pool:
         return moment_s[label]
 
     def _share(self, which, paths, now_s):
-        """New rates for these; the count of bytes restarts only where the rate changes."""
+        """Set new rates for these. The count of bytes restarts only if the rate changes."""
         rates = fair_rates(paths[which], self._bandwidth_Bps)
         changed = rates != self._rate_Bps[which]
         which, rates = which[changed], rates[changed]
@@ -347,7 +348,7 @@ def connected(paths: np.ndarray, free: int) -> np.ndarray:
     ----------
     paths : ndarray of int, shape (transfers, columns)
     free : int
-        The link id that stands for none.
+        The link id that means "no link".
     """
     label = np.arange(len(paths))
     while True:
@@ -364,16 +365,16 @@ def connected(paths: np.ndarray, free: int) -> np.ndarray:
 def fair_rates(paths: np.ndarray, bandwidth_Bps: np.ndarray) -> np.ndarray:
     """Max-min fair rates, in bytes per second, for all sets of transfers at once.
 
-    A link is a bottleneck where none of its transfers gets less elsewhere: it divides what it has
-    equally. All bottlenecks there are at a time are settled together.
+    A link is a bottleneck if none of its transfers gets less on another link. It then divides its
+    bandwidth equally. All current bottlenecks are settled together.
 
     Parameters
     ----------
     paths : ndarray of int, shape (transfers, columns)
-        Links of each, at least one of them limited; the last link id stands for none. A transfer
-        in several parts crosses the links of each; its rate is that of one part.
+        Links of each transfer, at least one of them limited. The last link id means "no link". A
+        transfer in several parts crosses the links of each part; its rate is the rate of one part.
     bandwidth_Bps : ndarray of float
-        By link.
+        Bandwidth of each link.
     """
     rates = np.empty(len(paths))
     open_ = np.arange(len(paths))

@@ -1,8 +1,8 @@
-"""The steps that collectives are made of. Each is a generator of `Moves`, one for each round.
+"""The steps of which collectives consist. Each is a generator of `Moves`, one for each round.
 
-``n`` ranks at positions 0 to n-1; ``v`` is a position counted from the root. Where n is no power
-of two, p is the largest one below it: n - p ranks hand their part to a neighbour first and get the
-result from it at the end ("folding"; Rabenseifner 2004, ICCS, LNCS 3036).
+``n`` ranks have positions 0 to n-1; ``v`` is a position counted from the root. If n is no power of
+two, p is the largest power of two below n. Then n - p ranks first send their part to a neighbour,
+and get the result from it at the end ("folding"; Rabenseifner 2004, ICCS, LNCS 3036).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..model.errors import InvalidCallError
 
 
 class Moves(NamedTuple):
-    """One round as its algorithm states it; single values stand for all messages of the round.
+    """One round, as an algorithm yields it. A single value applies to all messages of the round.
 
     Attributes
     ----------
@@ -26,10 +26,10 @@ class Moves(NamedTuple):
     first, count : ndarray of int or int
         The message carries chunks ``first .. first + count - 1``, modulo the number of chunks.
     adds : ndarray of bool or bool
-        Whether the receiver adds what comes to what it has, or puts it in its place.
+        Whether the receiver adds the received chunks to its own, or replaces its own.
     order : ndarray of int, optional
-        Where messages carry chunks that are no run: ``first`` and ``count`` then are places in this
-        list of chunks.
+        A list of chunks, for messages that carry chunks which are not consecutive. ``first`` and
+        ``count`` are then places in this list.
     """
 
     src: np.ndarray
@@ -49,7 +49,7 @@ def powers_below(n: int) -> list[int]:
 
 
 def ring_reduce_scatter(n: int) -> Iterator[Moves]:
-    """n - 1 rounds; chunk c goes round from rank c + 1 to rank c, and grows at every stop.
+    """n - 1 rounds; chunk c goes round from rank c + 1 to rank c, and each rank adds its data.
 
     In round k rank r passes chunk r - k - 1 on. At the end rank r has the whole sum of chunk r.
     """
@@ -59,7 +59,7 @@ def ring_reduce_scatter(n: int) -> Iterator[Moves]:
 
 
 def ring_all_gather(n: int) -> Iterator[Moves]:
-    """n - 1 rounds; chunk c goes round from rank c, and is copied at every stop.
+    """n - 1 rounds; chunk c goes round from rank c, and each rank copies it.
 
     In round k rank r passes chunk r - k on. At the end every rank has all chunks.
     """
@@ -78,12 +78,12 @@ def _ring(n):
 
 
 class Folding:
-    """Of n ranks, p = 2^lg n that take part, and n - p that are folded into a neighbour.
+    """Of n ranks, p = 2^lg n take part, and n - p are folded into a neighbour.
 
     The first n - p even ranks are folded into the odd rank after them; with ``into_even`` the first
-    n - p odd ones into the even rank before. ``rank_of[j]`` is the position of participant j; it
-    stands for the ranks, and the chunks, from ``first[j]`` up to ``first[j + 1]``: one, or two
-    where it has a folded neighbour.
+    n - p odd ranks are folded into the even rank before them. ``rank_of[j]`` is the position of
+    participant j. It represents the ranks, and the chunks, from ``first[j]`` up to
+    ``first[j + 1]``: one, or two if it has a folded neighbour.
     """
 
     def __init__(self, n: int, into_even: bool = False) -> None:
@@ -99,7 +99,7 @@ class Folding:
     def in_(
         self, first: np.ndarray | int = 0, count: int = 1, adds: bool = True
     ) -> Iterator[Moves]:
-        """The folded ranks hand their part over."""
+        """The folded ranks send their part to their neighbours."""
         yield Moves(self.folded, self._takers, first, count, adds)
 
     def out(self, first: np.ndarray | int = 0, count: int = 1) -> Iterator[Moves]:
@@ -113,7 +113,7 @@ class Folding:
             yield Moves(self.rank_of, self.rank_of[j ^ d], adds=True)
 
     def halving(self, first: np.ndarray) -> Iterator[Moves]:
-        """lg p rounds; at distance p/2, p/4, ..., 1 each sends the half it will not keep.
+        """lg p rounds; at distance p/2, p/4, ..., 1 each rank sends the half it will not keep.
 
         At the end participant j has the sum of chunks ``first[j]`` up to ``first[j + 1]``.
         """
@@ -124,7 +124,7 @@ class Folding:
             yield Moves(self.rank_of, self.rank_of[j ^ d], first[theirs], count, adds=True)
 
     def doubling(self, first: np.ndarray) -> Iterator[Moves]:
-        """lg p rounds; at distance 1, 2, 4, ... each sends all it has: twice as much every time."""
+        """lg p rounds; at distance 1, 2, 4, ... each sends all it has, twice as much each time."""
         j = np.arange(self.p)
         for d in powers_below(self.p):
             mine = j & -d  # the first participant whose chunks this one has by now
@@ -152,14 +152,14 @@ class Folding:
         return found
 
     def doubling_from_far(self) -> Iterator[Moves]:
-        """The rounds of `halving_from_near` backwards: each sends all it has."""
+        """The rounds of `halving_from_near` backwards: each rank sends all its data."""
         j, backwards = np.arange(self.p), self.backwards
         for d in reversed(powers_below(self.p)):
             count = self.p // (2 * d)
             yield Moves(self.rank_of, self.rank_of[j ^ d], backwards & -count, count)
 
     def gather_from_far(self, root: int) -> Iterator[Moves]:
-        """What `halving_from_near` left is gathered; at distance p/2, p/4, ... half of them leave.
+        """Gathers the result of `halving_from_near`; at distance p/2, p/4, ... half of ranks leave.
 
         Parameters
         ----------
@@ -178,21 +178,21 @@ class Folding:
 
 
 def binomial_broadcast(n: int, root: int, count: int = 1) -> Iterator[Moves]:
-    """ceil(lg n) rounds; who has the data sends it on, over half the distance every time."""
+    """ceil(lg n) rounds; ranks with the data send it on, over half the distance every time."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + root) % n, (v + d + root) % n, count=count)
 
 
 def binomial_reduce(n: int, root: int, count: int = 1) -> Iterator[Moves]:
-    """ceil(lg n) rounds; the broadcast backwards: sums run down the tree."""
+    """ceil(lg n) rounds; the broadcast backwards: sums go down the tree."""
     for d in powers_below(n):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + d + root) % n, (v + root) % n, count=count, adds=True)
 
 
 def binomial_scatter(n: int, root: int) -> Iterator[Moves]:
-    """ceil(lg n) rounds; each hands on the chunks of the half of its ranks that is farther off."""
+    """ceil(lg n) rounds; each rank passes on the chunks of the farther half of its ranks."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
         child = (v + d + root) % n
@@ -232,7 +232,7 @@ def embed(moves: Iterable[Moves], members: np.ndarray, bounds: np.ndarray) -> It
 
 
 def side_by_side(*all_moves: Iterable[Moves]) -> Iterator[Moves]:
-    """Several groups at work at once: the k-th rounds of all of them become one."""
+    """Several groups that work at once: the k-th rounds of all groups become one round."""
     for together in zip_longest(*all_moves):
         present = [moves for moves in together if moves is not None]
         columns = zip(*(np.broadcast_arrays(*moves[:5]) for moves in present), strict=True)
@@ -243,7 +243,7 @@ def side_by_side(*all_moves: Iterable[Moves]) -> Iterator[Moves]:
 
 
 def by_node(n: int, nodes: Sequence[int] | np.ndarray | None) -> list[np.ndarray]:
-    """Positions of each node, as arrays, nodes in order of their first position."""
+    """Arrays of the positions of each node, with nodes in order of their first position."""
     if nodes is None or len(nodes) != n:
         raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
     order = np.argsort(nodes, kind="stable")
@@ -254,17 +254,17 @@ def by_node(n: int, nodes: Sequence[int] | np.ndarray | None) -> list[np.ndarray
 # -- two binary trees at work at once, each with half of the chunks --------------------------------
 #
 # Of n ranks one is the root. The others, v = 1 to n - 1 places from it, are numbered along a binary
-# search tree: odd numbers are leaves. The second tree has the same shape, mirrored where n - 1 is
-# even and shifted by one place where it is odd. So who has children in one tree is a leaf in the
-# other, and no rank sends to more than two. The root stands outside, above the tops of both.
+# search tree, in which odd numbers are leaves. The second tree has the same shape, but it is
+# mirrored if n - 1 is even, and shifted by one place if n - 1 is odd. So a rank with children in
+# one tree is a leaf in the other, and no rank sends to more than two. The root is above both trees.
 #
-# The edges have two colours: no rank has two edges of one colour to children, nor to parents. In a
-# pair of rounds the edges of the first colour are used, then those of the second: each rank sends
-# one message and receives one in every round, and each chunk gets one level further in every pair.
+# The edges have two colours. No rank has two edges of one colour to children, or two to parents. A
+# pair of rounds first uses the edges of the first colour, then those of the second. So each rank
+# sends one message and receives one in every round, and each chunk moves one level in every pair.
 #
 # **Source** Sanders, Speck and Traeff 2009, Parallel Computing 35(12), "Two-tree algorithms for
 # full bandwidth broadcast, reduction and scan". The paper's rule for colours takes O(log n) for one
-# rank; here they are found by walking along the edges, in O(n).
+# rank. This module finds all colours by walking along the edges, in O(n).
 
 
 class Edges(NamedTuple):
@@ -273,13 +273,13 @@ class Edges(NamedTuple):
     Attributes
     ----------
     parent, child : ndarray of int
-        In places from the root; 0 is the root.
+        Places counted from the root; 0 is the root.
     tree : ndarray of int
         0 or 1.
     level : ndarray of int
         0 from the root, 1 below that, ...
     colour : ndarray of int
-        0 or 1. Of edges that depend on each other, in a chain, the first one has 0.
+        0 or 1. In a chain of edges that depend on each other, the first edge has 0.
     """
 
     parent: np.ndarray
@@ -311,9 +311,10 @@ def edges_of(n: int) -> Edges:
 
 
 def _search_tree(count):
-    """Numbers 1 to count, the number above each (0 above the top), and how deep each lies.
+    """Numbers 1 to count, the parent of each (0 for the top), and the depth of each.
 
-    A number whose lowest bit is d has d - 1 smaller ones below it, and at most as many larger ones.
+    A number whose lowest bit is d has d - 1 smaller numbers below it, and at most as many larger
+    numbers.
     """
     number = np.arange(1, count + 1)
     lowest = number & -number
@@ -327,7 +328,7 @@ def _search_tree(count):
 
 
 def _colours(parent, child):
-    """0 or 1 for each edge, unlike that of the other edge of its parent and of its child."""
+    """0 or 1 for each edge, different from the other edge of its parent and of its child."""
     beside = _other_with(child), _other_with(parent)
     colour = [-1] * len(child)
     for edge in range(len(child)):
@@ -342,7 +343,7 @@ def _colours(parent, child):
 
 
 def _other_with(ends):
-    """Of each edge the other one with the same end, as a list; -1 where there is none."""
+    """For each edge the other edge with the same end, as a list; -1 if there is none."""
     order = np.argsort(ends, kind="stable")
     same = np.flatnonzero(ends[order][1:] == ends[order][:-1])
     other = np.full(len(ends), -1)
@@ -351,7 +352,7 @@ def _other_with(ends):
 
 
 def two_tree_broadcast(n: int, root: int, s: int) -> Iterator[Moves]:
-    """2 (ceil(lg n) + s - 1) rounds; s chunks of each tree run down: chunk 2 j + t is tree t's."""
+    """2 (ceil(lg n) + s - 1) rounds; s chunks go down each tree. Chunk 2 j + t is in tree t."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n
     for here, chunk in _waves(edges, edges.level, s):
@@ -359,7 +360,7 @@ def two_tree_broadcast(n: int, root: int, s: int) -> Iterator[Moves]:
 
 
 def two_tree_reduce(n: int, root: int, s: int) -> Iterator[Moves]:
-    """As many rounds; sums run up."""
+    """As many rounds as `two_tree_broadcast`; sums go up."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n
     for here, chunk in _waves(edges, levels(n) - 1 - edges.level, s):
@@ -372,7 +373,7 @@ def _waves(edges, begin, s):
     Parameters
     ----------
     begin : ndarray of int
-        In which pair of rounds each edge has its first chunk.
+        The pair of rounds in which each edge has its first chunk.
     """
     for pair in range(begin.max(initial=-s) + s):
         number = pair - begin

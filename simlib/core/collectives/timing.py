@@ -1,8 +1,8 @@
 """How long a collective takes: its messages, one by one, through the fluid network, in numpy.
 
-Two ways give the same times as the simulation's network. Where no two messages can ever share a
-link, and none is eager, each is on its own, and a round is a few operations on arrays. Otherwise
-`sharing` follows all messages through time.
+Two methods give the same times as the simulation's network. If no two messages can ever share a
+link, and no message is eager, messages are independent, and a round takes a few operations on
+arrays. Otherwise `sharing` follows all messages through time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOBODY, UNSEEN = -1, -2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wire:
-    """The messages of a collective as they travelled: arrays, in order of the schedule.
+    """The messages of a collective with their times: arrays, in order of the schedule.
 
     Attributes
     ----------
@@ -35,9 +35,9 @@ class Wire:
         Ranks of the world.
     nbytes : ndarray of int
     start_s, end_s : ndarray of float
-        When both sides were ready, and when it had arrived.
+        When both sides were ready, and when the message had arrived.
     adds : ndarray of bool
-        Whether the receiver adds it to what it has.
+        Whether the receiver adds the message to its own data.
     """
 
     round: np.ndarray
@@ -70,22 +70,22 @@ def time_of(
     expand : bool
         Whether to return the messages too.
     eager_limit_bytes : float
-        A message of at most so many bytes is eager: it starts as soon as its sender is in its
-        round, and the sender has done its part at once. The receiver has when the message has
-        arrived and it is in that round itself. -1: none is.
+        A message of at most this many bytes is eager: it starts as soon as its sender has entered
+        the round, and the sender is done with it at once. The receiver is done when the message
+        has arrived and the receiver has entered the round. -1: no message is eager.
 
     Returns
     -------
     ends : ndarray of float, shape (n,)
-        When its last message was done; its start for a member that has none.
+        When each member's last message was done; the start of a member that has no message.
     wire : Wire
         With ``expand`` only.
 
     Notes
     -----
-    **Cost** O(number of messages) where no link is shared; else, for each moment at which
-    something happens in any set of transfers that share links, O(transfers under way). What happens
-    within one latency in sets that share nothing is worked out at the same time.
+    **Cost** O(number of messages) if no link is shared. Otherwise O(transfers under way) for each
+    event in any set of transfers that share links. Events within one latency, in sets that share
+    nothing, are computed at the same time.
     """
     ranks, begins = _checked(schedule, topology, members, starts)
     topology = schedule.way(topology, ranks)
@@ -122,14 +122,14 @@ def _checked(schedule, topology, members, starts):
             "starts: give one of each for every rank"
         )
     if len(np.unique(members)) < schedule.n:
-        raise InvalidCallError("a rank is twice among the members: give each once")
+        raise InvalidCallError("a rank appears twice among the members: give each rank once")
     if members.min() < 0 or members.max() >= topology.world_size:
         raise InvalidCallError(f"members are ranks of the world, 0 to {topology.world_size - 1}")
     return members, starts
 
 
 class _Pattern:
-    """Who sends to whom in a round; many rounds have the same one."""
+    """The senders and receivers of a round. Many rounds have the same pattern."""
 
     def __init__(self, round_, topology, members):
         self.src, self.dst = round_.src, round_.dst
@@ -146,7 +146,7 @@ class _Pattern:
 
 
 def _pattern_key(round_):
-    """Rounds with the very same arrays have the same pattern."""
+    """A key that is equal for rounds with the very same arrays, which have the same pattern."""
     return id(round_.src), id(round_.dst)
 
 
@@ -162,8 +162,9 @@ def _patterns(schedule, topology, members):
 def _shares_no_link(patterns, topology):
     """Whether no two messages can ever be on one link at the same time.
 
-    So it is where all messages that cross a link have a rank in common, and no two of them are in
-    one round: that rank does one round after the other. (Enough, not necessary.)
+    They cannot if all messages that cross a link have a rank in common, and no two of them are in
+    the same round, because that rank does one round after the other. This is enough, but not
+    necessary.
     """
     links = len(topology.link_bandwidth_Bps)
     free = links - 1
@@ -183,7 +184,7 @@ def _shares_no_link(patterns, topology):
 
 
 def _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand):
-    """Round by round: start when both ends are ready, latency, bytes over bandwidth."""
+    """Round by round: a start when both ends are ready, then latency, then bytes over bandwidth."""
     ready = starts.copy()  # when each rank has done its part so far
     envelope = topology.cluster.envelope_bytes
     start_s, end_s = [], []

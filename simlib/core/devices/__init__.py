@@ -1,15 +1,16 @@
-"""Devices to simulate, each with where its figures come from.
+"""Devices to simulate, each with the source of its figures.
 
-Every function takes fields of `Device` as well, which replace what is set here:
+Every function also takes fields of `Device`. They replace the values that are set here:
 ``h100(memory_bytes=94e9)``.
 
-Only `h100` was measured. The others are what the vendor's data sheet promises: rates of dense
-matrices, without sparsity, at the highest clock. A card keeps neither them nor its bandwidth up: of
-what its own data sheet says, the H100 that we measured reached 81 % in bfloat16, 77 % in float32
-and 90 % of the bandwidth. Two things no data sheet says. ``launch_s`` of a GPU is *assumed* to be
-that of the measured host. ``workspace_bytes`` is torch's default of ``CUBLAS_WORKSPACE_CONFIG``,
-once for each of the two threads that call cuBLAS, forward and backward: 8.125 MiB, from Hopper on
-32 MiB. A GB of a GPU's memory is 2**30 bytes; the driver keeps about one in a hundred of them.
+Only `h100` was measured. The other devices have the figures of the vendor's data sheet: rates of
+dense matrices, without sparsity, at the highest clock. A real card does not sustain these rates or
+this bandwidth. The H100 that we measured reached 81 % of its data sheet's rate in bfloat16, 77 % in
+float32, and 90 % of the bandwidth. Data sheets lack two figures. ``launch_s`` of a GPU is *assumed*
+to be the same as on the measured host. ``workspace_bytes`` is twice torch's default of
+``CUBLAS_WORKSPACE_CONFIG``, because two threads call cuBLAS: forward and backward. The default is
+8.125 MiB, and 32 MiB from Hopper on. A GB of a GPU's memory is 2**30 bytes. The driver keeps about
+1 % of it.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _GB, _TERA = 2**30, 1e12
 
 
 def workspace_bytes_of(generation: int) -> int:
-    """What cuBLAS takes on a GPU of NVIDIA, by the first number of its compute capability."""
+    """Bytes that cuBLAS needs on an NVIDIA GPU, by the first number of its compute capability."""
     return 2 * (32 * 2**20 if generation in (9, 10) else (2 * 4096 + 8 * 16) * 1024)
 
 
 def h100(**more: Any) -> Device:
-    """An NVIDIA H100 SXM of 80 GB, by single operations that were measured on one.
+    """An NVIDIA H100 SXM of 80 GB, by measurements of single operations on such a GPU.
 
     **Source** medians of 20 calls with torch 2.11 and CUDA 13, TF32 off: matrix products in three
     layouts, causal attention, normalisation, cross entropy and the fused AdamW, in float32 and
-    bfloat16. Products and norms that took less than 30 us are left out: there the host was timed.
-    float16 is taken to be as fast as bfloat16, and cross entropy stands for `log_softmax`.
-    ``launch_s`` is that of one addition in a loop; a backward pass and layers in Python take
-    several times as long for each operation.
+    bfloat16. Products and norms that took less than 30 us are left out, because the host
+    determined these times. float16 is assumed to be as fast as bfloat16, and `log_softmax` uses the
+    measurements of cross entropy. ``launch_s`` is the time to launch one addition in a loop; a
+    backward pass and layers in Python take several times as long for each operation.
     """
     return Device._of_card(Card.of_package("h100"), **more)
 
@@ -75,7 +76,7 @@ def b200(**more: Any) -> Device:
 
 
 def l4(**more: Any) -> Device:
-    """An NVIDIA L4 of 24 GB, by data sheet. It throttles early: it may draw 72 W.
+    """An NVIDIA L4 of 24 GB, by data sheet. Its power limit of 72 W makes it throttle early.
 
     **Source** NVIDIA L4 Tensor Core GPU data sheet: bfloat16 and float16 242 Tflop/s with sparsity,
     half of it without; float32 30.3 (TF32 off), 300 GB/s.
@@ -111,7 +112,7 @@ def laptop_cpu(**more: Any) -> Device:
 
 
 def _rates(half: float, single: float, double: float | None = None) -> dict[str, float]:
-    """Operations a second by dtype, without those that the data sheet lacks."""
+    """Operations per second by dtype, without the dtypes that the data sheet lacks."""
     teraflops = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
     return {dtype: rate * _TERA for dtype, rate in teraflops.items() if rate is not None}
 

@@ -1,14 +1,15 @@
 """Measure single operations on the device of this machine, for a `Card`.
 
-What is measured: products of matrices from small squares up to the largest that fits the time,
-then the oblong ones of layers in three layouts; causal attention, forward and backward; adding,
-gelu, casts, sums, normalisation and `log_softmax`, also backward; the fused AdamW; and what
-beginning an operation takes in a small step of training.
+These operations are measured: products of square matrices, from small ones up to the largest that
+fits the time; products of the oblong matrices of layers in three layouts; causal attention, forward
+and backward; adding, gelu, casts, sums, normalisation and `log_softmax`, also backward; the fused
+AdamW; and the time to begin an operation in a small step of training.
 
-Each measurement has an equal share of the time: of at most 20 calls the median on a GPU, the least
-on a CPU, where other programs disturb. What would take longer than its share is left out, so a slow
-device has smaller shapes on its card. So is what takes less than three launches: there the host
-would be timed, not the device.
+Each measurement has an equal share of the time. It makes at most 20 calls. The result is their
+median on a GPU. On a CPU, where other programs disturb, it is the shortest. Operations that would
+take longer than their share are left out, so the card of a slow device has smaller shapes.
+Operations shorter than three launches are left out as well, because their times would be the times
+of the host, not of the device.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _ATTENTION = (  # batch times heads, length, width of a head
 _ELEMENTS = 1 << 18, 1 << 22, 1 << 26
 KERNELS_OF_SMALL_STEP = 13
 _MEASUREMENTS = 100
-"""About as many as there are of one dtype, to divide the time by."""
+"""Roughly the number of measurements for one dtype. The time is divided by it."""
 
 
 def measure(device: str, budget_s: float, say: Callable[[str], None] = print) -> Card:
@@ -52,11 +53,11 @@ def measure(device: str, budget_s: float, say: Callable[[str], None] = print) ->
     Parameters
     ----------
     device : str
-        ``"cpu"`` or ``"cuda"``, or whatever torch computes on.
+        ``"cpu"``, ``"cuda"``, or another device of torch.
     budget_s : float
-        Seconds that measuring may take, more or less.
+        Seconds that measuring may take, approximately.
     say : callable
-        Is told what is measured.
+        Called with a line of text after each part of the measurements.
 
     Returns
     -------
@@ -106,7 +107,7 @@ class _Measuring:
     # How long a call takes
 
     def _seconds(self, call: Callable[[], Any], expected_s: float = 0.0) -> float | None:
-        """Of one call; None where it is expected to take too long, or does not fit the memory."""
+        """Seconds of one call; None if it would take too long, or does not fit the memory."""
         if self._is_long(expected_s):
             return None
         try:
@@ -144,7 +145,7 @@ class _Measuring:
             self._torch.synchronize()
 
     def _note(self, sort, dtype, layout, sizes, call, expected_s):
-        """Measure, and keep as a row what took long enough."""
+        """Measure a call, and keep it as a row if it took long enough."""
         seconds = self._seconds(call, expected_s)
         if seconds is not None and seconds > 3 * self._launch_s:
             self._rows.append(Row(sort, _name(dtype), layout, sizes, float(f"{seconds:.5g}")))
@@ -153,7 +154,7 @@ class _Measuring:
     # What is measured
 
     def _launch(self):
-        """Of an operation in a small step of training, with all that Python does for it."""
+        """Seconds to begin an operation in a small step of training, with all of Python's work."""
         step, seconds = self._small_step(), []
         for _ in range(250):
             begin_s = self._clock()
@@ -173,7 +174,7 @@ class _Measuring:
         return step
 
     def _bandwidth(self):
-        """Of the largest tensors that the time allows: no cache is to hold them."""
+        """Bytes per second for the largest tensors that the time allows: they must fit no cache."""
         bandwidth_Bps = math.inf
         for elements in _ELEMENTS:
             nbytes = 8 * elements  # one is read once, and one written
@@ -184,7 +185,7 @@ class _Measuring:
         return float(f"{bandwidth_Bps:.4g}")
 
     def _squares(self, dtype):
-        """Growing until one takes too long; the rate is the best of them."""
+        """Growing squares, until one takes too long; the rate is the best one."""
         self._side = _SIDES[0]
         rates = []
         for side in _SIDES:
@@ -240,7 +241,7 @@ class _Measuring:
             self._note(sort, dtype, "", (nbytes,), call, nbytes / self._memory_Bps)
 
     def _memory_calls(self, dtype) -> Iterator[tuple[str, float, int, Callable[[], Any]]]:
-        """Name of the op, how many times it passes over the elements, their number, a call."""
+        """Name of the op, how often it passes over the elements, their number, and a call."""
         other = torch.float32 if dtype != torch.float32 else torch.bfloat16
         for elements in _ELEMENTS:
             if self._is_long(3 * elements * dtype.itemsize / self._memory_Bps):

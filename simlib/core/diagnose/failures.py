@@ -1,6 +1,6 @@
-"""How a run failed, in words: the error that it raises.
+"""The errors of failed runs, in words.
 
-Each function is given the `RunMonitor` of the run.
+Each function takes the `RunMonitor` of the run.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..model.trace import Site, Trace, make_site
 from ..model.words import ranks_in_words, shortened
 
 MAX_CALLERS = 2
-"""How many of a line's callers are named."""
+"""An error names at most so many callers of a line."""
 MAX_PLACES = 8
-"""How many places the live display names when it says where the ranks are."""
+"""The live display names at most so many places of ranks."""
 
 _TIMED_OUT = re.compile(r"[Tt]imed out(?: waiting (\d+)ms)?")
 _WANTS_GPU = re.compile(
@@ -40,11 +40,11 @@ _WANTS_GPU = re.compile(
     "|invalid device ordinal|no CUDA-capable device|deserialize object on a CUDA device"
     "|No supported gpu backend|not linked with support for cuda"
 )
-"""What torch and Lightning say to a program that asks for a GPU where it sees none."""
+"""The words of torch and Lightning if a program asks for a GPU and sees none."""
 _TYPES_OF_GPU_ERRORS = (
     "RuntimeError", "AcceleratorError", "AssertionError", "MisconfigurationException",
 )  # fmt: skip
-"""What torch and Lightning raise then; words like theirs in another error are a program's own."""
+"""The errors of torch and Lightning in that case. Other errors with such words are a program's."""
 _NO_GPU_MEMORY = ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
@@ -55,11 +55,11 @@ _OF_OTHER_TORCH = (
     ("has no attribute 'all_gather_single'", "calls it dist.all_gather_into_tensor"),
     ("has no attribute 'reduce_scatter_single'", "calls it dist.reduce_scatter_tensor"),
 )  # fmt: skip
-"""What an older torch says where it lacks something, and what is true of that torch."""
+"""The words of an older torch if it lacks a function, and an explanation for that torch."""
 
 
 def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
-    """The error for ranks that died or raised; follow-on errors of the others are folded away."""
+    """The error for ranks that died or raised, without the errors that followed in other ranks."""
     if died:
         return _rank_died(monitor, sorted(died))
     answers, hint = sorted(monitor.answers.items()), monitor.without_gpus
@@ -71,10 +71,10 @@ def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What is told of one rank that failed.
+    """The report on one rank that failed.
 
-    ``sentence`` goes on from the rank's name, ``advice`` says what to do where the words do not;
-    ``traceback`` is the learner's, empty where it would say no more.
+    ``sentence`` continues after the rank's name. ``advice`` says what to do if the error's own
+    words do not. ``traceback`` is the learner's traceback; empty if it would add nothing.
     """
 
     report: FailureReport
@@ -85,7 +85,7 @@ class _Failure:
 
 
 def _failure(word, content, without_gpus):
-    """What is told of a rank's answer; None for a rank that returned."""
+    """The report on a rank's answer; None for a rank that returned."""
     if word == "result":
         return None
     if word == "unpicklable":
@@ -113,7 +113,7 @@ def _failure(word, content, without_gpus):
 
 
 def _advice(report, without_gpus):
-    """What to do about errors whose own words do not say it."""
+    """Advice for errors whose own words do not say what to do."""
     of_torch = report.type in _TYPES_OF_GPU_ERRORS
     if without_gpus and of_torch and _WANTS_GPU.search(report.message):
         if torch.backends.cuda.is_built():
@@ -126,9 +126,9 @@ def _advice(report, without_gpus):
         if words in report.message:
             return f"torch {torch.__version__} {what}."
     if report.type in ("BdbQuit", "EOFError"):
-        return "A rank has no keyboard: breakpoint() and input() do not work there, print() does."
+        return "A rank has no keyboard, so it cannot use breakpoint() or input(). Use print()."
     if of_torch and "invalid device ordinal" in report.message:
-        return "It names a GPU that is not there: rank % torch.cuda.device_count() is one that is."
+        return "The call names a GPU that does not exist: use rank % torch.cuda.device_count()."
     if report.message.startswith(_NO_GPU_MEMORY):
         return "The GPU has no memory left: take a smaller batch, or fewer ranks on this GPU."
     if report.message.startswith("CUDA error: "):
@@ -145,13 +145,13 @@ def _article(noun):
 
 
 _OTHERS_VALUES = (
-    "With alike=, the first rank of a class also sends for those that do not run: if each rank has "
-    "something of its own to tell the others, as in a checkpoint's plan, leave alike= out"
+    "With alike=, the first rank of a class also sends for ranks that do not run. If each rank "
+    "sends data of its own, as in a checkpoint's plan, leave alike= out"
 )
 
 
 def _raised(monitor, told):
-    """One error for all ranks that failed, those with the same words told together."""
+    """One error for all ranks that failed. Ranks with the same words are named together."""
     alike = defaultdict(list)
     sites = {}
     for rank, failure in told.items():
@@ -168,7 +168,7 @@ def _raised(monitor, told):
     first, is_invalid = told[first_rank], told[first_rank].report.invalid
     lines = [parts[0], *(f"also, {part}" for part in parts[1:4])]
     if len(parts) > 4:
-        lines.append(f"also, {len(parts) - 4} more ranks, each with other words")
+        lines.append(f"({len(parts) - 4} more messages from other ranks are not shown)")
     if first.advice:
         lines[0] += f". {first.advice}"
     if not (is_invalid or monitor.have_all_run):
@@ -191,7 +191,7 @@ def _raised(monitor, told):
 
 
 def _who_was_waited_for(monitor, limited):
-    """Of the first rank whose wait ran out of time: where those were who had not come."""
+    """For the first rank whose wait timed out: the places of the ranks that had not arrived."""
     ops = [op for log in monitor.logs for op in log.ops(0, monitor.cells)]
     failed = [op for op in ops if op.rank in limited and op.failed_s is not None]
     if not failed:
@@ -206,9 +206,9 @@ def _who_was_waited_for(monitor, limited):
         call = calls.get(other)
         if call is None:
             where = _in_words(sites[other]) if other in sites else _why_nowhere(monitor, other)
-            lines.append(f"  rank {other} had not come: {where}")
+            lines.append(f"  rank {other} had not arrived: {where}")
         elif call.post_s > until_s:
-            lines.append(f"  rank {other} came too late: {call.site.op} ({call.site.place})")
+            lines.append(f"  rank {other} arrived too late: {call.site.op} ({call.site.place})")
     return shortened(lines)
 
 
@@ -221,7 +221,7 @@ def _met_by(op, trace):
 
 
 def _out_of_memory(told, sites):
-    """One error for all ranks that hold too much: the first one's words, the others named."""
+    """One error for all ranks out of memory: the words of the first, the names of the others."""
     first, *others = told
     message = told[first].sentence
     if others:
@@ -232,14 +232,14 @@ def _out_of_memory(told, sites):
 
 
 def _exit_code(code):
-    """The exit code of a process that says ``sys.exit(code)``."""
+    """The exit code of a process that calls ``sys.exit(code)``."""
     if code is None:
         return 0
     return code if isinstance(code, int) else 1
 
 
 def _readable(text, cells):
-    """A traceback in which cells are called so, not by the names of their temporary files."""
+    """A traceback that names cells as cells, not by the names of their temporary files."""
     for file in cells:
         text = text.replace(f'File "{file}"', "Cell")
     return text
@@ -263,7 +263,7 @@ def _rank_died(monitor, ranks):
 
 
 def death_of(rank: int, code: int, why: str = "") -> str:
-    """How a rank's process ended, in words; ``why`` goes on from them."""
+    """How a rank's process ended, in words; ``why`` continues them."""
     return f"the process of rank {rank} {how_it_ended(code)}{why}"
 
 
@@ -280,7 +280,7 @@ def _signal_name(number):
 
 
 def _last_known_site(monitor, rank):
-    """Where a dead rank was: on its crash stack, else in the op it waited for, else its last op."""
+    """The place of a dead rank: from its crash stack, else the op of its wait, else its last op."""
     frames = frames_in(monitor.native[rank])
     if frames:
         return make_site("crashed", frames[-1], monitor.cells)
@@ -311,7 +311,7 @@ def frames_in(native: bytes) -> list[tuple[str, int, str]]:
 
 
 def with_callers(site: Site, frames: list, cells: Mapping[str, int]) -> Site:
-    """A site with the places that led there, where it is the innermost of the learner's frames."""
+    """A site with its callers, if it is the innermost of the learner's frames."""
     *above, innermost = frames or [("", 0, "")]
     if innermost[:2] != (site.file, site.lineno):
         return site
@@ -320,7 +320,7 @@ def with_callers(site: Site, frames: list, cells: Mapping[str, int]) -> Site:
 
 
 def sites_now(monitor: Any) -> dict[int, Site]:
-    """Where each running rank is now: in the op it waits for, or at the line it computes."""
+    """The place of each running rank now: the op it waits for, or the line it computes."""
     sites = {}
     asked = []
     for rank in monitor.running():
@@ -339,7 +339,7 @@ def sites_now(monitor: Any) -> dict[int, Site]:
 
 
 def where_ranks_are(monitor: Any) -> str:
-    """A line for the live display: which rank has been where for how long."""
+    """A line for the live display: the place of each rank, and for how long it has been there."""
     alike = defaultdict(list)
     sites = sites_now(monitor).items()
     for rank, site in sorted(sites, key=lambda item: item[1].op != "computing"):
@@ -374,7 +374,7 @@ def _list_of(monitor, sites):
 
 
 def _beside(monitor, rank):
-    """The op that another thread of a rank waits in, in words that go on; else nothing."""
+    """The op in which another thread of a rank waits, as a continued sentence; else empty."""
     for op in monitor.logs[rank].ops(0, monitor.cells)[::-1]:
         if op.site.in_thread and op.wait_s is not None and op.end_s is op.failed_s is None:
             return f" and {_in_words(op.site)}"
@@ -398,9 +398,9 @@ def out_of_time(monitor: Any) -> SimlibError:
     what = f"no rank made an op or printed a line for {monitor.timeout_s:g} s"
     if computing:
         message = (
-            f"{what}, and {ranks_in_words(computing)} "
-            f"{'is' if len(computing) == 1 else 'are'} computing, not waiting for another rank: an "
-            "endless loop? (A longer step needs a larger timeout_s.)"
+            f"{what}, and {ranks_in_words(computing)} {'is' if len(computing) == 1 else 'are'} "
+            "computing and not waiting for another rank: does the program loop for ever? If one "
+            "step takes so long, give a larger timeout_s."
         )
         error = errors.StuckError
     elif keys:
@@ -413,7 +413,7 @@ def out_of_time(monitor: Any) -> SimlibError:
 
 
 def _unset_keys(monitor, sites):
-    """Which ranks wait for which keys of a store, in words; empty where none does."""
+    """Which ranks wait for which keys of a store, in words; empty if no rank does."""
     awaited = defaultdict(list)
     for rank in sites:
         _, keys = monitor.logs[rank].awaited_keys()
@@ -421,14 +421,14 @@ def _unset_keys(monitor, sites):
             awaited[keys].append(rank)
     return "; ".join(
         f"{ranks_in_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for the "
-        f"{'key' if len(keys) == 1 else 'keys'} {' and '.join(map(repr, keys))} of the store, "
-        "which no rank has set"
+        f"{'key' if len(keys) == 1 else 'keys'} {' and '.join(map(repr, keys))} of the store, but "
+        f"no rank has set {'it' if len(keys) == 1 else 'them'}"
         for keys, ranks in awaited.items()
     )
 
 
 def at_rest(monitor: Any) -> SimlibError:
-    """The error for ranks none of which can go on, where no more is known."""
+    """The error if no rank can continue and simlib knows no other reason."""
     sites = sites_now(monitor)
     error: type[SimlibError]
     others = [rank for rank, site in sites.items() if site.op == "computing"]
@@ -437,33 +437,34 @@ def at_rest(monitor: Any) -> SimlibError:
         message, error = keys, errors.StuckError
     elif others:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
-        message = f"{who} for what no rank will ever do (a key of the store that nobody sets?)"
+        message = f"{who} for something that no rank will ever do. Is it a key of the store?"
         error = errors.StuckError
     elif monitor.has_streams:
         message = (
-            "nothing can go on: all ranks have called what they wait for, but their streams come "
-            "to it in different orders: call ops of several groups in one order on every rank"
+            "no rank can continue: all ranks have called the ops that they wait for, but their "
+            "streams reach them in different orders. Call ops of several groups in the same order "
+            "on every rank"
         )
         error = errors.DeadlockError
     else:
-        message = "nothing can go on: every rank that has not finished waits for another"
+        message = "no rank can continue: every rank that has not finished waits for another"
         error = errors.DeadlockError
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
 
 def called_by_a_foreign_thread(monitor: Any) -> InvalidCallError:
-    """The error where a thread that a rank has started itself called torch.distributed."""
+    """The error if a thread that a rank has started itself called torch.distributed."""
     sites = sites_now(monitor)
     return errors.InvalidCallError(
-        "a thread that a rank started calls torch.distributed: in a simulation only the rank's own "
-        "thread may. simlib.run has real processes, where other threads may too\n"
-        f"{_list_of(monitor, sites)}",
+        "a thread that a rank started calls torch.distributed. In a simulation only the rank's "
+        "own thread may do this. With simlib.run, other threads may do it, "
+        f"too\n{_list_of(monitor, sites)}",
         sites,
     )
 
 
 def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedError:
-    """The error for ranks that wait for ever after others have died; ``found`` if that is known."""
+    """The error for ranks that wait for ever after others died; ``found`` is a known deadlock."""
     dead = sorted(monitor.deaths)
     sites = {rank: _last_known_site(monitor, rank) for rank in dead}
     words = f"{ranks_in_words(dead)} died"
@@ -472,16 +473,16 @@ def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedErr
     if found is not None:
         detail = ": " + str(found).partition("\nHint:")[0]
     else:
-        detail = f", and the others cannot go on\n{_list_of(monitor, sites_now(monitor))}"
+        detail = f", and the others cannot continue\n{_list_of(monitor, sites_now(monitor))}"
     sites |= found.sites if found is not None else {}
     return errors.RankDiedError(f"{words}{detail}", sites, exitcodes=dict(monitor.deaths))
 
 
 def deadlock_apart_from_the_dead(monitor: Any, found: DeadlockError) -> DeadlockError:
-    """The error for ranks that wait for each other, which no death has brought about."""
+    """The error for ranks that wait for each other, if no death is the cause."""
     dead, (first, rest) = monitor.deaths, str(found).split("\n", 1)
     have = "has" if len(dead) == 1 else "have"
-    words = f"{first}, and not for {ranks_in_words(dead)}, which {have} died\n{rest}"
+    words = f"{first}; this is not because {ranks_in_words(dead)} {have} died\n{rest}"
     return errors.DeadlockError(words, found.sites, graph=found.graph)
 
 
@@ -491,9 +492,9 @@ def endless_output(monitor: Any, rank: int) -> StuckError:
     where = f" ({sites[rank].place})" if rank in sites and sites[rank].lineno else ""
     size = monitor.outputs[rank].total / 1e6
     return errors.StuckError(
-        f"rank {rank} has printed {monitor.outputs[rank].lines:,} lines ({size:,.0f} MB) and goes "
-        f"on{where}: an endless loop? "
-        "The run was ended; the beginning and the end of its output are kept",
+        f"rank {rank} has printed {monitor.outputs[rank].lines:,} lines ({size:,.0f} MB) and "
+        f"still prints{where}: does the program loop for ever? simlib has ended the run, and has "
+        "kept the beginning and the end of the output",
         sites,
     )
 

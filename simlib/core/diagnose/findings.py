@@ -1,7 +1,7 @@
-"""What looked wrong without stopping a run: the registry of findings.
+"""The registry of findings: faults that did not stop a run.
 
-A sort of finding is one entry of `KINDS`: what it is called, the error that ``strict=True`` raises
-for it, and how it is told from the `Evidence` that the ranks' logs and the matcher hold.
+A kind of finding is one entry of `KINDS`: its name, the error that ``strict=True`` raises for it,
+and a function that finds it in the `Evidence` from the ranks' logs and the matcher.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Finding:
     Attributes
     ----------
     kind : str
-        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no_value"``; ``"record"`` is what a record
-        of a real job does not hold.
+        ``"unfinished"``, ``"race"``, ``"shared"`` or ``"no_value"``. ``"record"`` says what is
+        missing in the record of a real job.
     message : str
+        The finding in words.
     sites : dict of int to Site
+        The line of code of each rank that has to do with the finding.
     run : Run or None
-        Of a race that ``simulate(seed=...)`` proved: the run that came out differently.
+        The run with the other result, if ``simulate(seed=...)`` has proved a race. Otherwise None.
     """
 
     kind: str
@@ -40,16 +42,17 @@ class Finding:
 
 
 class Evidence(NamedTuple):
-    """What was left over, or raced, in a run that ended well; all empty in most.
+    """The faulty ops of a run that ended well. In most runs all lists are empty.
 
     Attributes
     ----------
     unfinished : list of Op
-        Sends never received, and receives whose message never came.
+        Sends that no rank received, and receives whose message never came.
     absent : list of (dict, tuple of int)
-        Collectives that some member never called: ``{rank: Op}`` of those who did, and who did not.
+        Collectives that some member never called: ``{rank: Op}`` of the ranks that called, and the
+        ranks that did not.
     never_waited : list of Op
-        Requests that the learner got, and neither waited for nor saw done.
+        Requests that the learner's code did not wait for and did not find to be done.
     touched : list of (str, Op, Op or None, Site)
         Requests whose buffers were touched before their wait: see `OpLogReader.races`.
     """
@@ -61,14 +64,15 @@ class Evidence(NamedTuple):
 
 
 class Issue(NamedTuple):
-    """What is wrong with one op.
+    """One op that is wrong.
 
     Attributes
     ----------
     op : Op
     what : str
+        The fault of the op, in words.
     alike : str or None
-        The same without what differs from one such op to the next; None where nothing does.
+        The same words without the details that differ between such ops; None if none differ.
     """
 
     op: Op
@@ -78,16 +82,16 @@ class Issue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One sort of finding.
+    """One kind of finding.
 
     Attributes
     ----------
     name : str
         `Finding.kind`.
     error : type
-        What ``strict=True`` raises for it.
+        The error that ``strict=True`` raises for it.
     tell : callable
-        `Evidence` -> a `Issue` for each op with which something is wrong.
+        It takes an `Evidence` and returns an `Issue` for each op that is wrong.
     """
 
     name: str
@@ -96,7 +100,7 @@ class FindingKind:
 
 
 def _unfinished(evidence: Evidence) -> list[Issue]:
-    """Messages nobody received, calls some ranks left out, requests nobody waited for."""
+    """Messages that no rank received, calls that some ranks left out, requests without a wait."""
     told = []
     for op in evidence.unfinished:
         what = "was never received" if op.kind == "send" else "never got a message"
@@ -107,8 +111,8 @@ def _unfinished(evidence: Evidence) -> list[Issue]:
     known = {(op.rank, op.seq) for op, *_ in told}
     for op in evidence.never_waited:
         if (op.rank, op.seq) not in known:
-            advice = "until wait() has returned its buffer is not safe to use"
-            told.append(Issue(op, f"was never waited for: {advice}"))
+            advice = "do not use its buffer before wait() has returned"
+            told.append(Issue(op, f"has no wait(): {advice}"))
     return told
 
 
@@ -125,31 +129,31 @@ def _races(evidence: Evidence) -> list[Issue]:
             )
         elif op.kind == "send":
             what = (
-                f"has its buffer written before wait ({site.place}): the old or the new values "
-                "may travel"
+                f"was still open when its buffer was written ({site.place}): the rank may send the "
+                "old or the new values"
             )
         else:
             what = (
-                f"has its buffer written before wait ({site.place}): the result may overwrite "
-                "that, or be overwritten"
+                f"was still open when its buffer was written ({site.place}): the result or the "
+                "written values may be lost"
             )
         told.append(Issue(op, what, alike))
     return told
 
 
 def _name(op: Op) -> str:
-    """What the op was called as, without its arguments."""
+    """The name by which the op was called, without its arguments."""
     return op.call.partition("(")[0]
 
 
 UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
 RACE = FindingKind("race", RaceError, _races)
 SHARED = FindingKind("shared", SharedNameError, lambda evidence: [])
-"""Found by the ranks of a simulation, not from their ops: `of_shared_names`."""
+"""The ranks of a simulation find it, not their ops: see `of_shared_names`."""
 NO_VALUE = FindingKind("no_value", NoValueError, lambda evidence: [])
-"""The same: `of_values_asked`."""
+"""The ranks of a simulation find it: see `of_values_asked`."""
 KINDS = (UNFINISHED, RACE, SHARED, NO_VALUE)
-"""All sorts of findings, in the order in which a run lists them."""
+"""All kinds of findings, in the order in which a run lists them."""
 
 
 def found_in(evidence: Evidence) -> list[Finding]:
@@ -158,12 +162,12 @@ def found_in(evidence: Evidence) -> list[Finding]:
 
 
 def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> list[Finding]:
-    """The findings where simulated ranks have set a name of a module that they share.
+    """The findings about names of a shared module that several simulated ranks have set.
 
     Parameters
     ----------
     set_by_many : list of (str, str, dict)
-        Module, name and ``{rank: place}`` of those who have set it.
+        Module, name and ``{rank: place}`` of the ranks that have set it.
     cells : dict
         File name of a notebook cell -> its execution count.
     """
@@ -172,20 +176,21 @@ def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> l
         sites = {rank: make_site(f"set {name}", place, cells) for rank, place in places.items()}
         message = (
             f"{ranks_in_words(sorted(sites))} set {module}.{name} ({sites[min(sites)].place}), "
-            f"each to a value of its own: simulated ranks share the module {module}, so all find "
-            "the last value, where each real rank has its own. Keep it in a module of your program"
+            f"each to another value. Simulated ranks share the module {module}, so all read the "
+            "last value. But each real rank has a module of its own. Keep the value in a module "
+            "of your program"
         )
         found.append(Finding(SHARED.name, message, sites))
     return found
 
 
 def of_values_asked(asked: Sequence[dict], cells: Mapping[str, int]) -> list[Finding]:
-    """The findings where ranks without data asked for a value, and got NaN: one for each line.
+    """The findings about ranks without data that asked for a value and got NaN: one per line.
 
     Parameters
     ----------
     asked : list of dict
-        By rank, how often at each place.
+        For each rank, how often it asked at each place.
     cells : dict
         File name of a notebook cell -> its execution count.
     """
@@ -199,14 +204,15 @@ def of_values_asked(asked: Sequence[dict], cells: Mapping[str, int]) -> list[Fin
         message = (
             f"{ranks_in_words(sorted(times))} asked for the value of a tensor "
             f"({sites[min(sites)].place}) {sum(times.values()):,} times: a simulation with "
-            "data=False has no values, so they got NaN. A loss or a norm of this run says nothing"
+            "data=False has no values, so the answer was NaN. A loss or a norm of this run means "
+            "nothing"
         )
         found.append(Finding(NO_VALUE.name, message, sites))
     return found
 
 
 def _folded(kind: str, told: list[Issue]) -> list[Finding]:
-    """One finding for all ops of which the same is told at the same line, with their number."""
+    """One finding for all ops with the same fault at the same line, with their number."""
     same: dict[tuple, list[Issue]] = {}
     for one in told:
         site = one.op.site
@@ -226,6 +232,6 @@ def _folded(kind: str, told: list[Issue]) -> list[Finding]:
 
 
 def as_error(finding: Finding) -> SimlibError:
-    """A finding as the error that ``strict=True`` raises."""
+    """The error that ``strict=True`` raises for a finding."""
     (error,) = (kind.error for kind in KINDS if kind.name == finding.kind)
     return error(finding.message, finding.sites)

@@ -1,13 +1,13 @@
-"""Which op meets which, and what is wrong where they do not: one matcher for all engines.
+"""Which op belongs to which other one, and how they disagree: one matcher for all engines.
 
-Pure Python. The rules are those every implementation of `torch.distributed` allows one to count on:
+Pure Python. A program may rely on these rules with every implementation of `torch.distributed`:
 
-* the k-th collective of each member of a group belong together; it is complete when all its
-  members have called it (a rank may not count on being let through earlier);
+* the k-th collectives of all members of a group belong together; such a collective is complete when
+  all members have called it (a rank may be let through earlier, but may not rely on it);
 * the k-th send from src to dst with a tag, in a group, meets the k-th such recv; a recv of any
-  source takes a send nobody else has taken;
-* a send is complete when its recv is posted (``rendezvous``, as Gloo does it), or at once where
-  it has at most ``eager_limit_bytes``.
+  source takes a send that no other recv has taken;
+* a send is complete when its recv is posted (``rendezvous``, as in Gloo). If it has at most
+  ``eager_limit_bytes``, it is complete at once.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..model.trace import ROOTED, Op
 
 BySource = defaultdict[Any, list[Op]]
 MOST_APART = 3
-"""So many calls are kept of those at which ranks were at different lines."""
+"""The most calls to keep in which ranks were at different lines."""
 MAX_QUIET = 1000
-"""Mailboxes after which those in which nothing is under way are forgotten."""
+"""The number of mailboxes after which the empty ones are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Ops that meet and disagree.
+    """Ops that belong together and disagree.
 
-    ``rule`` is one word for what they disagree on: ``collective``, ``root``, ``reduce op``,
-    ``dtype``, ``shape``, ``splits`` or ``ranks``; ``ops`` is ``{rank: Op}`` of all that had come;
-    ``apart`` the `Apart` of a collective's group before that, or None.
+    ``rule`` is one word for the point of disagreement: ``collective``, ``root``, ``reduce op``,
+    ``dtype``, ``shape``, ``splits`` or ``ranks``. ``ops`` is ``{rank: Op}`` of all calls so far.
+    ``apart`` is the earlier `Apart` of a collective's group, or None.
     """
 
     rule: str
@@ -45,9 +45,9 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Collectives of a group in succession that its ranks called at different lines, and that met.
+    """Collectives of a group in a row that met, although its ranks called them at different lines.
 
-    ``number`` counts the first from 1; ``calls`` is ``{lines: {rank: Op}}`` of the first
+    ``number`` is the number of the first, from 1. ``calls`` is ``{lines: {rank: Op}}`` of the first
     `MOST_APART` that differ in their lines.
     """
 
@@ -57,10 +57,10 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits: in which op, and for whom.
+    """A rank that waits: its op, and the ranks for which it waits.
 
-    ``needs`` are the ranks that have not done their part. Any one of them is enough where
-    ``any_of`` is True (a recv of any source), else all of them are needed.
+    ``needs`` are the ranks that have not done their part. If ``any_of`` is True (a recv of any
+    source), one of them is enough. Otherwise all of them are needed.
     """
 
     rank: int
@@ -71,10 +71,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Ranks that can never go on.
+    """Ranks that can never continue.
 
-    ``waits`` is ``{rank: Wait}``; ``cycle`` the shortest ring of ranks each of which waits for the
-    next, empty where the waits end at ranks that are ``gone``: finished or dead.
+    ``waits`` is ``{rank: Wait}``. ``cycle`` is the shortest ring of ranks in which each waits for
+    the next. It is empty if the waits end at ranks that are ``gone``: finished or dead.
     """
 
     waits: dict
@@ -83,7 +83,7 @@ class Blocked:
 
 
 class Matcher:
-    """Takes ops as they are posted, and says what meets, disagrees, waits or is left over.
+    """Takes posted ops, and finds out which belong together, disagree, wait or are left over.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ class Matcher:
 
     Notes
     -----
-    The ops of one rank must come in that rank's order; ranks may be interleaved in any way.
+    The ops of one rank must come in that rank's order. Ranks may be interleaved in any way.
 
-    What has met on all sides is forgotten, so the memory is that of what is under way.
+    Complete ops are forgotten, so the memory depends only on the ops under way.
 
     **Cost** O(1) for each op posted; O(open recvs of any source and messages that
     wait for them) to ask after a p2p op.
@@ -118,7 +118,7 @@ class Matcher:
         self._most_mailboxes = MAX_QUIET
 
     def post(self, op: Op) -> None:
-        """Take one op in; a disagreement it reveals is added to `mismatches`."""
+        """Take one op. If it reveals a disagreement, that is added to `mismatches`."""
         if not op.is_p2p:
             self._post_collective(op)
             return
@@ -139,7 +139,7 @@ class Matcher:
         self._compare_messages(mailbox, peer)
 
     def resolve(self, op: Op) -> None:
-        """A recv of any source has got its message, from ``op.peer``."""
+        """A recv of any source has got its message from ``op.peer``."""
         mailbox = self._mailbox(op)
         mailbox.open_any = [other for other in mailbox.open_any if other.seq != op.seq]
         mailbox.taken[op.peer].append(op)
@@ -148,11 +148,11 @@ class Matcher:
             self._compare_messages(mailbox, peer)
 
     def is_satisfied(self, op: Op) -> bool:
-        """Whether all that this op needs has been posted, so that a wait for it returns."""
+        """Whether all ops that this op needs were posted, so that a wait for it returns."""
         return not self.wait_of(op).needs
 
     def wait_of(self, op: Op, is_done: Callable[[Op], bool] = lambda op: False) -> Wait:
-        """The `Wait` of a rank that waits for this op; its ``needs`` are empty when it returns."""
+        """The `Wait` of a rank for this op. Its ``needs`` are empty if the wait returns."""
         number = self._number.get((op.rank, op.seq), -1)
         if number < 0 and not op.any_source:
             return Wait(op.rank, op, ())  # it has met
@@ -173,8 +173,8 @@ class Matcher:
     def _is_received(self, op, mailbox, is_done):
         """Whether a send may complete.
 
-        An open recv of any source counts for every send that could go there, but for those taken
-        up by sends that came before it from the same rank, or are known to be received.
+        An open recv of any source counts for every send that could reach it. It does not count for
+        a send if earlier sends of the same rank have used it up, or are known to be received.
         """
         number = self._number[op.rank, op.seq] - mailbox.met[op.rank]
         place = number - len(mailbox.received[op.rank])
@@ -187,9 +187,9 @@ class Matcher:
         return taken < len(mailbox.open_any)
 
     def _surely_taken(self, mailbox, src, is_done):
-        """How many messages of one rank must have gone to open recvs of any source.
+        """How many messages of one rank open recvs of any source must have taken.
 
-        Those up to the last complete one; an eager send's being complete proves nothing.
+        It is the messages up to the last complete one. A complete eager send proves nothing.
         """
         left = mailbox.sends[src][len(mailbox.received[src]) :]
         met = [send.nbytes > self.eager_limit_bytes and is_done(send) for send in left]
@@ -201,7 +201,7 @@ class Matcher:
         gone: Collection[int],
         is_done: Callable[[Op], bool] = lambda op: False,
     ) -> Blocked | None:
-        """The ranks that can never go on, however long one waits.
+        """The ranks that can never continue, even after an endless wait.
 
         Parameters
         ----------
@@ -210,7 +210,7 @@ class Matcher:
         gone : collection of int
             Ranks that have finished or died. All others are running and may post anything.
         is_done : callable
-            Whether a send is known to be complete; asked only where recvs of any source are open.
+            Whether a send is known to be complete; needed only if recvs of any source are open.
 
         Returns
         -------
@@ -232,7 +232,7 @@ class Matcher:
         return Blocked(waits, _shortest_cycle(waits), tuple(sorted(needed & set(gone))))
 
     def apart(self, op: Op) -> Apart | None:
-        """Since when the ranks of a collective's group have been at different lines, before it."""
+        """The `Apart` of a collective's group before this collective, or None."""
         channel = _channel(op)
         before = self._number.get((op.rank, op.seq), 0)
         found = self._apart.get(channel)
@@ -242,7 +242,7 @@ class Matcher:
         return found
 
     def unfinished(self) -> list[Op]:
-        """Sends never received and recvs whose message never came, in order of posting."""
+        """Sends that no rank received, and recvs without a message, in order of posting."""
         left = []
         for mailbox in self._mailboxes.values():
             left += mailbox.open_any
@@ -255,7 +255,8 @@ class Matcher:
     def suspected(self) -> Mismatch | None:
         """A recv of any source and a message for it that would disagree, as a Mismatch, or None.
 
-        Not certain, as another message may come; an explanation where a rank has died in the recv.
+        It is not certain, because another message may arrive. If a rank has died in the recv, it is
+        an explanation.
         """
         for mailbox in self._mailboxes.values():
             for src, sends in mailbox.sends.items():
@@ -307,22 +308,23 @@ class Matcher:
             self._forget(arrived.values())
 
     def _forget(self, ops):
-        """Ops have met on all sides: no wait for them is asked after but those that return."""
+        """All sides of some ops have met. Later questions about them only have the answer yes."""
         for op in ops:
             self._number.pop((op.rank, op.seq), None)
 
     @staticmethod
     def _to_compare(arrived, op):
-        """Whom an op is compared with: the first who came, or all where each pair has a part."""
+        """The ops to compare with an op: the first one, or all of them if each pair has a part."""
         if op.kind in ("scatter", "all_to_all"):
             return list(arrived.values())
         return list(itertools.islice(arrived.values(), 1))
 
     def _other_lists(self, channel, number, op):
-        """Of those who make a group with other ranks than this one, one for each list of ranks.
+        """Calls that make a group with other ranks than this one, one for each list of ranks.
 
-        None where somebody came with the same list before: that one was compared with all others,
-        and those who came later with it. Else a mesh of many ranks would cost a square of them.
+        None if an earlier rank came with the same list. That rank was compared with all others, and
+        later ranks were compared with it. Without this, many ranks would need a square of
+        comparisons.
         """
         lists = self._new_groups[channel, number]
         if op.splits in lists:
@@ -332,11 +334,11 @@ class Matcher:
         return others
 
     def _compare_messages(self, mailbox, src):
-        """Compare the messages from one rank with the recvs they went to, as far as that is sure.
+        """Compare the messages from one rank with their recvs, as far as these are certain.
 
-        While a recv of any source is open nobody knows which message it takes, nor which is left
-        for later ones. Where a named one was posted beside it, implementations differ in who is
-        served first: nothing is compared.
+        While a recv of any source is open, it is unknown which message it takes, and which messages
+        are left for later recvs. If a named recv was posted beside it, implementations serve them
+        in different orders. Then nothing is compared.
         """
         if mailbox.is_unsure:
             if mailbox.has_all_met:
@@ -365,9 +367,9 @@ def _message_disagreement(send, recv):
 
 
 class _Mailbox:
-    """The messages of one group to one rank with one tag, by their source; without those that met.
+    """The open messages of one group to one rank with one tag, by their source.
 
-    ``met`` counts these, ``met_named`` those of them whose recv named its source.
+    ``met`` counts the messages that have met, and ``met_named`` those with a named recv.
     """
 
     def __init__(self) -> None:
@@ -382,7 +384,7 @@ class _Mailbox:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is under way here."""
+        """Whether no message is under way here."""
         return not (self.open_any or any(self.sends.values()) or any(self.received.values()))
 
     @property
@@ -394,7 +396,7 @@ class _Mailbox:
         return all(len(self.sends[src]) == len(self.received[src]) for src in sources)
 
     def forget_first(self, src: int, count: int) -> list[Op]:
-        """Forget the first messages of a source, which have met; returns their sends and recvs."""
+        """Forget a source's first messages, which are complete; returns their sends and recvs."""
         recvs = self.received[src][:count]
         sends = self.sends[src][:count]
         named = sum(1 for recv in recvs if not recv.any_source)
@@ -410,7 +412,7 @@ class _Mailbox:
         return sends + recvs
 
     def has_message_for_any(self, op: Op) -> bool:
-        """Whether a send is there for a recv of any source, after recvs posted before it."""
+        """Whether a recv of any source has a send, after all recvs that were posted before it."""
         before = sum(1 for other in self.open_any if other.seq < op.seq)
         first = min(other.seq for other in self.open_any)
         there = 0
@@ -421,12 +423,12 @@ class _Mailbox:
 
 
 def _channel(op):
-    """Collectives are counted by group; the making of groups apart from the rest."""
+    """The key by which collectives are counted: by group, and separately for making groups."""
     return op.group, op.kind == "new_group"
 
 
 def _apart_after(before, number, ops):
-    """The `Apart` of a group after one more collective; None where its ranks are at one line."""
+    """The `Apart` of a group after one more collective; None if its ranks are at one line."""
     sites = [op.site for op in ops.values()]
     if all(one is sites[0] or one.is_at_line_of(sites[0]) for one in sites):
         return None
@@ -437,7 +439,7 @@ def _apart_after(before, number, ops):
 
 
 def _company(op):
-    """The ranks that an op needs to come: all of its group; to make a group, its members to be."""
+    """The ranks that an op needs: all of its group; for making a group, its future members."""
     if op.kind == "new_group":
         return op.splits if op.rank in op.splits else ()
     return op.group.ranks
@@ -450,7 +452,7 @@ def _may_go_on(wait, able):
 
 
 def _shortest_cycle(waits):
-    """The shortest ring of ranks that wait each for the next; () where there is none."""
+    """The shortest ring of ranks in which each waits for the next; () if there is none."""
     best = ()
     for start in waits:
         best = _cycle_through(start, waits, len(best) or len(waits) + 1) or best
@@ -481,10 +483,11 @@ def _way_to(rank, came_from):
 
 
 def disagreement(one: Op, other: Op) -> str | None:
-    """The rule that two ops of one collective break between them, or None.
+    """The rule that two ops of one collective break together, or None.
 
-    Compared are kind, root, reduce op, dtype and numbers of elements. Shapes may differ as long as
-    the numbers of elements agree: that is all that travels. Of no elements nobody sees the dtype.
+    It compares kind, root, reduce op, dtype and numbers of elements. Shapes may differ if the
+    numbers of elements agree, because only elements travel. An op without elements may have any
+    dtype.
     """
     if one.kind != other.kind:
         return "collective"
@@ -502,19 +505,21 @@ def disagreement(one: Op, other: Op) -> str | None:
         return None if _scatter_agrees(one, other) else "shape"
     if one.kind == "reduce_scatter" and len(one.shapes) == len(other.shapes):
         return None if [*map(prod, one.shapes)] == [*map(prod, other.shapes)] else "shape"
-    return None if _elements(one) == _elements(other) else "shape"
+    # Shapes are mostly equal, and to compare them is quicker than to count.
+    is_alike = one.shapes == other.shapes or _elements(one) == _elements(other)
+    return None if is_alike else "shape"
 
 
 def _differ(one, other):
-    """Whether two values differ; None is one that a record does not say."""
+    """Whether two values differ. A record may lack a value: None agrees with all values."""
     return one != other and None not in (one, other)
 
 
 def _groups_collide(one, other):
-    """Whether two lists of ranks for one new group cannot both be right.
+    """Whether two lists of ranks for one new group exclude each other.
 
-    torch itself makes groups of one rank each in one go (`new_subgroups` within a group); larger
-    ones would find the addresses of each other's ranks, for they have one name.
+    torch itself makes several groups of one rank at once (`new_subgroups` within a group). Larger
+    groups would find each other's addresses, because they have one name.
     """
     return one != other and (bool(set(one) & set(other)) or min(len(one), len(other)) > 1)
 
@@ -524,7 +529,7 @@ def _elements(op):
 
 
 def _anything_moves(one, other):
-    """Whether an element of one rank meets the other: what has no elements may have any dtype."""
+    """Whether the elements of two ranks meet. Without elements a rank may have any dtype."""
     if one.kind == "all_to_all":
         pairs = itertools.product(((one, other), (other, one)), (0, 1))
         return any(_part(a, side, a.group.ranks.index(b.rank)) != 0 for (a, b), side in pairs)
@@ -534,7 +539,7 @@ def _anything_moves(one, other):
 
 
 def _parts_agree(sender, receiver):
-    """Whether what one rank sends to the other in an all_to_all is what the other expects."""
+    """Whether in an all_to_all one rank sends the other as much as the other expects."""
     ranks = sender.group.ranks
     sent = _part(sender, 0, ranks.index(receiver.rank))
     expected = _part(receiver, 1, ranks.index(sender.rank))
@@ -542,7 +547,7 @@ def _parts_agree(sender, receiver):
 
 
 def _part(op, side, position):
-    """Elements of one part of an all_to_all; None where they are not known."""
+    """Elements of one part of an all_to_all; None if they are unknown."""
     if op.splits is None or position >= len(op.splits[side]):
         return None
     return op.splits[side][position]

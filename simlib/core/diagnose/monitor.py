@@ -1,7 +1,7 @@
-"""`RunMonitor`: what is known of a run while it goes on, and after; one for each engine.
+"""`RunMonitor`: the facts about a run, during the run and after it; one for each engine.
 
-`DeadlockDetector` has the matcher at work on its logs; `Watchdog` says when a run is to be ended
-although nobody waits for ever.
+`DeadlockDetector` lets the matcher work on its logs. `Watchdog` ends a run for other reasons than
+an endless wait.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from .findings import Evidence, Finding, found_in, of_shared_names, of_values_as
 from .matching import Matcher, Mismatch, Wait
 
 KEPT_BYTES = 1 << 20
-"""What is kept of one rank's output: the first and the last half of this many bytes."""
+"""The bytes of one rank's output that are kept: the first half and the last half of them."""
 FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
-"""Output after which a rank is taken to print for ever."""
+"""With more output than this, a rank counts as printing for ever."""
 STACK_LIMIT_S = 2.0
-"""How long to wait for the stack of a rank that was asked where it is: the machine may be busy."""
+"""Seconds to wait for the stack of a rank that was asked for it. The machine may be busy."""
 TOLD_S = 1.5
-"""How long Gloo may take, after a death, to tell those who wait for the dead rank."""
+"""Seconds in which Gloo must report a death to ranks that wait for the dead rank."""
 MAX_TAKEN, LEAST_TAKEN = 8192, 64
-"""Ops of all logs together, and of one, that the matcher is given before the next log's: so what
-has met is forgotten before further objects are made."""
+"""Ops of all logs together, and of one log, that the matcher gets before the next log's ops. So
+complete ops are forgotten before further objects are made."""
 LOOKS = 3
-"""How often in vain a rank must have looked for its keys since all ranks stand still: the first
-look may have begun before, and a store may take in what was set after what is asked."""
+"""How often a rank must have looked for its keys in vain since all ranks stopped. The first look
+may have begun before that, and a store may handle a set after a later question."""
 QUIET_S = 10.0
-"""Silence after which the display says where the ranks are."""
+"""Seconds of silence after which the display shows the places of ranks."""
 
 
 class RankOutput:
-    """The output of one rank: grows by chunks, is read as whole lines, stays bounded."""
+    """The output of one rank. It grows by chunks, is read as whole lines, and has a limit."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -46,7 +46,7 @@ class RankOutput:
         self._tail = bytearray()
 
     def add(self, chunk: bytes) -> list[bytes]:
-        """Take a chunk in; returns the lines it completes, as bytes."""
+        """Take a chunk; returns the lines that it completes, as bytes."""
         self.total += len(chunk)
         room = max(0, KEPT_BYTES // 2 - len(self._head))
         self._head += chunk[:room]
@@ -60,12 +60,12 @@ class RankOutput:
 
     @property
     def is_flood(self) -> bool:
-        """Whether so much has come that the rank is taken to print for ever."""
+        """Whether the rank has printed so much that it counts as printing for ever."""
         return self.total > FLOOD_BYTES or self.lines > FLOOD_LINES
 
     @property
     def text(self) -> str:
-        """All that is kept; what was left out between its beginning and its end is counted."""
+        """All output that is kept, with the size of the gap between its beginning and its end."""
         tail = bytes(self._tail[-KEPT_BYTES // 2 :])
         left_out = self.total - len(self._head) - len(tail)
         if left_out:
@@ -75,13 +75,13 @@ class RankOutput:
 
 
 class DeadlockDetector:
-    """Feeds the ops of a run to a `Matcher`, and turns what it finds into errors and findings.
+    """Feeds the ops of a run to a `Matcher`, and turns the results into errors and findings.
 
-    It looks only when a rank stands still, so a program that runs well costs it nothing until its
-    end. No time is involved in a verdict: a rank is blocked when what it waits for can only come
-    from ranks that are blocked, finished or dead. The logs are read while ranks run; a set of
-    blocked ranks counts when none of them made a step between two looks, for then there was a
-    moment at which all of them stood as they were read.
+    It looks only when a rank stands still, so a program that runs well pays nothing until its end.
+    A verdict does not depend on time: a rank is blocked if only blocked, finished or dead ranks can
+    send the data that it waits for. The logs are read while ranks run. A set of blocked ranks
+    counts if none of them made a step between two looks. Then there was a moment at which all of
+    them were in the state that was read.
 
     Parameters
     ----------
@@ -90,12 +90,12 @@ class DeadlockDetector:
     cells : dict
         File name of a notebook cell -> its execution count.
     sleep_count : callable
-        ``sleep_count(rank)``: how often the rank's main thread has gone to sleep, None while it is
-        awake or where that is not known.
+        ``sleep_count(rank)``: how often the rank's main thread has gone to sleep; None while it is
+        awake or if this is unknown.
     eager_limit_bytes : int
         As for `Matcher`.
     callers : callable
-        ``callers({rank: Site})``: the same sites of ranks that wait there, with what led to them.
+        ``callers({rank: Site})``: the sites of waiting ranks with their callers.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class DeadlockDetector:
         self.all_wait = False
 
     def look(self, running: list[int]) -> bool:
-        """Note how the running ranks stand; returns whether one waits and has not moved since.
+        """Note the state of the running ranks; returns whether one waits and has not moved since.
 
-        ``all_wait`` says afterwards whether that holds for each of them; after a verdict of a
-        deadlock, whether each of them is blocked.
+        Afterwards ``all_wait`` says whether this is true of each of them. After a verdict of a
+        deadlock, it says whether each of them is blocked.
         """
         states = {rank: self._logs[rank].state for rank in running}
         before, self._states = self._states, states
@@ -140,10 +140,10 @@ class DeadlockDetector:
         return bool(waiting)
 
     def lacks_keys(self, running: list[int], gone: Mapping[int, str]) -> bool:
-        """Whether ranks wait for keys of a store that nobody is left to set; after `look`.
+        """Whether ranks wait for keys of a store that no rank is left to set; after `look`.
 
-        All others have finished or wait for ever. The rank itself looks for the keys, again and
-        again: what was set before all stood still, it finds.
+        All others have finished or wait for ever. The rank itself looks for the keys again and
+        again, so it finds keys that were set before all ranks stopped.
         """
         logs = self._logs
         waiting = [rank for rank in running if self._are_still and not logs[rank].state[1]]
@@ -215,7 +215,7 @@ class DeadlockDetector:
             op.site = sites[rank]
 
     def waits(self, running: list[int]) -> dict[int, Wait]:
-        """Who waits in an op now, and for whom; for nobody where all have come to it."""
+        """The present waits of ranks, with the ranks that they need; none if all have arrived."""
         self._take_in()
         found = {}
         for rank in running:
@@ -226,10 +226,10 @@ class DeadlockDetector:
         return found
 
     def _future_offset(self, rank: int) -> int:
-        """The op that C++ code waits for on this rank, by its future, where it surely does; or 0.
+        """The op whose future C++ code waits for on this rank, if this is certain; or 0.
 
-        DDP's reducer waits so at the end of `backward`, and no Python code sees it. It does wait
-        when the rank's thread sleeps, has not been awake since the last look, and sleeps in there.
+        DDP's reducer waits in this way at the end of `backward`, and no Python code sees it. The
+        wait is certain if the rank's thread has slept there since the last look.
         """
         log = self._logs[rank]
         count = self._asleep.get(rank)
@@ -246,7 +246,7 @@ class DeadlockDetector:
     def mismatch(self, after_death: bool = False) -> SimlibError | None:
         """The first mismatch among all ops, as an error, or None.
 
-        ``after_death`` takes a suspicion for one: something has killed a rank, after all.
+        With ``after_death`` a suspicion is enough, because something has killed a rank.
         """
         self._take_in()
         found = next(iter(self._matcher.mismatches), None)
@@ -255,9 +255,9 @@ class DeadlockDetector:
         return self._in_words(found) if found else None
 
     def findings(self, dead: Container[int] = ()) -> list[Finding]:
-        """What was left over or raced in a run that ended well; see `findings`.
+        """The left-over ops and races of a run that ended well; see `findings`.
 
-        What a dead rank left, or others for want of it, is none.
+        Ops that a dead rank left, or that lacked the dead rank, do not count.
         """
         self._take_in()
         evidence = Evidence(
@@ -278,10 +278,10 @@ class DeadlockDetector:
         return found_in(evidence) if any(evidence) else []
 
     def keep_up(self) -> bool:
-        """Take in what logs that roll over have, so that ranks may go on in their oldest segments.
+        """Read logs that roll over, so that ranks may continue in their oldest segments.
 
-        Not all of it at once: ranks that are far ahead wait. Returns whether ops disagree, which
-        nothing that follows can mend.
+        Each call reads only a part, and ranks that are far ahead wait. Returns whether ops
+        disagree. Nothing later can change this.
         """
         self._take_some(self._counts())
         self._resolve_any()
@@ -290,13 +290,13 @@ class DeadlockDetector:
         return bool(self._matcher.mismatches)
 
     def _is_for_want(self, op: Op, dead: Container[int]) -> bool:
-        """Whether an op was left over by a rank that died, or for want of one, or raised."""
+        """Whether an op was left over because a rank died, was missing, or raised an error."""
         now = self._now(op)
         has_failed = now is not None and now.failed_s is not None
         return op.rank in dead or op.peer in dead or (has_failed and bool(dead))
 
     def _take_in(self) -> None:
-        """Give the matcher what has been posted since the last time."""
+        """Give the matcher the ops that were posted since the last time."""
         counts = self._counts()
         while self._take_some(counts):
             pass
@@ -309,7 +309,7 @@ class DeadlockDetector:
         return [log.count for log in self._logs]
 
     def _take_some(self, counts: list[int]) -> bool:
-        """Give the matcher some ops of each log, up to these counts; returns whether any came."""
+        """Give the matcher ops of each log, up to these counts; returns whether there were any."""
         before = list(self._taken)
         for rank, log in enumerate(self._logs):
             first = self._taken[rank]
@@ -329,7 +329,7 @@ class DeadlockDetector:
             self._open_any.append(op)
 
     def _now(self, op: Op) -> Op | None:
-        """The op as the log has it now; None where it ended so long ago that it is forgotten."""
+        """The op in the present state of the log; None if it ended long ago and is forgotten."""
         log = self._logs[op.rank]
         offset = log.offset_of(op.seq)
         return None if offset is None else log.op_at(offset, op.seq, 0, self._cells)
@@ -339,7 +339,7 @@ class DeadlockDetector:
         return now is None or now.done
 
     def _resolve_any(self) -> None:
-        """Tell the matcher the senders that recvs of any source have found by now."""
+        """Give the matcher the senders that recvs of any source have found by now."""
         still_open = []
         for op in self._open_any:
             now = self._now(op)
@@ -351,10 +351,11 @@ class DeadlockDetector:
 
 
 class RunMonitor(ABC):
-    """The kernel's eye on one run.
+    """The kernel's view of one run.
 
-    An engine's own monitor takes in what ranks say, print and die of, and fills these in.
-    `failures` and `Watchdog` put into words what came of the run; `results` makes a `Run` of it.
+    An engine's own monitor handles the words, output and deaths of ranks, and sets these
+    attributes. `failures` and `Watchdog` describe the outcome in words. `results` makes a `Run` of
+    it.
 
     Attributes
     ----------
@@ -368,43 +369,44 @@ class RunMonitor(ABC):
     timeout_s : float or None
         Seconds without progress after which the run is ended.
     check : bool
-        Whether anything but errors, deaths and ``timeout_s`` is diagnosed.
+        Whether simlib diagnoses more than errors, deaths and ``timeout_s``.
     logs : list of OpLogReader
         By rank.
     detector : DeadlockDetector
-        At work on these logs; there once there are any.
+        It works on these logs. It exists when there are logs.
     answers : dict of int to tuple
         rank -> (word, content) as the rank sent it, see `returned.answer_of`.
     deaths : dict of int to int
         rank -> exit code of a process that ended by itself.
     died_s : dict of int to float
-        rank -> when it died, on the ranks' clock; of those of whom that is known.
+        rank -> its time of death, on the ranks' clock, if it is known.
     death_words : dict of int to str
-        rank -> how its death is told, of those of whom more than an exit code may be known.
+        rank -> the words for its death, if more than an exit code may be known.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes
-        What native code wrote to stderr, by rank: crash stacks, and stacks asked for.
+        The native stderr of each rank: crash stacks, and requested stacks.
     survives : bool
-        Whether the others go on when a rank dies.
+        Whether the others continue when a rank dies.
     has_streams : bool
         Whether simulated devices work beside their ranks.
     forgotten : Forgotten or None
-        Of a run that is watched, whose logs roll over: sums of what they hold no more.
+        For a watched run, whose logs roll over: sums of the ops that they no longer have.
     have_all_run : bool
-        Whether the logs are those of all ranks: else messages of others are in none.
+        Whether there are logs of all ranks. Otherwise no log has the messages of the others.
     without_gpus : str
-        What is said to ranks that call for a GPU, where they see none.
+        The hint for ranks that ask for a GPU and see none.
     kill : Mapping
-        The ranks that were to be killed, and when.
+        The ranks that were to be killed, with their times.
     wire, memory, flops, processes : list or None
-        Of a simulation that has ended: see `Run`.
+        For a simulation that has ended: see `Run`.
     shared : Mapping
         The same.
     set_by_many : list
-        Of a simulation: names of shared modules that several ranks set, see `of_shared_names`.
+        For a simulation: names of shared modules that several ranks set, see `of_shared_names`.
     values_asked : list
-        Of a simulation without data: where each rank asked for a value, see `of_values_asked`.
+        For a simulation without data: the places at which each rank asked for a value, see
+        `of_values_asked`.
     """
 
     engine: str = "real"
@@ -448,7 +450,7 @@ class RunMonitor(ABC):
 
     @abstractmethod
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
-        """The learner's frames of ranks that compute, outermost first; empty where none came."""
+        """The learner's frames of computing ranks, outermost first; empty if none arrived."""
 
     def with_callers(self, sites: dict[int, Site]) -> dict[int, Site]:
         """The sites at which ranks wait, with their callers: read from the ranks' stacks.
@@ -467,11 +469,11 @@ class RunMonitor(ABC):
         return [rank for rank in ranks if rank not in self.answers and rank not in self.deaths]
 
     def exited(self) -> dict[int, str]:
-        """Ranks that post nothing any more, and why, in words."""
+        """Ranks that post no more ops, with the reason in words."""
         return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
 
     def failed(self) -> bool:
-        """Whether a rank has raised, or died where the others do not go on, or all have died."""
+        """Whether a rank has raised, or died and the others must end, or all have died."""
         raised = any(word != "result" for word, _ in self.answers.values())
         return raised or self._ended_by_death()
 
@@ -480,11 +482,11 @@ class RunMonitor(ABC):
         return bool(self.deaths) and not are_left
 
     def failed_by_itself(self) -> bool:
-        """The same, but for ranks in a wait that somebody else broke."""
+        """The same, except for ranks whose wait another rank broke."""
         return self.raised_by_itself() or self._ended_by_death()
 
     def raised_by_itself(self) -> bool:
-        """The same, but for ranks whose process has ended: their host may have done it."""
+        """The same, except for ranks whose process has ended. Their host may be the cause."""
         failed = [content for word, content in self.answers.values() if word != "result"]
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
         return bool(first)
@@ -492,7 +494,7 @@ class RunMonitor(ABC):
     def stuck(self, disagree: bool = False) -> SimlibError | None:
         """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
 
-        Only for ranks that stand still since the last call is there a verdict, or where it is known
+        There is a verdict only for ranks that have not moved since the last call, or if it is known
         that ops ``disagree``.
         """
         if not self.check:
@@ -505,11 +507,11 @@ class RunMonitor(ABC):
         return failures.waits_for_the_dead(self, None) if self.deaths else failures.at_rest(self)
 
     def has_helpers(self) -> bool:
-        """Whether processes that ranks have started may help them; True where nobody knows."""
+        """Whether processes that ranks have started may help them; True if this is unknown."""
         return True
 
     def findings(self) -> list[Finding]:
-        """What looked wrong in a run that ended well."""
+        """The faults of a run that ended well."""
         found = self.detector.findings(self.deaths) if self.have_all_run else []
         if self.set_by_many:
             found += of_shared_names(self.set_by_many, self.cells)
@@ -518,11 +520,11 @@ class RunMonitor(ABC):
         return found
 
     def waits(self) -> dict[int, Wait]:
-        """Who waits for whom now, where anything but errors is diagnosed."""
+        """Which rank waits for which now, if the run is fully diagnosed."""
         return self.detector.waits(self.running()) if self.check else {}
 
     def verdict(self) -> SimlibError | None:
-        """What is found in the ops so far, or None; a wait after a death is told by the death."""
+        """The fault in the ops so far, or None. If a rank died, the error names the death."""
         found = self.detector.verdict(self.running(), self.exited())
         if not self.deaths or not isinstance(found, DeadlockError):
             return found
@@ -531,9 +533,9 @@ class RunMonitor(ABC):
         return failures.waits_for_the_dead(self, found)
 
     def may_judge(self, progress: int) -> bool:
-        """Whether a wait is for ever where it looks so; ``progress`` changes with every op.
+        """Whether a wait that looks endless is endless; ``progress`` changes with every op.
 
-        Not yet where a rank has died of whom Gloo may be telling the others at this moment.
+        It is not, if a rank has died and Gloo may be reporting this to the others at this moment.
         """
         moved = progress, len(self.deaths)
         if moved != self._moved:
@@ -541,14 +543,14 @@ class RunMonitor(ABC):
         return not self.deaths or time.monotonic() > self._still_since_s + TOLD_S
 
     def mismatch(self) -> SimlibError | None:
-        """The error for ops that meet and disagree, which explains whatever came of it; or None."""
+        """The error for ops that disagree, which explains all later failures; or None."""
         after_death = bool(self.deaths) and not self.survives
         return self.detector.mismatch(after_death) if self.check else None
 
     def failure(self) -> SimlibError | None:
-        """The error that the ranks' failures are, or None where all is well so far.
+        """The error for the ranks' failures, or None if all is well so far.
 
-        Ops that meet and disagree come first: they explain whatever came of it.
+        Ops that disagree come first, because they explain all later failures.
         """
         found = self.mismatch()
         if found is None and self.failed():
@@ -557,15 +559,15 @@ class RunMonitor(ABC):
 
 
 class Watchdog:
-    """Ends a run whose ranks print without end, or do nothing to be seen for too long.
+    """Ends a run whose ranks print without end, or show no activity for too long.
 
     Parameters
     ----------
     monitor : RunMonitor
     display : Display
-        Told where the ranks are, once they have been silent for `QUIET_S`.
+        It gets the places of ranks when they have been silent for `QUIET_S`.
     running : sequence of int, optional
-        The ranks that print, where not all do.
+        The ranks that print, if not all do.
     """
 
     def __init__(

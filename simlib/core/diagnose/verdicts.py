@@ -1,4 +1,4 @@
-"""What the matcher found that ends a run, in words and as a picture: mismatches and deadlocks."""
+"""The faults that end a run, in words and as a picture: mismatches and deadlocks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,31 @@ RULES = {
     "collective": "every rank of a group must call the same collectives in the same order",
     "root": "every rank must name the same root",
     "reduce op": "every rank must reduce with the same operation",
-    "dtype": "every rank must use the same dtype, for bytes are not converted",
+    "dtype": "every rank must use the same dtype, because bytes are not converted",
     "shape": "every rank must bring as many elements as the others expect",
-    "splits": "what one rank sends to another must be what the other expects",
+    "splits": "a rank must send as many elements as the other expects",
     "ranks": "every rank must name the same ranks",
 }
 """The rule that a mismatch breaks, by `Mismatch.rule`."""
 
 AHEAD_OF_BACKWARD = (
-    "they are at different lines: has a rank fewer batches (`with model.join():`), or is a call "
-    "inside an `if`?"
+    "the ranks are at different lines. Does one rank have fewer batches (`with model.join():`)? "
+    "Or is a call inside an `if`?"
+)
+TWO_ORDERS = "the ranks enter the collectives of two groups in different orders: use one order"
+ONE_CALL_AHEAD = (
+    "a rank left out a call of this group, or made one more. Look at the first call at different "
+    "lines: is one of the two lines inside an `if`?"
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class WaitGraph(Displayed):
-    """Who waits for whom. ``waits`` is ``{rank: Wait}``, ``gone`` ``{rank: "has finished"...}``."""
+    """Which ranks wait for which: ``waits`` is ``{rank: Wait}``.
+
+    ``cycle`` has the ranks that wait for each other in a ring. ``gone`` is ``{rank: "has
+    finished"...}``.
+    """
 
     waits: dict
     cycle: tuple
@@ -51,13 +60,13 @@ class WaitGraph(Displayed):
         return "\n".join(lines + shortened(_gone_lines(self.gone)))
 
     def picture(self) -> Any:
-        """Draw it: ranks as nodes, an arrow to each rank waited for. Returns a Figure."""
+        """Draw ranks as nodes, with an arrow to each rank waited for. Returns a Figure."""
         from ..draw import draw_wait_graph
 
         return draw_wait_graph(self)
 
     def in_words(self) -> str:
-        """What the picture shows, in a sentence: for whoever does not see it."""
+        """A sentence that describes the picture, for readers who cannot see it."""
         from ..draw.text import graph_in_words
 
         return graph_in_words(self)
@@ -71,8 +80,8 @@ class WaitGraph(Displayed):
 def _folded_waits(graph, waits):
     """Lines for many waits, each with its number of ranks.
 
-    First those that wait for ranks that are gone or in the ring. Waits for the same ranks at the
-    same line are one line; of the rest those of all groups are, where they are at the same line.
+    Waits for ranks that are gone or in the ring come first. Waits for the same ranks at the same
+    line of code are one line. The other waits at the same line of code are one line for all groups.
     """
     roots = set(graph.cycle) if graph.cycle else set(graph.gone)
     direct, behind = {}, {}
@@ -97,7 +106,7 @@ def _folded_waits(graph, waits):
 
 
 def _gone_lines(gone):
-    """A line for the ranks of which the same is said."""
+    """One line for all ranks with the same text."""
     alike = {}
     for rank, how in gone.items():
         alike.setdefault(how, []).append(rank)
@@ -133,20 +142,20 @@ def _group_in_words(op):
 
 
 def deadlock(blocked: Blocked, gone: Mapping[int, str], matcher: Matcher) -> errors.DeadlockError:
-    """The error for ranks that can never go on.
+    """The error for ranks that can never continue.
 
     Parameters
     ----------
     blocked : Blocked
     gone : dict
-        ``{rank: "has finished"}`` of the ranks that are not there any more.
+        ``{rank: "has finished"}`` of the ranks that have ended.
     matcher : Matcher
     """
     awaited = {rank: gone[rank] for rank in blocked.gone}
     graph = WaitGraph(blocked.waits, blocked.cycle, awaited)
-    lines = [_headline(blocked, awaited), str(graph), *_apart_in_words(_apart_of(blocked, matcher))]
-    message = "\n".join(lines)
-    hint = _hint(blocked, matcher)
+    apart = _apart_of(blocked, matcher)
+    message = "\n".join([_headline(blocked, awaited), str(graph), *_apart_in_words(apart)])
+    hint = _hint(blocked, matcher, apart)
     if hint:
         message += f"\nHint: {hint}"
     sites = {rank: wait.op.site for rank, wait in blocked.waits.items()}
@@ -156,7 +165,7 @@ def deadlock(blocked: Blocked, gone: Mapping[int, str], matcher: Matcher) -> err
 def _headline(blocked, awaited):
     cycle = blocked.cycle
     if any(blocked.waits[rank].any_of for rank in cycle) and awaited:
-        return f"{ranks_in_words(blocked.waits)} wait for a message that nobody is left to send"
+        return f"{ranks_in_words(blocked.waits)} wait for a message that no rank can send any more"
     if len(cycle) == 2:
         return f"{ranks_in_words(cycle)} wait for each other"
     if cycle:
@@ -167,32 +176,37 @@ def _headline(blocked, awaited):
         return f"{len(cycle):,} ranks wait in a ring: {', '.join(ring)}"
     if awaited:
         direct = [r for r, wait in blocked.waits.items() if set(wait.needs) & set(awaited)]
-        hows = dict.fromkeys(awaited[rank] for rank in sorted(awaited))
-        how = " or ".join(map(_plural, hows) if len(awaited) > 1 else hows)
+        alike = {}
+        for rank in sorted(awaited):
+            alike.setdefault(awaited[rank], []).append(rank)
+        for_whom = [
+            f"{ranks_in_words(ranks)}, which {_plural(how) if len(ranks) > 1 else how}"
+            for how, ranks in alike.items()
+        ]
         return (
             f"{ranks_in_words(direct)} {_verb(direct, 'waits', 'wait')} for "
-            f"{ranks_in_words(awaited)}, which {how}"
+            f"{', and for '.join(for_whom)}"
         )
-    return f"{ranks_in_words(blocked.waits)} wait for a message that nobody is left to send"
+    return f"{ranks_in_words(blocked.waits)} wait for a message that no rank can send any more"
 
 
 def _plural(how):
     return how.replace("has ", "have ").replace("was ", "were ")
 
 
-def _hint(blocked, matcher):
-    """One thing to try, where the pattern is a known one."""
+def _hint(blocked, matcher, apart):
+    """One thing to try, if simlib knows the pattern."""
     ops = [blocked.waits[rank].op for rank in (blocked.cycle or blocked.waits)]
     kinds = {op.kind for op in ops}
     return (_near_miss(ops, matcher, blocked.cycle) or _wrong_source(ops, matcher)) or (
         _hint_for_messages(blocked, ops, kinds)
         if kinds <= {"send", "recv"}
-        else _hint_for_collectives(blocked, ops, kinds)
+        else _hint_for_collectives(blocked, ops, kinds, apart)
     )
 
 
 def _near_miss(ops, matcher, cycle):
-    """A message that would fit one of the waiting ops but for its tag, its group or its partner."""
+    """A message that fits one of the waiting ops except for its tag, its group or its partner."""
     left = [op for op in matcher.unfinished() if op.is_p2p]
     for op in (op for op in ops if op.is_p2p):
         for other in left:
@@ -201,36 +215,35 @@ def _near_miss(ops, matcher, cycle):
             fits = other.peer in (op.rank, None) and op.peer in (other.rank, None)
             if fits and other.tag != op.tag:
                 return (
-                    f"rank {op.rank} says tag={op.tag} where rank {other.rank} says "
-                    f"tag={other.tag} ({other.site.place}): use the same tag, and receive in the "
-                    "order of sending"
+                    f"rank {op.rank} says tag={op.tag}, but rank {other.rank} says tag={other.tag} "
+                    f"({other.site.place}): use the same tag, and receive in the order of sending"
                 )
             if fits and other.group != op.group:
                 return (
-                    f"rank {op.rank} is{_group_in_words(op) or ' in the world'}, rank {other.rank}"
-                    f"{_group_in_words(other) or ' in the world'} ({other.site.place}): both sides "
-                    "must name the same group"
+                    f"rank {op.rank}'s call is{_group_in_words(op) or ' in the world'}, but rank "
+                    f"{other.rank}'s call is{_group_in_words(other) or ' in the world'} "
+                    f"({other.site.place}): both sides must name the same group"
                 )
             beside = cycle and other.rank not in cycle  # it waits for those who wait in a circle
             if op.kind == "recv" and other.peer == op.rank and not fits and not beside:
                 return (
-                    f"rank {other.rank} has sent to rank {op.rank} ({other.site.place}), which "
-                    f"waits for rank {op.peer}: check src and dst"
+                    f"rank {other.rank} has sent to rank {op.rank} ({other.site.place}), but rank "
+                    f"{op.rank} waits for rank {op.peer}: check src and dst"
                 )
     return ""
 
 
 def _wrong_source(ops, matcher):
-    """A send to a rank that has posted a recv, but of another rank, from which nothing comes."""
+    """A send to a rank that has posted a recv from another rank, which sends nothing."""
     recvs = [op for op in matcher.unfinished() if op.kind == "recv" and not op.any_source]
     for op in (op for op in ops if op.kind == "send"):
         for recv in recvs:
             if (recv.rank, recv.tag, recv.group) == (op.peer, op.tag, op.group):
                 name = op.call.partition("(")[0]
                 return (
-                    f"rank {op.rank}'s {name} to rank {op.peer} finds no recv of rank {op.peer} "
-                    f"from rank {op.rank}: it receives from rank {recv.peer} "
-                    f"({recv.site.place}). Is the source right?"
+                    f"rank {op.rank}'s {name} to rank {op.peer} meets no recv, because rank "
+                    f"{op.peer} receives from rank {recv.peer} ({recv.site.place}). Is the source "
+                    "right?"
                 )
     return ""
 
@@ -248,7 +261,7 @@ def _hint_for_messages(blocked, ops, kinds):
     if blocked.gone:
         kind = next(op.kind for op in ops if set(blocked.waits[op.rank].needs) & set(blocked.gone))
         if kind == "send":
-            return "nobody receives this: a send needs a recv on the other side"
+            return "no rank receives this message: a send needs a recv on the other side"
         return "no message is left for this recv: there are more recvs than sends"
     return ""
 
@@ -261,19 +274,19 @@ def _are_in_backward(ops):
     return any(".backward()" in op.site.line_text for op in ops)
 
 
-def _hint_for_collectives(blocked, ops, kinds):
+def _hint_for_collectives(blocked, ops, kinds, apart):
     if _are_in_backward(ops):
         return (
-            "has one rank fewer batches? `with model.join():` lets it go along with the "
-            "others; and every rank must use every parameter"
+            "does one rank have fewer batches? Then use `with model.join():`. Every rank must also "
+            "use every parameter"
         )
     if kinds & {"send", "recv"}:
-        return "a collective needs all ranks of its group, and some wait in a send or recv instead"
+        return "a collective needs all ranks of its group, but some wait in a send or recv"
     if blocked.cycle and len({op.group for op in ops}) > 1:
-        return "they enter the collectives of two groups in different orders: use one order"
+        return ONE_CALL_AHEAD if apart else TWO_ORDERS
     return (
-        "every rank of a group must make the call: is it inside an `if`, or in a loop that some "
-        "ranks leave earlier?"
+        "every rank of a group must make the call. Is the call inside an `if`, or in a loop that "
+        "some ranks leave earlier?"
     )
 
 
@@ -290,7 +303,7 @@ def mismatch(found: Mismatch) -> errors.MismatchError:
 
 
 def _who_called_what(ops):
-    """A line for the ops that are alike: whose they are, what they bring, and where."""
+    """One line for each set of like ops: their ranks, what they bring, and their line of code."""
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, op in sorted(ops.items()):
         alike.setdefault((_in_full(op), op.site.where), []).append(rank)
@@ -308,13 +321,16 @@ def _are_apart(ops):
 
 
 def _apart_of(blocked, matcher):
-    """The `Apart` of ranks that wait in the collectives of one group, and of no other; or None."""
-    ops = [wait.op for wait in blocked.waits.values() if not wait.op.is_p2p]
-    return matcher.apart(ops[0]) if len({op.group for op in ops}) == 1 else None
+    """The `Apart` of a group of the ring, or else of the one group in which ranks wait; or None."""
+    ops = [blocked.waits[rank].op for rank in blocked.cycle or blocked.waits]
+    groups = {op.group: op for op in ops if not op.is_p2p}
+    if not blocked.cycle and len(groups) > 1:
+        return None
+    return next(filter(None, map(matcher.apart, groups.values())), None)
 
 
 def _apart_in_words(apart: Apart | None):
-    """Since when ranks were at different lines, though their calls met: lines to add."""
+    """Lines that say since when ranks were at different lines of code, though their calls met."""
     if apart is None:
         return []
     headline = f"Since call {apart.number} of this group its ranks were at different lines:"
@@ -323,7 +339,7 @@ def _apart_in_words(apart: Apart | None):
 
 
 def _contrast(found):
-    """Who differs from whom, in one clause."""
+    """One clause that says which ranks differ from which."""
     ops = list(found.ops.values())
     if found.rule == "splits":
         return _contrast_of_splits(ops)
@@ -336,13 +352,13 @@ def _contrast(found):
         )
     (few_point, few), (many_point, many), *_ = sides(found)
     return (
-        f"{ranks_in_words(few)} {_verb(few, *_VERBS[found.rule])} {few_point} where "
+        f"{ranks_in_words(few)} {_verb(few, *_VERBS[found.rule])} {few_point}, but "
         f"{ranks_in_words(many)} {_verb(many, *_VERBS[found.rule])} {many_point}"
     )
 
 
 def sides(found: Mismatch) -> list[tuple[str, list[int]]]:
-    """What the ops of a collective bring to the point in question, and whose; the fewest first."""
+    """The values of a collective's ops that disagree, each with its ranks; the rarest first."""
     brought: dict[str, list[int]] = {}
     for rank, op in sorted(found.ops.items()):
         brought.setdefault(_point(found.rule, op), []).append(rank)
@@ -360,7 +376,7 @@ _VERBS = {
 
 
 def _point(rule, op):
-    """What an op brings to the point in question, in words."""
+    """The value of an op that must agree, in words."""
     return {
         "collective": op.kind,
         "root": f"{'dst' if op.kind in ('gather', 'reduce') else 'src'}={op.peer}",
@@ -403,7 +419,7 @@ def _amount(op):
 
 
 def _in_full(op):
-    """An op with what must agree: its call, dtype and sizes."""
+    """An op with everything that must agree: its call, dtype and sizes."""
     if op.kind == "new_group":
         return f"new_group({list(op.splits)})"
     if op.kind == "barrier":

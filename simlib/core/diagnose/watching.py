@@ -1,4 +1,4 @@
-"""Looks at a run while it goes on: a line every so often, and an end where nothing happens."""
+"""Watches a run: prints a line at intervals, and ends the run if nothing happens."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..model.words import ranks_in_words
 from . import failures
 
 LONG_WAIT_S = 10.0
-"""How long a rank waits before it is named."""
+"""The line names a rank if it has waited for so long."""
 
 
 class Watcher:
-    """Says how many ops there have been, how fast they come, who holds how much, who waits long.
+    """Prints the number of ops, their rate, the memory of ranks, and the ranks that wait long.
 
     Parameters
     ----------
     monitor : RunMonitor
-        With `memory_bytes`, and logs that count.
+        It has `memory_bytes`, and its logs count ops.
     display : Display
     every_s : float
         Seconds from one line to the next.
@@ -34,7 +34,7 @@ class Watcher:
         self._states: dict[int, tuple[tuple[int, int], float]] = {}
 
     def look(self) -> None:
-        """Note how the ranks stand, and say a line when it is time."""
+        """Note the state of the ranks, and print a line when it is due."""
         now_s = time.monotonic()
         for rank in self._monitor.running():
             state = self._monitor.logs[rank].state
@@ -52,14 +52,14 @@ class Watcher:
         ranks, own = self._monitor.memory_bytes()
         parts = [
             f"{clock_text(now_s - self._began_s)}: {ops:,} ops, {rate:,.0f} a second",
-            f"memory: {_megabytes(max(ranks, default=0))} of the largest rank, "
-            f"{_megabytes(own)} here",
+            f"memory: {_megabytes(max(ranks, default=0))} of the largest rank, {_megabytes(own)} "
+            "of this process",
             *self._who_waits(now_s),
         ]
         return "; ".join(parts)
 
     def _who_waits(self, now_s: float) -> list[str]:
-        """Ranks that have waited long, each with its line, and where the others compute then."""
+        """The ranks that have waited long, each with its line, and the lines of computing ranks."""
         running = self._monitor.running()
         long = {
             rank: now_s - self._states[rank][1]

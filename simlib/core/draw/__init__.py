@@ -1,7 +1,7 @@
-"""Pictures of runs. They import matplotlib, so each is imported when it is first asked for.
+"""Pictures of runs. They import matplotlib, so each is imported at its first use.
 
-Not in two halves: where Ctrl-C broke matplotlib's import off, it would stay broken until the kernel
-ends, as its parts hold on to the half that is gone.
+Ctrl-C must not interrupt the import of matplotlib. Otherwise matplotlib would stay broken until the
+kernel ends, because its loaded parts refer to the parts that are missing.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ _FILE_OF = {
 __all__ = [*_FILE_OF]
 
 _FILE_OF_OTHERS = {
-    **dict.fromkeys(("differences_of", "parts_of", "save_page"), "player.page"),
+    **dict.fromkeys(("differences_of", "page_of", "parts_of", "save_page"), "player.page"),
     **dict.fromkeys(("Picture", "figure_in_words"), "figures"),
     "WithDarkVariant": "dark",
 }

@@ -1,7 +1,8 @@
-"""Curves of what ranks log while they train: drawn live from TensorBoard's event files, and after.
+"""Curves of the values that ranks log while they train, drawn live or after the run.
 
-Ranks are processes and the kernel waits for them, so what they log travels through files: a rank
-writes with ``torch.utils.tensorboard.SummaryWriter(folder)``, a thread of the kernel reads.
+Ranks are processes, and the kernel waits for them. So logged values travel through TensorBoard's
+event files: a rank writes with ``torch.utils.tensorboard.SummaryWriter(folder)``, and a thread of
+the kernel reads.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ EVERY_S = 0.5
 
 @contextlib.contextmanager
 def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
-    """Show what is logged into a folder: live while the block runs, as a picture when it ends.
+    """Show the values logged into a folder: live while the block runs, as a picture at its end.
 
-    In a notebook, a display that begins and ends empty shows the curves about twice a second; then
-    the last picture is shown once. So the stored form is the same for every run. Elsewhere nothing
-    is shown: `draw_curves` gives the picture.
+    In a notebook, a display updates the curves about twice a second. It is empty before and after
+    the block. Then the last picture is shown once, so the stored notebook is the same for every
+    run. Outside a notebook nothing is shown; use `draw_curves` for the picture.
 
     Parameters
     ----------
     folder : str or path
-        Where ``SummaryWriter`` writes; see `draw_curves`. It may come into being later.
+        The folder of ``SummaryWriter``; see `draw_curves`. It need not exist yet.
     x : str
-        What the logged steps count: the words under the horizontal axis.
+        The label of the horizontal axis: it says what the logged steps count.
     """
     if not in_notebook():
         yield
@@ -66,7 +67,7 @@ def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
 
 
 def _keep_showing(handle, reader, done, x):
-    """Bring the display up to date until ``done``, where something new was logged."""
+    """Update the display until ``done``, each time that something new was logged."""
 
     shown = {}
     while not done.wait(EVERY_S):
@@ -77,7 +78,7 @@ def _keep_showing(handle, reader, done, x):
 
 
 def _bundle(picture):
-    """What the live display holds: a picture, or nothing."""
+    """The content of the live display: a picture, or nothing."""
     if picture is None:
         return {"text/plain": "", "text/html": ""}
     data = base64.b64encode(picture._repr_png_()).decode()
@@ -85,16 +86,16 @@ def _bundle(picture):
 
 
 def draw_curves(folder: str | Path, x: str = "step") -> Figure:
-    """Draw what was logged into a folder: one panel per name, one line per run.
+    """Draw the values logged into a folder: one panel per name, one line per run.
 
     Parameters
     ----------
     folder : str or path
-        With TensorBoard's event files. Each folder below it that holds such files is a run of its
-        own, as in TensorBoard, and its line carries the folder's name. Runs stand, and have their
-        colours, in the order in which they began to log.
+        A folder with TensorBoard's event files. As in TensorBoard, each folder below it that
+        contains such files is a run of its own, and gives the run its name. The order and the
+        colours of the runs follow the times at which they began to log.
     x : str
-        What the logged steps count: the words under the horizontal axis.
+        The label of the horizontal axis: it says what the logged steps count.
 
     Returns
     -------
@@ -103,24 +104,26 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     Raises
     ------
     FileNotFoundError
-        Nothing was logged there.
+        Nothing was logged into the folder.
     """
 
     reader = Reader(folder)
     curves = reader.read()
     if not curves:
-        raise FileNotFoundError(f"{folder} holds no curve: has a rank logged into it, and closed?")
+        raise FileNotFoundError(
+            f"{folder} contains no curve: did a rank log to it, and close its logger?"
+        )
     return picture_of(curves, reader.runs, x)
 
 
 class Reader:
-    """Reads a folder of event files again and again; what was read before is kept.
+    """Reads a folder of event files again and again, and keeps the values read before.
 
     Attributes
     ----------
     runs : list of str
-        The runs that have logged something, in the order in which they began; it only grows at its
-        end, so a run's place, and with it its colour, stays while others come.
+        The runs that have logged something, in the order in which they began. The list only grows
+        at its end. So a run keeps its place, and with it its colour, when other runs begin.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -156,10 +159,10 @@ RUNS_BESIDE = 2
 
 
 def picture_of(curves: Curves, order: Sequence[str], x: str = "step") -> Figure:
-    """The picture of curves as `Reader.read` gives them, of runs in the order of `Reader.runs`.
+    """The picture of curves from `Reader.read`, with the runs in the order of `Reader.runs`.
 
-    It is drawn in a thread, beside whatever the kernel draws, so it leaves matplotlib's common
-    settings alone and says its colours itself.
+    A thread draws it while the kernel may draw something else. So it does not change matplotlib's
+    common settings, and sets its colours itself.
     """
     from .figures import new_picture
 
@@ -177,7 +180,7 @@ def picture_of(curves: Curves, order: Sequence[str], x: str = "step") -> Figure:
 
 
 def _draw_run(panel, run, points, color, longest):
-    """One line; points are marked where they are few beside the run's longest curve."""
+    """Draw one line. Mark its points if they are few compared to the run's longest curve."""
     steps, values = zip(*points, strict=True)
     marker = "o" if len(points) == 1 or 2 * len(points) < longest else None
     panel.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3.5, label=run)
@@ -195,7 +198,7 @@ def _dress_panel(panel, name, x):
 
 
 def _name_runs(figure, panels, order):
-    """One legend for all panels, above them: within, it would lie on the lines."""
+    """Draw one legend above all panels. Inside a panel it would cover the lines."""
     lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
     named = [lines[run] for run in order if run in lines]
     if len(named) > 1:

@@ -1,8 +1,8 @@
 """Pictures on dark paper: the same figure drawn with other colours, in the same PNG.
 
-Whoever knows nothing of it shows the light picture. The course's extension of JupyterLab
-(`scripts/lab_extensions`) shows the dark variant where the theme is dark. The variant is a chunk of
-the PNG: another palette for the same pixels, some 800 bytes, or a whole PNG.
+A program that does not know the variant shows the light picture. The course's extension of
+JupyterLab (`scripts/lab_extensions`) shows the dark variant in a dark theme. The variant is a chunk
+of the PNG: another palette for the same pixels, about 800 bytes, or a whole PNG.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from PIL import Image
 from .palette import flipped, is_bright, rgb_on_dark
 
 MAX_SINGLE = 64
-"""So many colours in one collection are single ones, ranks'; more run into each other."""
+"""Up to so many colours of a collection are separate ranks' colours. More form a gradient."""
 CHUNK = b"daRK"
-"""By its letters' cases: not needed to show the picture, private, and gone where pixels change."""
+"""The case of its letters means: not needed, private, and removed if the pixels change."""
 FRAME = 12
-"""Bytes of a chunk beside its data; the last chunk of a PNG has no data."""
+"""Bytes of a chunk in addition to its data. The last chunk of a PNG has no data."""
 COLORS = 256
 """Rows of a palette."""
 FEWER = 224
-"""Colours of a light picture that leaves rows free, for what is one colour there and two here."""
+"""Colours of a light picture. The other rows are for colours with two dark variants."""
 SEEN, FEW = 100, 1e-4
-"""What is too far from what was drawn, in a channel, of 255; and what share of pixels may be."""
+"""The largest error of a channel, of 255, and the largest share of pixels with more."""
 
 
 class DarkPen(GraphicsContextBase):
-    """The pen of matplotlib's artists: each colour it is given becomes the one on dark paper."""
+    """The pen of matplotlib's artists. It replaces each colour by its variant on dark paper."""
 
     _rgb: Any
 
@@ -62,7 +62,7 @@ class DarkPen(GraphicsContextBase):
 
 
 class DarkRenderer(RendererAgg):
-    """Agg's renderer, with every colour replaced by what it is on dark paper."""
+    """Agg's renderer, with every colour replaced by its variant on dark paper."""
 
     def new_gc(self) -> DarkPen:
         """A pen for the next artist."""
@@ -90,24 +90,24 @@ class DarkRenderer(RendererAgg):
         self._renderer.draw_markers(gc, marker_path, marker_trans, path, trans, _dark(rgbFace))
 
     def draw_path_collection(self, gc: Any, *args: Any, hatchcolors: Any = None) -> None:
-        """Many shapes: their faces and edges are the sixth and seventh argument."""
+        """Many shapes. Their faces and edges are the sixth and seventh argument."""
         shapes = [_dark_array(arg) if at in (5, 6) else arg for at, arg in enumerate(args)]
         options = {} if hatchcolors is None else {"hatchcolors": _dark_array(hatchcolors)}
         self._renderer.draw_path_collection(gc, *shapes, **options)
 
     def draw_quad_mesh(self, gc: Any, *args: Any) -> None:
-        """A mesh: its faces are the last argument but two, its edges the last."""
+        """A mesh. Its faces are the third argument from the end, its edges the last."""
         *shape, faces, antialiased, edges = args
         faces = _flipped(to_rgba_array(faces))
         self._renderer.draw_quad_mesh(gc, *shape, faces, antialiased, _dark_array(edges))
 
     def draw_image(self, gc: Any, x: float, y: float, im: Any, *args: Any) -> None:
-        """Pixels: what was light becomes dark, as the type on it does."""
+        """Pixels. Light pixels become dark, like the text on them."""
         pixels = np.round(255 * _flipped(np.asarray(im) / 255)).astype(np.uint8)
         self._renderer.draw_image(gc, x, y, pixels, *args)
 
     def draw_gouraud_triangles(self, gc: Any, points: Any, colors: Any, transform: Any) -> None:
-        """A surface whose colours run into each other."""
+        """A surface whose colours form a gradient."""
         colors = _flipped(np.asarray(colors))
         self._renderer.draw_gouraud_triangles(gc, points, colors, transform)
 
@@ -125,7 +125,7 @@ class DarkCanvas(FigureCanvasAgg):
 
 @contextmanager
 def on_canvas(figure: Figure, canvas_class: type[FigureCanvasAgg]) -> Iterator[FigureCanvasAgg]:
-    """Give a figure another canvas while the block runs, with everything where it is."""
+    """Give a figure another canvas while the block runs, with everything in its place."""
     canvas, engine = figure.canvas, figure.get_layout_engine()
     if engine:
         figure.set_layout_engine("none")  # a second layout might move things by a pixel
@@ -138,7 +138,7 @@ def on_canvas(figure: Figure, canvas_class: type[FigureCanvasAgg]) -> Iterator[F
 
 
 def _dark(color):
-    """A colour, or none, on dark paper; what shines through stays so."""
+    """A colour, or none, on dark paper. It keeps its transparency."""
     if color is None:
         return None
     *rgb, alpha = to_rgba(color)
@@ -154,7 +154,7 @@ def _dark_array(colors):
 
 
 def _flipped(colors):
-    """Many colours that run into each other, as those of a heat map do: array (..., 4)."""
+    """Many colours that form a gradient, as in a heat map: array (..., 4)."""
     return np.concatenate([flipped(colors[..., :3]), colors[..., 3:]], axis=-1)
 
 
@@ -179,14 +179,14 @@ def png_of_both(light: np.ndarray, dark: np.ndarray, dpi: float) -> bytes:
 
 
 def with_variant(png: bytes, variant: bytes) -> bytes:
-    """A PNG that holds its dark variant: another PNG, or the chunk of its palette."""
+    """A PNG with its dark variant: another PNG, or the chunk of its palette."""
     named = CHUNK + variant
     chunk = len(variant).to_bytes(4, "big") + named + zlib.crc32(named).to_bytes(4, "big")
     return png[:-FRAME] + chunk + png[-FRAME:]
 
 
 def dark_variant(png: bytes) -> bytes | None:
-    """The dark variant of a PNG, a PNG of its own; None where it has none."""
+    """The dark variant of a PNG, as a PNG of its own; None if it has none."""
     image = Image.open(io.BytesIO(png))
     image.load()
     found = [data for name, data, *_ in getattr(image, "private_chunks", ()) if name == CHUNK]
@@ -197,7 +197,7 @@ def dark_variant(png: bytes) -> bytes | None:
 
 
 def _palette_in(png: bytes) -> slice:
-    """Where the chunk with its palette is in a PNG that has one."""
+    """The place of the chunk with its palette in a PNG."""
     begin = png.index(b"PLTE") - 4
     return slice(begin, begin + FRAME + int.from_bytes(png[begin : begin + 4], "big"))
 
@@ -205,7 +205,7 @@ def _palette_in(png: bytes) -> slice:
 def reduced(pixels: np.ndarray, colors: int = COLORS) -> tuple[np.ndarray, np.ndarray]:
     """Few colours for a picture: a row of the palette for each pixel, and the palette.
 
-    Those of these pictures fit a palette, which makes the file three times smaller.
+    The colours of these pictures fit into a palette. This makes the file a third as large.
     """
     method, dither = Image.Quantize.MEDIANCUT, Image.Dither.NONE
     small = Image.fromarray(pixels).quantize(colors, method=method, dither=dither)
@@ -214,7 +214,7 @@ def reduced(pixels: np.ndarray, colors: int = COLORS) -> tuple[np.ndarray, np.nd
 
 
 def _split(rows, palette, dark):
-    """Give the free rows to colours that are one on light paper and two on dark; in place."""
+    """Give free rows to colours with one light and two dark variants; in place."""
     misses = np.square(dark - _means(rows, dark)[rows]).sum(axis=-1) ** 2  # few large ones count
     is_used = np.bincount(rows.ravel(), minlength=COLORS) > 0
     worst = [row for row in np.argsort(-_sums(rows, misses), kind="stable") if is_used[row]]
@@ -245,13 +245,13 @@ def _saved(rows, palette, dpi):
 
 
 class WithDarkVariant:
-    """Shows a learner's own figure as pyplot does, and in the same PNG as it is on dark paper."""
+    """Shows a learner's own figure as pyplot does, with its dark variant in the same PNG."""
 
     def __init__(self, printer: Callable[[Figure], Any]) -> None:
         self._printer = printer
 
     def __call__(self, figure: Figure) -> Any:
-        """What the printer gives, a PNG in base64, and its metadata if there are any."""
+        """The printer's output, a PNG in base64, and its metadata if there are any."""
         light = self._printer(figure)
         try:
             if light is None or not has_dark_variant(figure):
@@ -266,7 +266,7 @@ class WithDarkVariant:
 
 
 def _joined(light: str, dark: str) -> str:
-    """Two PNGs in base64 as one; the dark one with few colours, and nothing shining through."""
+    """Two PNGs in base64 as one. The dark one has few colours and no transparency."""
     image = Image.open(io.BytesIO(base64.b64decode(dark)))
     rows, palette = reduced(np.asarray(image.convert("RGB")), COLORS // 2)
     variant = _saved(rows, palette, *image.info.get("dpi", (72,))[:1])
@@ -274,7 +274,7 @@ def _joined(light: str, dark: str) -> str:
 
 
 def has_dark_variant(figure: Figure) -> bool:
-    """Whether a figure has light paper, and no photograph: its colours would be turned."""
+    """Whether a figure has light paper and no photograph, whose colours would be inverted."""
     paper = figure.get_facecolor()
     images = figure.findobj(lambda artist: isinstance(artist, (AxesImage, BboxImage, FigureImage)))
     is_light = to_rgba(paper)[3] == 1 and is_bright(to_hex(paper))

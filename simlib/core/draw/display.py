@@ -1,4 +1,4 @@
-"""How things show themselves in a notebook: as pictures with a dark variant and alt text.
+"""Shows objects in a notebook as pictures with a dark variant and alt text.
 
 matplotlib is imported when the first figure is shown.
 """
@@ -18,16 +18,16 @@ def in_notebook() -> bool:
 
 
 class Displayed:
-    """Mixed into what has a ``_repr_png_``: a notebook keeps `in_words` as the picture's alt text.
+    """Base of classes with a ``_repr_png_``: `in_words` becomes the picture's alt text.
 
-    It stands in the metadata of the output, where nbconvert looks for it; JupyterLab learns it from
-    the course's extension (`scripts/lab_extensions`).
+    The alt text is in the metadata of the output, where nbconvert looks for it. JupyterLab shows it
+    by the course's extension (`scripts/lab_extensions`).
     """
 
     __slots__ = ()
 
     def in_words(self) -> str:
-        """What the picture shows, in sentences."""
+        """A description of the picture, in sentences."""
         raise NotImplementedError
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict, dict]:
@@ -35,13 +35,13 @@ class Displayed:
 
 
 class DisplayMixin(Displayed):
-    """Mixed into what has ``draw()``, a figure by which it is shown."""
+    """Base of classes with a method ``draw()``, whose figure a notebook shows."""
 
     __slots__ = ()
     draw: Callable[[], Any]
 
     def in_words(self) -> str:
-        """What the figure's axes are called: for whoever does not see it."""
+        """The labels of the figure's axes, for readers who cannot see it."""
         return self.draw().in_words()
 
     def _repr_png_(self) -> Any:
@@ -54,7 +54,7 @@ def alt_metadata(words: str) -> dict:
 
 
 def follow_theme() -> None:
-    """Show every figure of this notebook with its dark variant; elsewhere nothing is done."""
+    """Show every figure of this notebook with its dark variant. No effect outside a notebook."""
     if not in_notebook():
         return
     from IPython import get_ipython
@@ -65,7 +65,7 @@ def follow_theme() -> None:
 
 
 def _prepare(figure):
-    """See to it that the figure about to be shown comes with its dark variant; adds its alt text.
+    """Add the dark variant and the alt text to the figure that is about to be shown.
 
     pyplot sets how figures are shown when it is first used, and again with every change of its
     settings, so this cannot be done once and for all.

@@ -1,4 +1,4 @@
-"""What all pictures share: the figure that shows itself, PNG bytes, colours and sizes."""
+"""Shared parts of all pictures: the figure that shows itself, PNG bytes, colours and sizes."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ Draw = TypeVar("Draw", bound=Callable[..., Figure])
 
 
 class Picture(Figure, Displayed):
-    """A Figure that shows itself in a notebook even where pyplot was never imported.
+    """A Figure that shows itself in a notebook, even if pyplot was never imported.
 
-    ``words`` are what it shows, in sentences, where whoever drew it knows.
+    ``words`` describes the picture in sentences, if the function that drew it gave them.
     """
 
     words = ""
 
     def in_words(self) -> str:
-        """What the picture shows, in sentences; else what its axes are called."""
+        """A description of the picture in sentences; if it has none, the labels of its axes."""
         return self.words or figure_in_words(self)
 
     def _repr_png_(self):
         return png_of(self)
 
     def savefig(self, *args: Any, dark: bool = False, **options: Any) -> None:
-        """As matplotlib's; with ``dark=True`` the picture for a dark theme."""
+        """As matplotlib's `savefig`. ``dark=True`` saves the picture for a dark theme."""
         with on_canvas(self, DarkCanvas) if dark else nullcontext():
             super().savefig(*args, **options)
 
@@ -68,14 +68,14 @@ def new_picture(width_in: float, height_in: float, **options: Any) -> Picture:
 
 
 def bare_axes(figure: Figure, xlim: Span, ylim: Span, **options: Any) -> Any:
-    """Axes over a whole figure that are not seen."""
+    """Invisible axes that cover a whole figure."""
     axes = figure.add_axes([0, 0, 1, 1], xlim=xlim, ylim=ylim, **options)
     axes.axis("off")
     return axes
 
 
 def figure_in_words(figure: Figure) -> str:
-    """What a figure says of itself: its titles, axes and legends."""
+    """The texts of a figure: its titles, axes and legends."""
     told = []
     for axes in figure.axes:
         title, x, y = (
@@ -90,7 +90,7 @@ def figure_in_words(figure: Figure) -> str:
 
 
 def png_of(figure: Figure) -> bytes:
-    """The figure as PNG bytes with its dark variant: the same bytes for the same figure."""
+    """The figure as PNG bytes, with its dark variant. The same figure gives the same bytes."""
     light = pixels_of(FigureCanvasAgg(figure))
     with on_canvas(figure, DarkCanvas) as canvas:
         dark = pixels_of(canvas)
@@ -98,13 +98,13 @@ def png_of(figure: Figure) -> bytes:
 
 
 def pixels_of(canvas: FigureCanvasAgg) -> np.ndarray:
-    """The figure of a canvas, drawn: array (height, width, 3)."""
+    """The pixels of a canvas's figure: array (height, width, 3)."""
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
 def own_style(draw: Draw) -> Draw:
-    """Draw with matplotlib's own defaults, whatever theme the learner has set."""
+    """Draw with matplotlib's own defaults, also if the learner has set another theme."""
 
     @wraps(draw)
     def styled(*args, **kwargs):

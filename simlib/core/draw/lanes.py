@@ -1,16 +1,16 @@
-"""What a rank did when: read from its ops, for picture, player and Chrome trace.
+"""The states of a rank over time, read from its ops, for picture, player and Chrome trace.
 
-A rank is inside its function during its span. An op takes two parts of that time: it is *in
-flight* from the call until the rank begins to wait, and the rank is *blocked* from there to the
-op's end. While an asynchronous op is in flight, its rank goes on computing. A blocked rank is
-*transferring* while the data of that op move, and *waiting* for others before.
+A rank is inside its function during its span. An op has two parts in that time. It is *in flight*
+from the call until the rank begins to wait. From there to the op's end, the rank is *blocked*.
+While an asynchronous op is in flight, its rank continues to compute. A blocked rank is
+*transferring* while the data of that op move, and *waiting* for others before that.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,20 +23,25 @@ Span = tuple[float, float]
 Ranks = Iterable[int] | None
 """The ranks to show, from top to bottom; None for all."""
 Between = Span | None
-"""What time to show; None for the whole run."""
+"""The time to show; None for the whole run."""
+WAITS_UNTIL = 1.15
+"""The end of an endless wait in a picture of a part of a run, as a share of the record."""
 STATES = ("computing", "in a call", "async op in flight", "waiting", "transferring")
-"""What a rank can be seen to do, in the order in which it is drawn."""
+"""The states of a rank, in the order in which they are drawn."""
 
 
 def span_of(trace: Trace, rank: int) -> tuple[float, float, bool] | None:
     """When the rank was in its function: ``(start_s, end_s, returned)``.
 
-    A rank that never left is taken to be there until it died, or the last moment known. None where
-    it never began.
+    A rank that never returned counts as inside until it died, or until the last known moment. The
+    result is None if the rank never began. In a part of a longer run, the end is the moment at
+    which the rank was last seen.
     """
     start, end = trace.spans[rank] if rank < len(trace.spans) else (None, None)
     if start is None:
         return None
+    if rank in trace.last_seen_s:
+        return start, trace.last_seen_s[rank], True
     if rank in trace.deaths:
         return start, max(start, trace.deaths[rank]), False
     return (start, end, True) if end is not None else (start, max(start, trace.end_s), False)
@@ -54,7 +59,7 @@ def blocked(op: Op, until_s: float) -> Span | None:
 
 
 def in_flight(op: Op, until_s: float) -> Span | None:
-    """When the op was under way and the rank not waiting for it: ``(start_s, end_s)`` or None."""
+    """When the op ran and the rank did not wait for it: ``(start_s, end_s)`` or None."""
     ends = [t for t in (op.wait_s, op.end_s, op.failed_s) if t is not None]
     if not ends and not op.async_op:
         return None
@@ -65,22 +70,34 @@ def in_flight(op: Op, until_s: float) -> Span | None:
 def chosen(
     run: Any, ranks: Ranks = None, between: Between = None
 ) -> tuple[list[int], float, float]:
-    """What of a run is to be shown: ``(ranks, begin_s, end_s)``, by default everything.
+    """The part of a run to show: ``(ranks, begin_s, end_s)``. The default is the whole run.
 
-    An infinite moment is the run's first or last one.
+    An infinite moment means the run's first or last moment.
 
     Raises
     ------
     InvalidCallError
-        A rank that the run does not have, or no time between the two moments.
+        The run does not have a rank, or no time is between the two moments.
     """
     return _chosen_ranks(run, ranks), *_chosen_time(run, between)
 
 
 def last_moment(run: Any) -> float:
-    """When the last thing happened, be it on a GPU after its rank had returned."""
+    """The last moment of a run, even if it is on a GPU after its rank had returned."""
     spans = (profile.spans for profile in run.profile or () if profile)
-    return max(run.trace.end_s, *(span.end_s for own in spans for span in own), 0.0) or 1e-6
+    last_s = max(run.trace.end_s, *(span.end_s for own in spans for span in own), 0.0) or 1e-6
+    return last_s * WAITS_UNTIL if run.trace.last_seen_s and any(map(_waits, run.trace)) else last_s
+
+
+def drawn_until(trace: Trace, rank: int, ops: Iterable[Op], end_s: float) -> float:
+    """When a rank's lane ends. In a part of a run, the lane of a waiting rank goes to the end."""
+    span = span_of(trace, rank)
+    goes_on = rank in trace.last_seen_s and any(map(_waits, ops))
+    return end_s if span is None or goes_on else span[1]
+
+
+def _waits(op: Op) -> bool:
+    return not op.done and not op.async_op
 
 
 def _chosen_ranks(run, ranks):
@@ -93,7 +110,7 @@ def _chosen_ranks(run, ranks):
     if bad := [rank for rank in shown if rank not in range(run.world_size)]:
         raise InvalidCallError(f"rank {bad[0]} is not in this run of {run.world_size} ranks")
     if not shown:
-        raise InvalidCallError("ranks is empty: name at least one rank to show")
+        raise InvalidCallError("ranks is empty: give at least one rank to show")
     if len(set(shown)) < len(shown):
         raise InvalidCallError("ranks names a rank twice")
     return shown
@@ -109,19 +126,19 @@ def _chosen_time(run, between):
     end_s = last_s if end_s == math.inf else end_s
     if not begin_s < end_s:
         raise InvalidCallError(
-            "between must be (first second, last second), the first smaller; "
-            f"this run ends at {last_s:.6g} s"
+            "between must be two times in seconds, the first smaller than the second. This run "
+            f"ends at {last_s:.6g} s"
         )
     return begin_s, end_s
 
 
 def in_sight(op: Op, begin_s: float, end_s: float) -> bool:
-    """Whether any of an op lies between two moments; an open op goes on for ever."""
+    """Whether a part of an op is between two moments. An open op never ends."""
     return op.post_s <= end_s and (op.ends_by(math.inf) >= begin_s)
 
 
 def never_finished(trace: Trace, rank: int, ops: Iterable[Op]) -> bool:
-    """Whether a rank never left its function, or left with an op of these unfinished."""
+    """Whether a rank never returned, or returned with one of these ops unfinished."""
     span = span_of(trace, rank)
     return bool(span and not span[2]) or any(op.ends_by(math.inf) == math.inf for op in ops)
 
@@ -129,24 +146,27 @@ def never_finished(trace: Trace, rank: int, ops: Iterable[Op]) -> bool:
 def states_of(run: Any, rank: int, ops: Iterable[Op], until_s: float) -> dict[str, list[Span]]:
     """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
 
-    "computing" is the rank's whole span; the other states lie over it. The parts of "waiting" and
-    "transferring" are in order, and never overlap.
+    "computing" is the rank's whole span, and the other states are on top of it. The parts of
+    "waiting" and "transferring" are in order, and never overlap.
     """
     span = span_of(run.trace, rank)
     # Who only puts ops into the streams of a device is in none of them.
     on_streams = run.engine == "simulated" and bool(run.profile)
     flights = [(op.async_op or on_streams, time) for op in ops if (time := in_flight(op, until_s))]
     parts = [part for op in ops for part in blocked_parts(op, until_s, run.transfers)]
+    blocked_in: dict[str, list[Span]] = {"waiting": [], "transferring": []}
+    for state, start_s, end_s in apart(parts):
+        blocked_in[state].append((start_s, end_s))
     return {
         "computing": [span[:2]] if span and rank in run.ran else [],
         "in a call": [time for is_async, time in flights if not is_async],
         "async op in flight": [time for is_async, time in flights if is_async],
-        **_apart(parts),
+        **blocked_in,
     }
 
 
 def blocked_parts(op: Op, until_s: float, transfers: Mapping) -> list[tuple[str, float, float]]:
-    """What a rank did while it was blocked in an op: ``(state, start_s, end_s)``, in order.
+    """The states of a rank while an op blocked it: ``(state, start_s, end_s)``, in order.
 
     Parameters
     ----------
@@ -174,27 +194,28 @@ def blocked_parts(op: Op, until_s: float, transfers: Mapping) -> list[tuple[str,
     return found
 
 
-def _apart(parts):
-    """Parts of several ops by state; what was counted for an earlier op is not counted again."""
-    found = {"waiting": [], "transferring": []}
+def apart(parts: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, float, float]]:
+    """Parts of several ops of a rank, ``(what, start_s, end_s)``, in order and without overlap.
+
+    Time that was counted for an earlier op is not counted again.
+    """
     free_s = -math.inf
-    for state, start_s, end_s in sorted(parts, key=operator.itemgetter(1, 2)):
+    for what, start_s, end_s in sorted(parts, key=operator.itemgetter(1, 2)):
         start_s = max(start_s, free_s)
         if start_s < end_s or start_s == end_s > free_s:
-            found[state].append((start_s, end_s))
+            yield what, start_s, end_s
             free_s = end_s
-    return found
 
 
 def mostly(parts: Iterable[Span], begin_s: float, end_s: float, columns: int) -> list[Span]:
-    """The time that parts fill, coarsened: the columns of which they fill more than half.
+    """The time that parts fill, coarsened to the columns of which they fill more than half.
 
     Parameters
     ----------
     parts : list of (float, float)
         Start and end of each part, in seconds; they may overlap.
     begin_s, end_s : float
-        What is divided into columns.
+        The span that is divided into columns.
     columns : int
 
     Returns
@@ -219,7 +240,7 @@ def mostly(parts: Iterable[Span], begin_s: float, end_s: float, columns: int) ->
 
 
 def unit_of(span_s: float) -> tuple[str, float]:
-    """The unit that suits a span, and how many of it a second has: us, ms or s."""
+    """The unit for a span (us, ms or s), and the number of these units in a second."""
     if span_s < 1e-3:
         return "us", 1e6
     return ("ms", 1e3) if span_s < 1 else ("s", 1.0)

@@ -1,6 +1,6 @@
-"""Pictures of what ranks hold: bytes at the peak and over time; parts of the model and examples.
+"""Pictures of ranks' memory: bytes at the peak and over time; parts of the model and examples.
 
-Colour says which rank; fill and hatch say what is held. Drawn from runs.
+The pictures are drawn from runs. The colour shows the rank; fill and hatch show the category.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ CELL_IN, GAP_CELLS, LABEL_CELLS = 0.27, 0.8, 2.2
 
 @own_style
 def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
-    """Draw what each rank held when it held most: one bar per rank, one layer per category.
+    """Draw each rank's memory at its peak: one bar per rank, one layer per category.
 
     Parameters
     ----------
     runs : Run or dict of str to Run
-        Simulated runs on clusters with a device; of several, each has a title.
+        Simulated runs on clusters with a device. A dict gives each run a title.
     limit_bytes : float, optional
-        What a device has: drawn as a line across.
+        The memory of a device, drawn as a line across.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     Raises
     ------
     ValueError
-        A run has no ledger.
+        A run has no memory ledger.
     """
     runs = runs if isinstance(runs, dict) else {"": runs}
     for run in runs.values():
@@ -84,7 +84,7 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
 
 
 def _has_ledgers(run):
-    """Whether it is known by category what ranks held; of a GPU it is not."""
+    """Whether the run has the ranks' memory by category. A run on real GPUs does not have it."""
     return bool(run.memory) and not any(isinstance(one, GpuMemory) for one in run.memory)
 
 
@@ -114,7 +114,7 @@ def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
 def draw_key(
     figure: Figure, limit_bytes: float | None, fills: Mapping[str, tuple[float, str | None]]
 ) -> None:
-    """What fill and hatch mean, the top of a bar first."""
+    """Draw the key of fills and hatches, from the top of a bar to its bottom."""
     patches = []
     for name, (white, hatch) in reversed(list(fills.items())):
         fill = {"facecolor": mix(GREY, PAPER, white), "edgecolor": GREY, "hatch": hatch}
@@ -127,19 +127,20 @@ def draw_key(
 
 @own_style
 def draw_parts(runs: Mapping[str, Any]) -> Figure:
-    """Draw which parts of a model, and which examples, each rank had to do with.
+    """Draw which parts of a model each rank has, and which examples it used.
 
     Parameters
     ----------
     runs : dict of str to Run
-        By title. Each rank returned ``(parts, examples)``: the bytes that it holds of each part of
-        the model, ``{name: bytes}``, and the numbers of the examples that went through them.
+        The runs by title. Each rank returned ``(parts, examples)``. ``parts`` is ``{name: bytes}``
+        and says how many bytes of each part of the model the rank has. ``examples`` are the numbers
+        of the examples that went through these parts.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A cell is filled as far as the rank holds the part; the most that any rank of any run holds
-        of a part is taken for the whole.
+        The fill of a cell shows how much of the part the rank has. A full cell means the largest
+        size of this part on any rank of any run.
     """
     results = [result for run in runs.values() for result in run.results]
     names = sorted({name for parts, _ in results for name in parts})
@@ -171,7 +172,7 @@ def draw_parts(runs: Mapping[str, Any]) -> Figure:
 
 
 def _draw_cells(axes, rank, left, shares):
-    """A row of cells, each filled from below to its share."""
+    """Draw a row of cells, each filled from below to its share."""
     for index, share in enumerate(shares):
         x, low = left + index + 0.07, rank + 0.93
         color = mix(rank_color(rank), PAPER, 0.25)
@@ -195,26 +196,26 @@ WIDTH_IN, ROW_IN, AROUND_IN = 8.0, 0.85, 0.75
 
 @own_style
 def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "category") -> Figure:
-    """Draw what each rank held from the run's beginning to its end, its peak marked.
+    """Draw each rank's memory from the beginning of the run to its end, with its peak.
 
     Parameters
     ----------
     run : Run
         A simulated run on a cluster with a device.
     limit_bytes : float, optional
-        What a device has: drawn as a line across.
+        The memory of a device, drawn as a line across.
     by : {"category", "dtype"}
-        What a layer is.
+        Whether a layer is a category or a dtype.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Of many ranks, the first eight.
+        It shows at most the first eight ranks.
 
     Raises
     ------
     InvalidCallError
-        The run has no ledger, or ``by`` is something else.
+        The run has no memory ledger, or ``by`` has another value.
     """
     if not _has_ledgers(run):
         raise InvalidCallError(f"{run.name} has no memory ledger: simulate it on a device")
@@ -249,12 +250,12 @@ def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "c
 
 
 def _bytes_by_category(ledger):
-    """What was held of each category at each moment of the history."""
+    """The bytes of each category at each moment of the history."""
     return {name: np.array([held[name] for _, held in ledger.history]) for name in CATEGORIES}
 
 
 def _bytes_by_dtype(ledger):
-    """What was held of each dtype at each moment of the history; rare dtypes in one."""
+    """The bytes of each dtype at each moment of the history. Rare dtypes are added up."""
     found = {}
     for dtype, part in ledger.by_dtype.items():
         name = dtype if dtype in DTYPE_FILLS else REST
@@ -266,7 +267,7 @@ _LAYERS = {"category": (_bytes_by_category, FILLS), "dtype": (_bytes_by_dtype, D
 
 
 def _draw_layers(axes, times, heights, fills, color):
-    """One layer on the other; the last of ``times`` is the end, where nothing changes."""
+    """Draw the layers on top of each other. The last of ``times`` is the end of the run."""
     below = np.zeros(len(times))
     for name, values in heights.items():
         white, hatch = fills[name]

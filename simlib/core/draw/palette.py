@@ -1,8 +1,8 @@
-"""Colours and sizes of type of all pictures: one colour per rank; what a colour is on dark paper.
+"""Colours and type sizes of all pictures: one colour per rank, and its variant on dark paper.
 
-Nearly every colour of these pictures is a rank's, or mixed of that and white or black. On dark
-paper the palette's own colours stay, so that a rank keeps its colour; white becomes the paper, and
-black white.
+Nearly every colour of these pictures is a rank's colour, or a mixture of it with white or black. On
+dark paper the palette's own colours stay, so that a rank keeps its colour. White becomes the colour
+of the paper, and black becomes white.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DPI = 110
 INK, PAPER, GREY = "#222222", "#ffffff", "#767676"
 TITLE_PT, TEXT_PT, SMALL_PT = 10, 8, 7
-# Okabe and Ito's set (https://jfly.uni-koeln.de/color/), told apart by every common sort of
+# Okabe and Ito's set (https://jfly.uni-koeln.de/color/), distinguishable by every common kind of
 # colour vision. Their black comes last: as a first colour it would be read as "the special one".
 OKABE_ITO = (
     "#0072B2",  # blue
@@ -32,22 +32,22 @@ OKABE_ITO = (
     "#000000",  # black
 )
 DARKER = (0.0, 0.3, 0.55)
-"""Shares of black in the colours of ranks 0 to 7, 8 to 15, 16 to 23. Lighter ones would look like
-lanes that transfer."""
+"""Shares of black in the colours of ranks 0 to 7, 8 to 15, 16 to 23. Lighter colours would look
+like lanes that transfer."""
 SHADES = (0.0, 0.5, 0.25, 0.7)
-"""Hue says which rank, so a piece of work that the program has named is a shade of the rank's
-colour: shares of black for the first names of a run; further names begin again."""
+"""Shares of black for the first names of a run's pieces; further names begin again. The hue shows
+the rank, so a named piece of work is a shade of the rank's colour."""
 MARK_CONTRAST = 3.0
-"""What lines and outlines have at least against white paper (WCAG 2.1, 1.4.11)."""
+"""The least contrast of lines and outlines with white paper (WCAG 2.1, 1.4.11)."""
 DARK_PAPER = "#111111"  # what lies below the outputs in JupyterLab's dark theme
 INK_THAT_STAYS, PAPER_THAT_STAYS = "#010101", "#fefefe"
-"""For type on a colour that stays. Nobody tells them from black and white, which change."""
+"""For text on a colour that does not change. Black and white would change, these do not."""
 BRIGHT = 120
-"""Of 255: on a brighter fill dark type is read more easily."""
+"""On a fill brighter than this (of 255), dark text is easier to read."""
 LIGHTER = (0.0, 0.25, 0.6)
-"""Shares of white in place of `DARKER`, those of black: so all 24 are seen, and told apart."""
+"""Shares of white that replace the shares of black in `DARKER`. All 24 can be distinguished."""
 NEAR = 1.01 / 255
-"""How far a colour's channels may be from such a mixture."""
+"""The largest distance of a colour's channels from such a mixture."""
 
 
 def rank_color(rank: int) -> str:
@@ -64,7 +64,7 @@ def shades_of(trace: Trace) -> dict[str, float]:
 
 
 def shaded(color: str, share: float) -> str:
-    """A colour with this share of black in it; black itself with as much of white."""
+    """A colour with this share of black in it. Black itself gets this share of white."""
     return mix(color, "#ffffff" if color == "#000000" else "#000000", share)
 
 
@@ -75,9 +75,9 @@ def mix(color: str, other: str, share: float) -> str:
 
 
 def visible(color: str, share: float = 0.0) -> str:
-    """A colour with this share of black, or with what it needs to be seen on white paper.
+    """A colour with this share of black, or with the share that makes it visible on white paper.
 
-    On dark paper such a mixture is one with white, and seen as well, see `on_dark`.
+    On dark paper such a mixture has white instead, and is as visible, see `on_dark`.
     """
     found = mix(color, "#000000", share)
     while contrast(found, "#ffffff") < MARK_CONTRAST:
@@ -87,7 +87,7 @@ def visible(color: str, share: float = 0.0) -> str:
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours, from 1 to 21, as the Web Content Accessibility Guidelines have it."""
+    """The contrast of two colours, 1 to 21, by the Web Content Accessibility Guidelines."""
     low, high = sorted(_luminance(color) for color in (one, other))
     return (high + 0.05) / (low + 0.05)
 
@@ -108,14 +108,14 @@ def is_bright(color: str) -> bool:
 
 
 def on_dark(color: str) -> str:
-    """What ``"#rrggbb"`` is on dark paper, as ``"#rrggbb"``."""
+    """The variant of ``"#rrggbb"`` on dark paper, as ``"#rrggbb"``."""
     found = rgb_on_dark(tuple(_rgb(color)))
     return "#" + "".join(f"{round(255 * channel):02x}" for channel in found)
 
 
 @lru_cache(4096)
 def rgb_on_dark(rgb: tuple[float, ...]) -> tuple[float, ...]:
-    """What a colour of three channels, from 0 to 1, is on dark paper: three channels."""
+    """The variant of a colour on dark paper. Both have three channels from 0 to 1."""
     if rgb in _STAYING:
         return rgb
     if max(rgb) - min(rgb) <= NEAR:
@@ -125,14 +125,14 @@ def rgb_on_dark(rgb: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def flipped(rgb: np.ndarray) -> np.ndarray:
-    """Colours of the same hue, as light as these are dark, above dark paper: array (..., 3)."""
+    """Colours of the same hue on dark paper, as light as the given ones are dark: (..., 3)."""
     as_light_as_dark = rgb + 1 - rgb.max(-1, keepdims=True) - rgb.min(-1, keepdims=True)
     return _PAPER + (1 - _PAPER) * np.clip(as_light_as_dark, 0, 1)
 
 
 @cache
 def _lines():
-    """From a rank's colour to white or black: both ends, and what they are on dark paper."""
+    """From a rank's colour to white or black: both ends, with their variants on dark paper."""
     lines = []
     for darker, lighter in zip(DARKER, LIGHTER, strict=True):
         for hue in OKABE_ITO[:-1]:  # the last of the set is black
@@ -143,7 +143,7 @@ def _lines():
 
 
 def _as_mixture(rgb, light, light_end, dark, dark_end):
-    """How far a colour is from such a line, and what its share of the end is on dark paper."""
+    """The distance of a colour from such a line, and its variant on dark paper."""
     way = light_end - light
     share = np.clip((rgb - light) @ way / (way @ way), 0, 1)
     misses = np.abs(light + share * way - rgb).max()

@@ -1,4 +1,4 @@
-"""Predicted beside measured: a picture, and a page of a plan that somebody keeps."""
+"""Predicted and measured numbers: as a picture, and as a page about a plan, to keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .palette import OKABE_ITO
 from .text import clip
 
 Rows = Mapping[str, tuple[float, float]]
-"""By name: predicted and measured."""
+"""``{name: (predicted, measured)}``."""
 WIDTH_IN, ROW_IN, LETTER_IN = 8.8, 0.28, 0.072
 NUMBERS_IN, COLUMNS_IN = 2.6, (1.0, 1.75, 2.5)
 MAX_ROWS, MAX_LETTERS = 30, 40
@@ -31,16 +31,17 @@ STYLE = (
 
 @own_style
 def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
-    """Draw by how much each prediction misses what was measured, with both numbers beside it.
+    """Draw the error of each prediction, with the predicted and the measured number beside it.
 
-    Misses are drawn in per cent: evenly up to 1 %, logarithmically beyond, so that small and large
-    ones are seen side by side.
+    Errors are drawn in per cent. The scale is linear up to 1 % and logarithmic beyond, so that
+    small and large errors are visible in one picture.
 
     Parameters
     ----------
     rows : dict of str to (float, float)
-        By name: predicted and measured, both above 0.
+        ``{name: (predicted, measured)}``, both numbers above 0.
     unit : str
+        The unit of the numbers.
 
     Returns
     -------
@@ -49,7 +50,7 @@ def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
     Raises
     ------
     InvalidCallError
-        Nothing to draw, more than 30 rows, or a number that is not above 0.
+        ``rows`` is empty, has more than 30 rows, or has a number that is not above 0.
     """
     names, values = _checked(rows)
     names = [clip(name, MAX_LETTERS) for name in names]
@@ -85,6 +86,8 @@ def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
         texts = number(predicted), number(measured), _miss(predicted, measured)
         for x, text in zip(columns, texts, strict=True):
             axes.text(x, row, text, **place)
+    told = [f"{name} {_miss(*pair)}" for name, pair in zip(names, values, strict=True)]
+    figure.words = f"By how much each prediction misses what was measured: {'; '.join(told)}."
     return figure
 
 
@@ -98,20 +101,21 @@ def save_report(
 ) -> Path:
     """Save a plan as one HTML page: its numbers, predicted against measured, and notes.
 
-    The page needs no network and runs nothing. Every text is escaped.
+    The page needs no network and runs no scripts. Every text is escaped.
 
     Parameters
     ----------
     path : str or Path
-        A file that ends in .html; one that is there is written anew.
+        A file that ends in .html. If the file exists, it is replaced.
     title : str
     plan : dict of str to object
-        What was planned, by name.
+        The numbers of the plan, by name.
     rows : dict of str to (float, float)
         As for `draw_predictions`.
     notes : sequence of str
-        A paragraph each, such as the reason of a miss.
+        Paragraphs of text, for example the reason of an error.
     unit : str
+        The unit of ``rows``.
 
     Returns
     -------
@@ -120,7 +124,7 @@ def save_report(
     Raises
     ------
     InvalidCallError
-        As `draw_predictions`, or a path that is no HTML file.
+        As for `draw_predictions`, or ``path`` does not end in .html.
     """
     path = Path(path)
     if path.suffix != ".html":

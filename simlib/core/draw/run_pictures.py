@@ -1,4 +1,4 @@
-"""Small pictures of runs: bytes sent, who waits for whom, how often each sort of op came."""
+"""Small pictures of runs: bytes sent, which rank waits for which, how often each op was called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .text import OpCounts, clip, comparison_in_words, graph_in_words
 
 @own_style
 def draw_traffic(run: Any) -> Figure:
-    """Draw who sent how many bytes to whom: a row per src, a column per dst.
+    """Draw how many bytes each rank sent to each other rank, in a row per src and a column per dst.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def draw_traffic(run: Any) -> Figure:
 
 
 def _write_why_empty(axes, run):
-    """Say in the middle of an empty map that there was nothing to count."""
+    """Write into the middle of an empty map that the run sent nothing."""
     text = "no point-to-point\nmessages"
     if run.trace.collectives:
         text += ":\ncollectives are not\ncounted here"
@@ -83,7 +83,7 @@ def _write_why_empty(axes, run):
 
 
 def _write_cells(axes, table, scale, cell_pt):
-    """Write the value into each cell that has one, where the longest fits."""
+    """Write the value into each cell that has one, if the longest value fits."""
     texts = {(r, c): number(table[r, c] / scale) for r, c in zip(*np.nonzero(table), strict=True)}
     longest = max((len(text) for text in texts.values()), default=0)
     if not longest or cell_pt < 0.62 * SMALL_PT * longest + 3:
@@ -96,32 +96,38 @@ def _write_cells(axes, table, scale, cell_pt):
         )
 
 
-MAX_RANKS = 12
+MAX_NODES, MAX_GONE = 12, 4
+"""The most nodes of a picture, and the most of them for ranks that are gone, one node each."""
 NODE_IN = 0.26
-"""Radius of a rank's circle, in inches."""
+"""Radius of a circle, in inches."""
+MAX_SIDE = 26
+"""The most letters in the names of a node's ranks."""
 
 
 @own_style
 def draw_wait_graph(graph: Any) -> Figure:
-    """Draw a `WaitGraph`: blocked ranks in their colours, ranks that are gone in grey.
+    """Draw a `WaitGraph`. Blocked ranks have their own colours. Ranks that have ended are grey.
 
-    Returns a matplotlib Figure. Of many ranks those of the cycle are drawn, else the first dozen.
+    Returns a matplotlib Figure. If more than a dozen ranks are blocked, only the ranks of the cycle
+    are drawn. Without a cycle, ranks that wait for the same ranks at the same line are one node.
     """
-    shown = _shown(graph)
-    radius = 0.0 if len(shown) == 1 else max(1.0, 0.24 * len(shown))
-    width, height = 2 * radius + 4.6, 2 * radius * (len(shown) > 2) + 1.5
+    nodes = _nodes(graph)
+    radius = 0.0 if len(nodes) == 1 else max(1.0, 0.24 * len(nodes))
+    width, height = 2 * radius + 4.6, 2 * radius * (len(nodes) > 2) + 1.5
     figure = new_picture(width, height)
     xlim, ylim = (-width / 2, width / 2), (-height / 2, height / 2)
     axes = bare_axes(figure, xlim, ylim, aspect="equal")
-    places = _places(shown, radius)
-    for rank in shown:
-        if rank in graph.waits:
-            for needed in graph.waits[rank].needs:
-                if needed in places:
-                    _arrow(axes, places[rank], places[needed], visible(rank_color(rank)))
-    for rank in shown:
-        _node(axes, graph, rank, places[rank])
-    left_out = len(graph.waits) + len(graph.gone) - len(shown)
+    places = _places(nodes, radius)
+    node_of = {rank: node for node in nodes for rank in node}
+    for node in nodes:
+        needs = {rank for one in node if one in graph.waits for rank in graph.waits[one].needs}
+        targets = dict.fromkeys(node_of[rank] for rank in sorted(needs) if rank in node_of)
+        for target in targets:
+            if target != node:
+                _arrow(axes, places[node], places[target], visible(rank_color(node[0])))
+    for node in nodes:
+        _node(axes, graph, node, places[node])
+    left_out = len(graph.waits) + len(graph.gone) - len(node_of)
     if left_out:
         note = f"{left_out} more ranks wait or are gone"
         axes.text(0, -height / 2 + 0.08, note, ha="center", fontsize=SMALL_PT, color=GREY)
@@ -129,14 +135,24 @@ def draw_wait_graph(graph: Any) -> Figure:
     return figure
 
 
-def _shown(graph):
-    if len(graph.waits) + len(graph.gone) <= MAX_RANKS:
-        return sorted({*graph.waits, *graph.gone})
-    return list(graph.cycle or [*graph.waits, *graph.gone])[:MAX_RANKS]
+def _nodes(graph):
+    """The nodes, each a tuple of ranks."""
+    if len(graph.waits) + len(graph.gone) <= MAX_NODES:
+        return [(rank,) for rank in sorted({*graph.waits, *graph.gone})]
+    if graph.cycle:
+        return [(rank,) for rank in graph.cycle[:MAX_NODES]]
+    gone, alike = {}, {}
+    for rank, how in graph.gone.items():
+        gone.setdefault(rank if len(graph.gone) <= MAX_GONE else how, []).append(rank)
+    for wait in graph.waits.values():
+        site, needs = wait.op.site, graph.gone.keys() & set(wait.needs)
+        alike.setdefault((site.op, site.place, frozenset(needs)), []).append(wait.rank)
+    most = sorted(alike.values(), key=len, reverse=True)
+    return sorted(map(tuple, [*list(gone.values())[:MAX_GONE], *most][:MAX_NODES]))
 
 
 def _places(shown, radius):
-    """Places on a circle, clockwise from the top; two ranks stand side by side."""
+    """Places on a circle, clockwise from the top. Two ranks are placed side by side."""
     if len(shown) == 2:
         return {shown[0]: (-radius, 0.1), shown[1]: (radius, 0.1)}
     turn = 2 * pi / len(shown)
@@ -153,19 +169,22 @@ def _arrow(axes, start, end, color):
     )  # fmt: skip
 
 
-def _node(axes, graph, rank, place):
-    """A rank: its circle, and beside it what it waits in, or why it is gone."""
-    x, y = place
+def _node(axes, graph, node, place):
+    """Draw a circle, and beside it the ops in which its ranks wait, or why they are gone."""
+    (x, y), rank = place, node[0]
     waits = rank in graph.waits
     color = visible(rank_color(rank)) if waits else GREY
     face = mix(rank_color(rank), PAPER, 0.75) if waits else PAPER
     axes.add_patch(Circle(place, NODE_IN, facecolor=face, edgecolor=color, linewidth=1.6))
-    axes.text(x, y, str(rank), ha="center", va="center", fontsize=TEXT_PT + 2, color=INK)
+    name, size = (str(rank), TEXT_PT + 2) if len(node) == 1 else (f"{len(node):,}\nranks", SMALL_PT)
+    axes.text(x, y, name, ha="center", va="center", fontsize=size, color=INK)
     side = -1 if x < -0.01 else 1
-    text = graph.gone.get(rank, "")
+    text = graph.gone.get(rank, "").replace(" (", "\n(")
     if waits:
         site = graph.waits[rank].op.site
         text = f"{site.op}\n{site.place}"
+    if len(node) > 1:
+        text += f"\n{clip(', '.join(map(str, node)), MAX_SIDE)}"
     axes.text(
         x + side * (NODE_IN + 0.1), y, text, fontsize=SMALL_PT, color=INK, va="center",
         ha="left" if side > 0 else "right",
@@ -180,17 +199,18 @@ SHARED = mix(OKABE_ITO[4], "#ffffff", 0.45)
 
 @own_style
 def draw_comparison(names: Sequence[str], rows: OpCounts) -> Figure:
-    """Draw which sorts of ops came how often: a row for each, a column for each run.
+    """Draw how often each run made each kind of op: a row for each kind, a column for each run.
 
-    Green boxes are what all runs have in common, blue ones what another run sent as often, orange
-    ones what this run alone sent so often.
+    A green box means that all runs made these ops equally often. A blue box means that another run
+    made them as often as this run. An orange box means that no other run made them as often.
 
     Parameters
     ----------
     names : sequence of str
-        The runs.
+        The names of the runs.
     rows : list of (str, tuple of int, bool)
-        Of each sort of op its label, how often it came in each run, and whether equally often.
+        For each kind of op, give its label, the number of its ops in each run, and whether these
+        numbers are equal.
 
     Returns
     -------

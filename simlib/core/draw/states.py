@@ -1,4 +1,4 @@
-"""`draw_states`: what every rank held before and after an operation, drawn from a run."""
+"""`draw_states`: the numbers of every rank before and after an operation, drawn from a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .figures import Picture, bare_axes
 from .palette import INK_THAT_STAYS, is_bright, mix, on_dark, rank_color
 
 Cell = tuple[str, str]
-"""Its text and its colour."""
+"""The text and the colour of a cell."""
 CELL_IN = 0.42
 LABEL_IN = 0.75
 GAP_CELLS = 1.6  # room for the arrow between the two halves
@@ -23,17 +23,21 @@ COMPUTED, AMBIGUOUS = "#ffffff", "#cccccc"
 
 
 def draw_states(run: Any) -> Figure:
-    """Draw what every rank held before and after: one row per rank, one cell per number.
+    """Draw the numbers of every rank before and after an operation.
+
+    Each rank is a row, and each number is a cell.
 
     A cell "before" has the colour of its rank. A cell "after" has the colour of the one rank that
-    held its number before; it is white where no rank did, so that it was computed, and grey where
-    several ranks did, so that nobody can tell. A rank that holds nothing (None) has no cells.
+    had its number before. The cell is white if no rank had the number, because it was computed. The
+    cell is grey if several ranks had the number, because its source is unknown. A rank without
+    numbers (None) has no cells.
 
     Parameters
     ----------
     run : Run
         A run whose rank function returned ``(before, after)``: each a tensor, a list of tensors or
-        None. A tensor that is written into must be kept as a ``.clone()``, or both show the result.
+        None. If the operation writes into a tensor, return a ``.clone()`` of it as ``before``.
+        Otherwise both halves show the result.
 
     Returns
     -------
@@ -42,7 +46,7 @@ def draw_states(run: Any) -> Figure:
     Raises
     ------
     ValueError
-        A rank returned something else.
+        A rank returned another kind of value.
     """
     for rank, pair in enumerate(run.results):
         refuse_unless_states(rank, pair)
@@ -59,27 +63,27 @@ def draw_states(run: Any) -> Figure:
 
 
 def refuse_unless_states(rank: int, pair: Any) -> None:
-    """Raise a ValueError where a rank did not return ``(before, after)``."""
+    """Raise a ValueError if a rank did not return ``(before, after)``."""
     wanted = "draw_states needs a rank function that returns (before, after)"
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"{wanted}; rank {rank} returned {sort_of(pair)}")
     for side, state in zip(("before", "after"), pair, strict=True):
         if not is_state(state):
             raise ValueError(
-                f"{wanted}, each a tensor, a list of tensors or None; "
-                f"rank {rank} returned {sort_of(state)} for {side}"
+                f"{wanted}, each a tensor, a list of tensors or None; rank {rank} returned "
+                f"{sort_of(state)} for {side}"
             )
 
 
 def is_state(value: Any) -> bool:
-    """Whether a value is None, a tensor, or a list of such."""
+    """Whether a value is None, a tensor, or a list of tensors."""
     if isinstance(value, (list, tuple)):
         return all(map(is_state, value))
     return value is None or isinstance(value, torch.Tensor)
 
 
 def sort_of(value: Any) -> str:
-    """What a value is, in words: ``"a tensor"``."""
+    """The kind of a value, in words: ``"a tensor"``."""
     if value is None:
         return "None"
     if isinstance(value, torch.Tensor):
@@ -96,7 +100,7 @@ def own_color(rank: int) -> str:
 
 
 def colors_after(before: Iterable[Iterable[float]]) -> dict[float, str]:
-    """``{number: colour}`` of the numbers that ranks held before: their one owner's, or grey."""
+    """``{number: colour}`` of the numbers before: the colour of their only owner, or grey."""
     owners: dict[float, set[int]] = {}
     for rank, held in enumerate(before):
         for number in held:
@@ -108,20 +112,20 @@ def colors_after(before: Iterable[Iterable[float]]) -> dict[float, str]:
 
 
 def text_of(number: float) -> str:
-    """A number in seven letters or a few more."""
+    """A number as text of seven letters or a few more."""
     text = f"{number:g}"
     return text if len(text) <= MAX_LETTERS else f"{number:.3g}"
 
 
 def elided(cells: list[Cell]) -> list[Cell]:
-    """The cells; of too many the first ones and one that says so."""
+    """The cells. If they are too many: the first ones, and a cell that says so."""
     if len(cells) <= MAX_CELLS:
         return cells
     return cells[: MAX_CELLS - 1] + [("...", COMPUTED)]
 
 
 def draw_cells(rows: Sequence[Sequence[list[Cell]]]) -> Figure:
-    """The figure of rows of cells: per rank the two halves, each a list of (text, colour)."""
+    """Draw rows of cells. Each rank has two halves, each a list of (text, colour)."""
     width = max([1] + [len(before) for before, _ in rows])
     total = width + GAP_CELLS + max([1] + [len(after) for _, after in rows])
     figure = Picture(

@@ -1,4 +1,4 @@
-"""Lanes of what a rank's GPU did, one for each of its streams, below the rank's own lane."""
+"""The lanes of a rank's GPU, one for each of its streams, below the rank's own lane."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ..model.profile import COMMUNICATION, COMPUTE, COPY, Part, times_of, total,
 from .lanes import mostly
 
 STREAM_STATES = ("kernel", "operator", "communication kernel", "exposed communication", "copy")
-"""What a stream can be seen to do, in the order in which it is drawn."""
+"""The states of a stream, in the order in which they are drawn."""
 MOST_STREAMS = 4
-"""So many lanes a rank has at the most."""
+"""The most lanes of a rank."""
 MOST_RANKS = 8
-"""Of more ranks no streams are shown."""
+"""A picture with more ranks shows no streams."""
 MOST_BOXES = 200
-"""Of a lane in one state: above, it shows what the stream did most in each column."""
+"""The most boxes of a lane in one state. Beyond, each column shows the most frequent state."""
 Lanes = dict[str, dict[str, list[Part]]]
-"""By the name of a lane, and by state: ``[(start_s, end_s), ...]``."""
+"""``{name of the lane: {state: [(start_s, end_s), ...]}}``."""
 
 
 def streams_of(run: Any, rank: int, begin_s: float, end_s: float) -> Lanes:
     """The lanes of a rank's GPU between two moments; without a GPU, one lane of operators.
 
-    Of more than `MOST_STREAMS`, those that did most.
+    If it has more than `MOST_STREAMS`, only the busiest streams are shown.
     """
     profile = run.profile[rank] if run.profile else None
     if profile is None:
@@ -54,7 +54,7 @@ def streams_of(run: Any, rank: int, begin_s: float, end_s: float) -> Lanes:
 
 
 def hidden_streams(run: Any, ranks: Sequence[int]) -> list[str]:
-    """What of the streams of these ranks is not shown, one sentence each."""
+    """Sentences that say which streams of these ranks are not shown."""
     if not run.profile:
         return []
     if len(ranks) > MOST_RANKS:

@@ -1,7 +1,7 @@
 """A run as text: the table that it prints, and its pictures in sentences.
 
-The table is the same for every repeat of the same program: there are times in it only where a
-virtual clock gives the same ones in every repeat.
+The table is the same for every repeat of the same program. It contains times only if a virtual
+clock gives the same times in every repeat.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..model.ledger import GpuMemory
 from ..model.profile import MOST_SPANS
 from ..model.trace import Collective, Op, Trace
 from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, short_bytes
-from .lanes import Between, Ranks, blocked_parts, chosen, in_sight, span_of
+from .lanes import Between, Ranks, apart, blocked_parts, chosen, in_sight, span_of
 
 OpCounts = Sequence[tuple[str, tuple[int, ...], bool]]
-"""Of each sort of op its label, how often it came in each run, whether equally often in all."""
+"""For each kind of op: its label, its number in each run, and whether these numbers are equal."""
 MAX_ROWS = 20
 FEWEST, MOST_COMPARED = 3, 10_000
-"""Of so many equal rows in succession one is shown, with their number; and how many are made."""
+"""Of so many equal rows in a row one is shown, with their number; and how many are made."""
 RESULT_WIDTH = 36
 
 
@@ -53,7 +53,7 @@ def run_table(run: Any) -> str:
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.forgotten is not None:
         words = kept_of(trace)
-        parts.append([f"{words}: rows, trace and pictures show these; sums are of the whole run"])
+        parts.append([f"{words}. Rows, trace and pictures show these. Sums count the whole run"])
     parts.append(_clocks(trace))
     parts.append(_not_profiled(run))
     if trace.dropped:
@@ -63,7 +63,7 @@ def run_table(run: Any) -> str:
 
 
 def _clocks(trace):
-    """How well the clocks of ranks agree, where they were compared."""
+    """How well the clocks of ranks agree, if they were compared."""
     if len(trace.clock_offsets_s) < 2:
         return []
     error = seconds_text(trace.clock_error_s)
@@ -73,32 +73,32 @@ def _clocks(trace):
     else:
         first, side = min(trace.clock_offsets_s), "ahead of" if ahead_s > 0 else "behind"
         text = (
-            f"clocks are corrected: that of rank {rank} was {seconds_text(abs(ahead_s))} {side} "
-            f"that of rank {first}; what is left may be {error}"
+            f"clocks are corrected: the clock of rank {rank} was {seconds_text(abs(ahead_s))} "
+            f"{side} the clock of rank {first}. The clocks may still differ by {error}"
         )
     return [text]
 
 
 def _not_profiled(run):
-    """What of a profile is not there, a line for each reason."""
+    """The missing parts of a profile, with a line for each reason."""
     why = defaultdict(list)
     profiles = run.profile or ()
     for rank, profile in enumerate(profiles):
         if rank not in run.ran:
             continue
-        why[profile.why_none if profile else "the rank did not come to its end"].append(rank)
+        why[profile.why_none if profile else "the rank did not finish"].append(rank)
     lines = [f"no profile of {ranks_in_words(own)}: {text}" for text, own in why.items() if text]
     short = [rank for rank, profile in enumerate(profiles) if profile and profile.left_out]
     if short:
         lines.append(
-            f"of the profile of {ranks_in_words(short)} the first {MOST_SPANS:,} spans are kept; "
-            "sums are of all"
+            f"simlib keeps the first {MOST_SPANS:,} spans in the profile of "
+            f"{ranks_in_words(short)}. The sums include all spans"
         )
     return lines
 
 
 def _gpu_rows(memory):
-    """A row for each GPU that a rank used: its peaks, which no repeat need take to the byte."""
+    """A row for each GPU that a rank used, with its peaks. They may differ between repeats."""
     used = [one for one in memory if isinstance(one, GpuMemory)]
     rows = [
         (str(one.rank), device, short_bytes(nbytes), short_bytes(one.reserved[device]))
@@ -119,9 +119,8 @@ def _header(run, messages, collectives):
         nbytes += sum(nbytes for _, nbytes in forgotten.sent.values())
         joint += forgotten.collectives
     return [
-        f"{run.name} on {count(run.world_size, f'{run.engine} rank')}: "
-        f"{count(number, 'message')}, {count(nbytes, 'byte')}; "
-        f"{count(joint, 'collective')}"
+        f"{run.name} on {count(run.world_size, f'{run.engine} rank')}: {count(number, 'message')}, "
+        f"{count(nbytes, 'byte')}; {count(joint, 'collective')}"
     ]
 
 
@@ -137,13 +136,16 @@ def _rank_rows(run, messages):
     if run.trace.forgotten is not None:
         _add_forgotten(run.trace.forgotten, sent, received, joined)
     times = _time_columns(run)
-    rows = [("rank", "result", "sent", "received", "collectives", *times)]
+    is_part = run.trace.last_seen_s
+    rows = [("rank", "record" if is_part else "result", "sent", "received", "collectives", *times)]
     for rank in range(min(run.world_size, MAX_ROWS)):
-        result = run.results[rank] if rank < len(run.results) else None
+        result = short_repr(run.results[rank] if rank < len(run.results) else None)
+        if is_part:
+            result = "none" if rank in run.trace.missing else "part"
         rows.append(
             (
                 str(rank),
-                short_repr(result),
+                result,
                 _traffic(*sent[rank]),
                 _traffic(*received[rank]),
                 str(joined[rank]),
@@ -165,7 +167,7 @@ def _add_forgotten(forgotten, sent, received, joined):
 
 
 def _time_columns(run):
-    """``{"computed": seconds by rank, ...}``; nothing where a repeat would take other times."""
+    """``{"computed": seconds by rank, ...}``; empty if a repeat would take other times."""
     if not run.repeats:
         return {}
     states = run.states
@@ -208,7 +210,7 @@ def _lone_row(op):
 
 
 def _collective_rows(run, collectives):
-    """Makers of rows: the world's collectives first, then those of each group, in group order."""
+    """Makers of rows: collectives of the world, then of each group, in group order."""
     world = tuple(range(run.world_size))
 
     def order(collective):
@@ -216,19 +218,24 @@ def _collective_rows(run, collectives):
         return (ranks != world, ranks, collective.group.name)
 
     # The sort is stable: within a group the order of the group's own calls stays.
-    ran = set(run.ran)
-    return [(_collective_row, (each, world, ran)) for each in sorted(collectives, key=order)]
+    who = world, set(run.ran), set(run.trace.missing)
+    return [(_collective_row, (each, *who)) for each in sorted(collectives, key=order)]
 
 
 def _collective_row(parts):
-    collective, world, ran = parts
+    collective, world, ran, missing = parts
     ranks = collective.group.ranks
     who = "all" if ranks == world else f"ranks {clip(', '.join(map(str, ranks)), 24)}"
     ops = [op for _, op in sorted(collective.ops.items())]
     largest = max(ops, key=lambda op: op.nbytes)
     notes = []
-    if missing := [rank for rank in ranks if rank in ran and rank not in collective.ops]:
-        notes.append(f"without {clip(', '.join(map(str, missing)), 24)}")
+    away = [rank for rank in ranks if rank in ran and rank not in collective.ops]
+    for word, own in (
+        ("without", [rank for rank in away if rank not in missing]),
+        ("no record of", [rank for rank in away if rank in missing]),
+    ):
+        if own:
+            notes.append(f"{word} {clip(', '.join(map(str, own)), 24)}")
     if len({op.call for op in ops}) > 1:
         notes.append("calls differ")
     if not all(op.done for op in ops):
@@ -238,7 +245,7 @@ def _collective_row(parts):
 
 
 def _op_cells(op):
-    """Call, bytes, what was carried, place."""
+    """Call, bytes, tensors, place."""
     return op.call, count(op.nbytes, "byte"), carried(op), op.site.place
 
 
@@ -257,7 +264,7 @@ def _shown(makers, noun, most):
 
 
 def _folded(makers, most):
-    """At most so many rows, and of how many things; `FEWEST` or more equal ones are one row."""
+    """At most so many rows, and the number of things. `FEWEST` or more equal rows become one."""
     rows: list[tuple] = []
     shown = 0
     for row, equal in groupby(make(thing) for make, thing in makers[:MOST_COMPARED]):
@@ -287,7 +294,7 @@ def clip(text: str, longest: int) -> str:
 
 
 def kept_of(trace: Trace) -> str:
-    """How much of a run its trace has, where the log rolled over."""
+    """How much of a run its trace has, if the log rolled over."""
     ops, more = trace.ops, sum(trace.forgotten.ops) if trace.forgotten else 0
     since = f", those since {seconds_text(ops[0].post_s)}" if ops else ""
     return f"the last {len(ops):,} of {len(ops) + more:,} ops are kept{since}"
@@ -299,21 +306,21 @@ def count(number: int, noun: str) -> str:
 
 
 MAX_WAITS = 3
-"""So many waits are told, the longest."""
+"""The most waits that the sentences name: the longest ones."""
 SHORT = 0.01
-"""Waits of less than this share of the time shown are not told."""
+"""The sentences leave out waits shorter than this share of the time shown."""
 MAX_SORTS = 12
-"""So many sorts of ops of a comparison are told."""
+"""The most kinds of ops of a comparison that the sentences name."""
 
 
 def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
-    """What the picture of a run shows, in sentences: who waits for whom, what was sent.
+    """Describe the picture of a run: which rank waits for which, and the messages.
 
     Parameters
     ----------
     run : Run
     ranks, between
-        As for `draw_timeline`: what of the run is shown.
+        The part of the run that is shown, as for `draw_timeline`.
 
     **Cost** O(n log n) for n ops.
     """
@@ -344,16 +351,16 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
 
 
 def graph_in_words(graph: Any) -> str:
-    """What the picture of a `WaitGraph` shows."""
+    """Describe the picture of a `WaitGraph`, in sentences."""
     lines = [" ".join(line.split()) for line in str(graph).splitlines()]
     return f"Who waits for whom: {'; '.join(lines)}."
 
 
 def comparison_in_words(names: Sequence[str], rows: OpCounts) -> str:
-    """What the picture of a comparison shows; parameters as of `draw_comparison`."""
-    told = [f"How often each sort of op came in {_listed(names)}."]
+    """Describe the picture of a comparison. The parameters are those of `draw_comparison`."""
+    told = [f"How often each kind of op occurs in {_listed(names)}."]
     common = sum(is_common for _, _, is_common in rows)
-    told.append(f"{common} of {len(rows)} came equally often in all.")
+    told.append(f"{common} of {len(rows)} occur equally often in all.")
     for label, counts, _ in sorted(rows, key=lambda row: row[2])[:MAX_SORTS]:
         told.append(f"{label}: {_listed([f'{count:,}' for count in counts])}.")
     if len(rows) > MAX_SORTS:
@@ -370,26 +377,19 @@ def _listed(words):
 
 
 def _waits_reported(run, ops, begin_s, end_s):
-    """The longest waits, those of ranks that wait alike together; first those without an end."""
+    """The longest waits, endless waits first. Ranks that wait alike are named together."""
     awaited = _awaited(run.trace)
     found = defaultdict(Counter)
-    for op in ops:
-        span = span_of(run.trace, op.rank)
-        parts = blocked_parts(op, span[1] if span else end_s, run.transfers)
-        waited_s = sum(
-            max(0.0, min(end, end_s) - max(start, begin_s))
-            for state, start, end in parts
-            if state == "waiting"
-        )
-        is_open = bool(parts) and not op.done
-        if waited_s > SHORT * (end_s - begin_s) or is_open:
+    for op, time_s in _waited(run, ops, begin_s, end_s):
+        is_open = not op.done
+        if time_s > SHORT * (end_s - begin_s) or is_open:
             group = (
                 op.call.partition("(")[0],
                 op.site.place,
                 awaited.get((op.rank, op.seq), ()),
                 is_open,
             )
-            found[group][op.rank] += waited_s
+            found[group][op.rank] += time_s
     if not found:
         return ["No rank waits for long."]
     in_order = sorted(found.items(), key=lambda item: (not item[0][3], -max(item[1].values())))
@@ -398,8 +398,23 @@ def _waits_reported(run, ops, begin_s, end_s):
     return [*told, f"And {left:,} more."] if left > 0 else told
 
 
+def _waited(run, ops, begin_s, end_s):
+    """``[(op, seconds)]``: how long ranks waited in ops that blocked them, as in `Run.states`."""
+    parts, found = defaultdict(list), {}
+    for op in ops:
+        span = span_of(run.trace, op.rank)
+        for state, *times in blocked_parts(op, span[1] if span else end_s, run.transfers):
+            parts[op.rank].append(((state, op.seq), *times))
+            found[op.rank, op.seq] = [op, 0.0]
+    for rank, own in parts.items():
+        for (state, seq), start, end in apart(own):
+            if state == "waiting":
+                found[rank, seq][1] += max(0.0, min(end, end_s) - max(start, begin_s))
+    return found.values()
+
+
 def _wait_told(call, place, others, is_open, waits):
-    """One sentence: ``Ranks 1 to 3 wait for rank 0 in recv (main, line 7), rank 3 longest: ...``"""
+    """One or two sentences: ``Ranks 1 to 3 wait for rank 0 in recv (main, line 7). Rank 3 ...``"""
     who, is_one = ranks_in_words(waits).capitalize(), len(waits) == 1
     for_whom = f" for {ranks_in_words(others)}" if others else ""
     where = f"{for_whom} in {call} ({place})"
@@ -409,20 +424,22 @@ def _wait_told(call, place, others, is_open, waits):
     (longest, time_s), *_ = waits.most_common(1)
     if is_one:
         return f"{who} waits {seconds_text(time_s)}{where}."
-    return f"{who} wait{where}, rank {longest} longest: {seconds_text(time_s)}."
+    return f"{who} wait{where}. Rank {longest} waits longest: {seconds_text(time_s)}."
 
 
 def _awaited(trace):
-    """``{(rank, seq): ranks}``: for whom an op waits, as far as the trace tells.
+    """``{(rank, seq): ranks}``: the ranks for which an op waits, as far as the trace shows.
 
-    The other end of a message; the root of a broadcast or scatter; in other collectives those who
-    never came, or the one who came last.
+    It is the other end of a message, or the root of a broadcast or scatter. In other collectives it
+    is the ranks that never came, or the rank that came last.
     """
     found = {(op.rank, op.seq): (op.peer,) for op in trace if op.is_p2p and op.peer is not None}
     for collective in trace.collectives:
         ops = collective.ops
-        late = tuple(rank for rank in collective.group.ranks if rank not in ops)
-        late = late or (max(ops, key=lambda rank: ops[rank].post_s),)
+        away = [rank for rank in collective.group.ranks if rank not in ops]
+        late = tuple(rank for rank in away if rank not in trace.missing)
+        if not away:
+            late = (max(ops, key=lambda rank: ops[rank].post_s),)
         for rank, op in ops.items():
             others = (op.peer,) if op.kind in ("broadcast", "scatter") else late
             found[rank, op.seq] = tuple(other for other in others if other != rank)
@@ -430,20 +447,20 @@ def _awaited(trace):
 
 
 def _devices_told(profiles, shown):
-    """What GPUs did, a sentence each; of ranks without one, what operators took."""
+    """A sentence on each GPU; for ranks without a GPU, on the time of their operators."""
     told = []
     for rank, profile in enumerate(profiles):
         if rank not in shown or profile is None or profile.why_none:
             continue
         if len(told) == MAX_WAITS:
-            return [*told, "And those of other ranks."]
+            return [*told, "Other ranks wait, too."]
         computed = seconds_text(profile.computing_s)
         if profile.on == "cpu":
             told.append(f"Operators of rank {rank} on the CPU: {computed}.")
             continue
         told.append(
             f"The GPU of rank {rank} computed {computed}, communicated "
-            f"{seconds_text(profile.communicating_s)} ({seconds_text(profile.exposed_s)} of that "
+            f"{seconds_text(profile.communicating_s)} ({seconds_text(profile.exposed_s)} of it "
             f"exposed), and was idle for {seconds_text(profile.idle_s)}."
         )
     return told
@@ -467,11 +484,11 @@ def _messages_told(trace, shown, begin_s, end_s):
     else:
         told = [f"{len(sizes):,} messages; the largest is {short_bytes(max(sizes))}."]
     lost = sum(message.recv is None or not message.recv.done for message in seen)
-    return [*told, f"{lost:,} of them never received."] if lost else told
+    return [*told, f"Messages that no rank received: {lost:,}."] if lost else told
 
 
 def _collectives_told(trace, ops):
-    """How many collectives these ops are of, by kind, and the most that a rank brings."""
+    """The number of collectives of these ops, by kind, and the most that a rank brings."""
     numbers = {(op.rank, op.seq) for op in ops}
     seen = [
         collective
@@ -487,7 +504,7 @@ def _collectives_told(trace, ops):
 
 
 def collective_text(collective: Collective) -> str:
-    """What a collective was, on one line: ``"all_reduce(SUM)  4 B"``."""
+    """A collective on one line: ``"all_reduce(SUM)  4 B"``."""
     calls = dict.fromkeys(op.call for _, op in sorted(collective.ops.items()))
     text = " / ".join(calls) if len(calls) <= 2 else "different collectives"
     if collective.nbytes:

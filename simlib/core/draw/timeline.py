@@ -1,7 +1,7 @@
 """The timeline of a run: one lane per rank, waits, messages, collectives.
 
-Colour says which rank; fill and hatch say what happens. Figures are made without pyplot, so that a
-notebook shows them once and no figure stays open behind the learner's back.
+The colour shows the rank; fill and hatch show what happens. Figures are made without pyplot. So a
+notebook shows each figure once, and no figure stays open.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ WIDTH_IN = 9.0
 def draw_timeline(
     run: Any, *, width: float | None = None, ranks: Ranks = None, between: Between = None
 ) -> Figure:
-    """Draw one lane per rank, time from left to right, messages as arrows.
+    """Draw one lane per rank, with time from left to right and messages as arrows.
 
     Parameters
     ----------
     run : Run
     width : float, optional
-        Width in inches (9).
+        Width in inches. The default is 9.
     ranks : iterable of int, optional
-        The ranks to show, from top to bottom (all).
+        The ranks to show, from top to bottom. The default is all ranks.
     between : (float, float), optional
-        First and last second to show (the whole run).
+        First and last second to show. The default is the whole run.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def _draw_boxes(view, name, boxes):
 
 
 def _corners(view, ranks, times, height=2.0):
-    """Of boxes in lanes, each so many halves of a lane high: array (boxes, 4, 2)."""
+    """The corners of boxes in lanes, array (boxes, 4, 2); ``height`` counts halves of a lane."""
     x = np.array(times) * view.scale
     low = np.array([view.row[rank] for rank in ranks])[:, None] + view.half
     high = low - view.half * height
@@ -174,13 +174,13 @@ def _stream_look(name, color):
 
 
 def _stream_signs(view):
-    """``{label: artist}`` of what occurs in lanes of GPUs, in grey."""
+    """``{label: artist}`` for the states that occur in lanes of GPUs, in grey."""
     shown = [name for name in STREAM_STATES if name in view.in_legend]
     return {name: Patch(**_stream_look(name, GREY)) for name in shown}
 
 
 def _draw_ticks(view):
-    """A short line at each call, so that an op too short to see is still there."""
+    """Draw a short line at each call, so that very short ops are visible, too."""
     lines = [
         [(op.post_s * view.scale, view.row[op.rank] + side) for side in (-view.half, view.half)]
         for op in view.ops
@@ -191,7 +191,7 @@ def _draw_ticks(view):
 
 
 def _draw_crosses(view, by_rank):
-    """A cross at the end of each lane whose rank never left, or left an op unfinished."""
+    """Draw a cross at the end of each lane whose rank never returned, or left an op unfinished."""
     open_ranks = [rank for rank, ops in by_rank.items() if never_finished(view.trace, rank, ops)]
     if not open_ranks:
         return
@@ -203,7 +203,7 @@ def _draw_crosses(view, by_rank):
 
 
 def _draw_calls(view):
-    """Write the name of each op inside its box, where there is room."""
+    """Write the name of each op inside its box, if it fits."""
     height = view.labels.size("recv")[1]
     if view.pitch_px * view.half * 2 < height or len(view.ops) > MAX_ARROWS:
         return
@@ -273,7 +273,7 @@ def _draw_margins(view):
 
 
 def _legend_handles(view):
-    """``{label: artist}`` for what occurs in this picture, in grey: hue only says which rank."""
+    """``{label: artist}`` for the states in this picture, in grey: hue only shows the rank."""
     dark, line, light = mix(GREY, PAPER, 0.15), "#444444", mix(GREY, PAPER, 0.72)
     hatch = {"hatch": HATCH, "hatchcolor": GREY} if view.hatched else {}
     waiting = Patch(fc=light if view.plain else PAPER, ec=line, lw=0.6, **hatch)
@@ -327,7 +327,7 @@ def _fill(view, rank, times, color):
 
 
 def label_pieces(view: View) -> None:
-    """Write into each piece what it is, or at least its last number, where there is room."""
+    """Write the label of each piece into it, or at least its last number, if it fits."""
     if view.plain or len(view.pieces) > MAX_LABELS:
         return
     for piece in view.pieces:
@@ -343,7 +343,7 @@ def label_pieces(view: View) -> None:
 
 @cache
 def ink_on(fill: str) -> str:
-    """The colour of type that is read best on a fill, also where both lie on dark paper."""
+    """The most readable text colour on a fill, also in the dark theme."""
     # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
     inks = (INK_THAT_STAYS, PAPER_THAT_STAYS, "#000000", "#ffffff")
     return max(

@@ -1,9 +1,9 @@
-"""What a timeline shows of a run, and where: its figure, labels, arrows of messages, bands."""
+"""The parts of a timeline with their places: its figure, labels, arrows of messages, bands."""
 
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontProperties
 from ..model.trace import Message, Op
 from ..model.words import short_bytes
 from .figures import DPI, PAPER, SMALL_PT, new_picture
-from .lanes import chosen, in_sight, span_of, unit_of
+from .lanes import chosen, drawn_until, in_sight, unit_of
 from .palette import rank_color, shades_of, visible
 from .streams import MOST_RANKS, hidden_streams, streams_of
 from .text import collective_text, kept_of
@@ -29,7 +29,7 @@ THINNEST_PX = 4  # of a lane with outlines: in a thinner one they would hide the
 
 
 class View:
-    """A figure being drawn: which ranks are shown where, and where labels already are."""
+    """A figure in the making: the rows of its ranks, and the places of labels."""
 
     def __init__(self, run, width_in, ranks, between):
         self.run, self.trace = run, run.trace
@@ -40,13 +40,18 @@ class View:
         self.pieces = [p for p in self.trace.pieces if p.rank in self.row and self._sees(p)]
         self.shades = shades_of(self.trace)
         self.unit, self.scale = unit_of(self.end_s - self.begin_s)
-        self.until = {rank: self._last_moment(rank) for rank in self.ranks}
+        own = defaultdict(list)
+        for op in self.ops:
+            own[op.rank].append(op)
+        self.until = {
+            rank: drawn_until(self.trace, rank, own[rank], self.end_s) for rank in self.ranks
+        }
         self.notes, self.in_legend = [], set()
         self._choose()
         self._make_axes(width_in)
 
     def _lay_out(self):
-        """Give each rank a row, and its streams those below."""
+        """Give each rank a row, and its streams the rows below."""
         self.row, self.streams, self.names = {}, [], []
         for rank in self.ranks:
             self.row[rank] = len(self.names)
@@ -60,12 +65,8 @@ class View:
         start_s, end_s = piece.span(self.end_s)
         return start_s <= self.end_s and end_s >= self.begin_s
 
-    def _last_moment(self, rank):
-        span = span_of(self.trace, rank)
-        return span[1] if span else self.end_s
-
     def _choose(self):
-        """What is drawn, and notes on what is not."""
+        """The parts that are drawn, and notes on the others."""
         counts = Counter(op.rank for op in self.ops)
         self.crowded = max(counts.values(), default=0) > MAX_BOXES
         self.hatched = not self.crowded and len(self.ops) <= MAX_HATCHED
@@ -97,7 +98,7 @@ class View:
             self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
 
     def _first(self, things, noun, what):
-        """The first things, and a note where that is not all of them."""
+        """The first things, and a note if these are not all."""
         most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MAX_ARROWS))
         if len(things) > most:
             self.notes.append(f"{len(things):,} {noun}s: {what} of the first {most} shown")
@@ -138,12 +139,12 @@ class View:
         return points[:, 0], points[:, 1]
 
     def x_of_end(self, op: Op) -> float:
-        """Where an op ends in the picture; an open one runs to the right edge of its lane."""
+        """The place of an op's end in the picture. For an open op, the right edge of its lane."""
         return op.ends_by(self.until[op.rank]) * self.scale
 
 
 class Labels:
-    """Places text where it fits: inside the axes, off other labels and off what it must not hide.
+    """Places text so that it fits: inside the axes, and not over labels or protected parts.
 
     Rectangles are ``(x0, y0, x1, y1)`` in pixels of the figure.
     """
@@ -166,7 +167,7 @@ class Labels:
         return self.sizes[text]
 
     def place(self, text: str, spots: Iterable[tuple[float, float]], upright: bool = False) -> bool:
-        """Write the text centred on the first of the spots (pixels) where it fits, or nowhere."""
+        """Write the text centred on the first spot (pixels) on which it fits, or not at all."""
         width, height = self.size(text)[::-1] if upright else self.size(text)
         for x, y in spots:
             rect = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
@@ -202,7 +203,7 @@ class Labels:
 
 
 def draw_messages(view: View) -> None:
-    """Draw the arrows of a view's messages, with their bytes where there is room."""
+    """Draw the arrows of a view's messages, with their bytes if there is space."""
     arrows: list[Message] = []
     not_received: list[Message] = []
     for message in view.messages:
@@ -251,7 +252,7 @@ def _ends_of(view, message):
 
 
 def _label_arrows(view, messages, tails, heads):
-    """Bytes in the gaps between lanes that an arrow passes, where no other arrow is hidden."""
+    """Write bytes into the gaps between lanes that an arrow passes, without hiding other arrows."""
     paths = [_points_along(view, *ends) for ends in zip(tails, heads, strict=True)]
     kept_clear = view.labels.keep_clear
     legible = view.gap_px >= view.labels.size("0 B")[1] + 4 and len(messages) <= MAX_ARROWS / 3
@@ -273,7 +274,7 @@ def _points_along(view, tail, head):
 
 
 def _gap_spots(view, tail, head):
-    """Where an arrow passes the gaps between lanes, nearest to its middle first (pixels)."""
+    """The places at which an arrow passes gaps between lanes, middle first (pixels)."""
     low, high = sorted((tail[1], head[1]))
     slack = max(0.0, view.gap_px - view.labels.size("0 B")[1] - 4) / 2 / view.pitch_px
     gaps = np.arange(np.floor(low) + 0.5, high, 1.0)
@@ -366,7 +367,7 @@ def _label_collective(view, collective, ops):
 
 
 def _band_spots(view, ops, width):
-    """The middles of the band in the gaps between lanes, where it is wide enough (pixels)."""
+    """The middles of the band in the gaps between lanes, if it is wide enough (pixels)."""
     spots = []
     if view.gap_px < view.labels.size("0 B")[1] - 2:
         return spots

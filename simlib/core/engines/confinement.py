@@ -1,8 +1,8 @@
-"""How the processes of ranks are confined, and how their ranks are connected: one hook for both.
+"""How the processes of ranks are confined, and how ranks are connected: one hook for both.
 
-A plain run confines nothing. A grading run names a module in the environment, by `VARIABLE`; its
-``CONFINEMENT`` is a `Confinement` that takes the place of the plain one, in the kernel that grades
-and in every process that it starts.
+A plain run confines nothing. For a grading run, the variable `VARIABLE` of the environment names a
+module. Its ``CONFINEMENT`` is a `Confinement` that replaces the plain one, in the kernel that
+grades and in every process that this kernel starts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..environment import VARIABLE
 
 
 class Confinement:
-    """How a plain run treats the processes of its ranks: they are free, and joined by a backend."""
+    """The treatment of a plain run's processes: they are free, and a backend connects them."""
 
     def server_begins(self) -> None:
-        """Called in the server of processes, once it has imported everything."""
+        """It is called in the server of processes, when the server has imported everything."""
 
     def process_begins(self) -> None:
-        """Called first of all in a process of ranks, a real one's or a simulation's."""
+        """It is called first of all in a process of ranks, real or simulated."""
 
     def code_begins(self, of_one_rank: bool) -> None:
-        """Called in such a process when it is ready, before it is told what to run.
+        """It is called in such a process when the process is ready, before it gets its task.
 
         Parameters
         ----------
@@ -35,25 +35,25 @@ class Confinement:
         """
 
     def at_home(self) -> None:
-        """Called before the learner's function is unpacked: go where it may import from."""
+        """It is called before the learner's function is unpacked, to enter the right folder."""
 
     def ties(self, world_size: int, plain: Callable[[int], Any]) -> Any:
-        """What connects the ranks of a world, on the kernel's side: see `worlds.SharedRendezvous`.
+        """The connection of a world's ranks, on the kernel's side: see `worlds.SharedRendezvous`.
 
-        ``plain(world_size)`` makes those of a plain run.
+        ``plain(world_size)`` makes the connection of a plain run.
         """
         return plain(world_size)
 
     def join(
         self, recorder: Any, rank: int, world_size: int, ties: tuple, plain: Callable[..., tuple]
     ) -> tuple:
-        """Join the other ranks, in a rank's process, by the ``ties`` that it was sent.
+        """Join the other ranks, in a rank's process, by the ``ties`` that were sent to it.
 
         Returns
         -------
         (store, FingerprintTable or None)
-            Where ranks find each other again, and where they compare ops. That is what
-            ``plain(recorder, rank, world_size, *ties)`` gives in a plain run.
+            The store in which ranks find each other again, and the table in which they compare ops.
+            In a plain run, ``plain(recorder, rank, world_size, *ties)`` returns them.
         """
         return plain(recorder, rank, world_size, *ties)
 
@@ -64,5 +64,5 @@ def _named(module: str) -> Confinement:
 
 
 def confinement() -> Confinement:
-    """What the environment asks for; plain where it asks for nothing."""
+    """The `Confinement` that the environment names; the plain one if it names none."""
     return _named(os.environ.get(VARIABLE, ""))

@@ -1,7 +1,8 @@
-"""What is asked of an engine: the program and its options, checked once for all engines.
+"""The program and the options of an engine, checked once for all engines.
 
-`run`, `simulate` and `submit` take each option by a keyword of its own, or several that belong
-together as one object: `Faults`, `Restarts`, `Diagnosis`, `Network`, `Measurement`.
+`run`, `simulate` and `submit` take each option as a keyword of its own. They also take several
+options that belong together as one object: `Faults`, `Restarts`, `Diagnosis`, `Network`,
+`Measurement`.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ ON_DEATH = ("end", "continue")
 COMPUTE = ("flops", "measured", "free")
 HEAVY_BYTES = 20 << 20
 WATCH_S = 60.0
-"""From one line on a run that is watched to the next."""
+"""Seconds from one line about a watched run to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What goes wrong in a run, for ``faults=`` of `run`, `simulate` and `submit`.
+    """The faults of a run: slow ranks and deaths, for ``faults=`` of `run`, `simulate`, `submit`.
 
     Attributes
     ----------
     slow : dict, Jitter or callable, optional
         Ranks that compute slower, or with noise.
     kill : dict or Failures, optional
-        ``{rank: seconds}``: ranks that die so long after they have entered the function.
+        ``{rank: seconds}``. The rank dies so many seconds after it entered the function.
     on_death : {"end", "continue"}
-        Whether the death of a rank ends the run, or the others go on.
+        Whether the death of a rank ends the run, or the other ranks continue.
     detection_s : float
-        Virtual seconds after which survivors see a death; for `simulate` alone.
+        Virtual seconds after which survivors see a death. Only `simulate` uses this number.
     """
 
     slow: Slow | None = None
@@ -67,20 +68,20 @@ class Faults:
 
 @dataclass(frozen=True)
 class Restart:
-    """What is known when a run begins anew; ``on_restart`` is called with one.
+    """Facts about a restart of a run; simlib calls ``on_restart`` with one.
 
     Attributes
     ----------
     count : int
-        1 for the first restart; in the ranks' environment as ``TORCHELASTIC_RESTART_COUNT``.
+        1 for the first restart. The ranks' environment has it as ``TORCHELASTIC_RESTART_COUNT``.
     world_size : int
-        Ranks from now on.
+        Number of ranks after the restart.
     time_s : float
-        When the failure ended the attempt before, in seconds since the first attempt began.
+        When the failure ended the previous attempt, in seconds since the first attempt began.
     run : Run
         The attempt that failed.
     error : SimlibError
-        What it ended with.
+        The error that ended this attempt.
     """
 
     count: int
@@ -92,18 +93,20 @@ class Restart:
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often, and with how many ranks, a run goes on after a failure; for ``restarts=``.
+    """The rules for restarts after a failure, for ``restarts=`` of `run`, `simulate`, `submit`.
 
     Attributes
     ----------
     most : int
-        How often the function is called again.
+        The largest number of times that simlib calls the function again.
     min_ranks : int, optional
-        Go on with those that are left, as long as there are so many; None: with as many as before.
+        A restart continues with the ranks that are left, if there are at least so many. With None,
+        each restart has as many ranks as the first attempt.
     on_restart : callable, optional
-        Called with a `Restart`, before ranks begin again.
+        simlib calls it with a `Restart`, before the ranks begin again.
     restart_s : float
-        Virtual seconds from a failure to the next beginning; for `simulate` alone.
+        Virtual seconds from a failure to the beginning of the next attempt. Only `simulate` uses
+        this number.
     """
 
     most: int = 0
@@ -114,18 +117,20 @@ class Restarts:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How a run is watched and what is said of it, for ``diagnosis=`` of `run` and `simulate`.
+    """How simlib watches and diagnoses a run, for ``diagnosis=`` of `run` and `simulate`.
 
     Attributes
     ----------
     timeout_s : float or None
-        Seconds without any op or output after which the run is ended; None for no limit.
+        simlib ends the run if no rank makes an op or prints a line for so many seconds. None means
+        no limit.
     strict : bool
-        Whether the first finding is raised as an error.
+        Whether simlib raises the first finding as an error.
     check : bool
-        Whether anything but errors, deaths and ``timeout_s`` is diagnosed.
+        If False, simlib diagnoses only errors, deaths and ``timeout_s``.
     watch : bool or float
-        For real runs of hours: True, or seconds from one line on it to the next.
+        Use it for real runs that take hours. True prints a line every minute. A number sets the
+        seconds between two lines.
     """
 
     timeout_s: float | None = 120
@@ -136,7 +141,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What ranks are simulated on, and how it moves data, for ``network=`` of `simulate`.
+    """The cluster of a simulation, and how it moves data, for ``network=`` of `simulate`.
 
     Attributes
     ----------
@@ -146,7 +151,7 @@ class Network:
     eager_limit_bytes : int, optional
     algorithms : {"mpich", "nccl", "gloo"}
     algorithm_of : dict of str to str
-        The algorithm of one kind of collective by its name: ``{"all_reduce": "ring"}``.
+        The algorithm of a kind of collective, by the kind's name: ``{"all_reduce": "ring"}``.
     """
 
     cluster: Cluster | None = None
@@ -159,22 +164,23 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What of a simulation is counted and kept, for ``measurement=`` of `simulate`.
+    """What a simulation measures, and which data the run keeps, for ``measurement=`` of `simulate`.
 
     Attributes
     ----------
     expand : bool
         Whether to keep the messages of collectives.
     compute : {"flops", "measured", "free"}
-        What computing takes.
+        How simlib determines the time of computing.
     memory : bool, optional
         Whether to keep the ledger of each rank's memory.
     data : bool
         Whether tensors have values.
     alike : "auto" or callable, optional
-        Which ranks are taken to be equal.
+        Which ranks simlib treats as equal.
     seed : int, "same" or "new", optional
-        Of the ranks' random numbers; a number also of another order of all that is not ordered.
+        The start of the ranks' random numbers. A number also chooses another order of events whose
+        order is not defined.
     """
 
     expand: bool = False
@@ -187,7 +193,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedFaults:
-    """`Faults` as engines take them: by rank."""
+    """`Faults` in the form that engines take: by rank."""
 
     slow: dict[int, Any] = field(default_factory=dict)
     kill: dict[int, float] | Failures = field(default_factory=dict)
@@ -196,26 +202,26 @@ class CheckedFaults:
 
 
 NO_FAULTS, NO_RESTARTS = CheckedFaults(), Restarts()
-"""What most runs ask for."""
+"""The values for most runs."""
 
 Kind = TypeVar("Kind", Faults, Restarts, Diagnosis, Network, Measurement)
 
 
 def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
-    """What was given as one object, or else what was given by keywords of their own.
+    """The options from one object, or else the options from keywords of their own.
 
     Parameters
     ----------
     name : str
-        Of the argument that takes the object.
+        Name of the argument that takes the object.
     given : Faults, Restarts, Diagnosis, Network or Measurement, optional
     keywords : the same
-        Made of the keywords.
+        An object made from the keywords.
 
     Raises
     ------
     InvalidCallError
-        Both were given, or the object is of another kind.
+        The caller gave both, or the object is of another kind.
     """
     if given is None:
         return keywords
@@ -225,21 +231,21 @@ def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
     if keywords != kind():
         own = ", ".join(f"{one}=" for one in vars(keywords))
         raise InvalidCallError(
-            f"{name}= and keywords of its own ({own}) were both given: say all of it in {name}="
+            f"{name}= and keywords of its own ({own}) were both given: put everything into {name}="
         )
     return given
 
 
 def refuse_foreign(call: str, asked: Any, **others: str) -> None:
-    """Refuse what an object says and another call would take: nothing is left out silently.
+    """Refuse a field of an object that only another call takes, so that none is ignored silently.
 
     Parameters
     ----------
     call : str
-        The call that was made, by its name.
+        Name of the call that was made.
     asked : Restarts or Diagnosis
     others : str
-        Field of the object -> the call that alone takes it.
+        Field of the object -> the only call that takes it.
     """
     usual = type(asked)()
     for field_name, other in others.items():
@@ -253,15 +259,15 @@ def refuse_foreign(call: str, asked: Any, **others: str) -> None:
 def checked_faults(
     asked: Faults, world_size: int, topology: Topology | None = None
 ) -> CheckedFaults:
-    """The faults by rank; refused where they can never be.
+    """The faults by rank; refuses faults that can never happen.
 
-    ``topology`` is that of a simulation: ``kill`` may name nodes of it.
+    ``topology`` is the topology of a simulation. Then ``kill`` may name its nodes.
     """
     if asked == Faults():
         return NO_FAULTS
     if topology is None and asked.detection_s:
         raise InvalidCallError(
-            f"detection_s={asked.detection_s!r} is virtual time: only simulate takes it"
+            f"detection_s={asked.detection_s!r} is virtual time: only simulate accepts it"
         )
     return CheckedFaults(
         kill=check_kill(asked.kill, world_size, topology),
@@ -274,9 +280,9 @@ def checked_faults(
 def check_kill(
     kill: Any, world_size: int, topology: Topology | None = None
 ) -> dict[int, float] | Failures:
-    """`Failures`, or ``{rank: seconds}``; names of nodes become their ranks where there are nodes.
+    """`Failures`, or ``{rank: seconds}``; with a topology, ranks replace the names of nodes.
 
-    Of two times for one rank the earlier counts.
+    If a rank has two times, the earlier one counts.
     """
     if isinstance(kill, Failures):
         return kill
@@ -294,21 +300,21 @@ def _ranks_of_node(name: str, topology: Topology) -> list[int]:
     number = name.removeprefix("node")
     nodes = topology.node_of.tolist()
     if not (name.startswith("node") and number.isdecimal() and int(number) in nodes):
-        raise InvalidCallError(f'kill: {name!r} is no node: "node0" to "node{max(nodes)}"')
+        raise InvalidCallError(f'kill: {name!r} is not a node. Give "node0" to "node{max(nodes)}"')
     return [rank for rank, node in enumerate(nodes) if node == int(number)]
 
 
 def _check_detection(detection_s: Any, on_death: str) -> float:
-    """Refuse a time after which a death is seen where nobody lives to see it."""
+    """Refuse a time until survivors see a death if there are no survivors."""
     if detection_s and on_death != "continue":
         raise InvalidCallError(
-            f'detection_s={detection_s!r} is when survivors see a death: say on_death="continue"'
+            f'detection_s={detection_s!r} says when survivors see a death: add on_death="continue"'
         )
     return check_seconds("detection_s", detection_s)
 
 
 def restarts_of(restarts: Any, keywords: Restarts, world_size: int) -> Restarts:
-    """The `Restarts` asked for, by a number or as an object; refused where they make no sense."""
+    """The `Restarts`, from a number or an object; refuses values that make no sense."""
     if isinstance(restarts, Restarts):
         return _checked_restarts(either("restarts", restarts, keywords), world_size)
     if type(restarts) is int and restarts == 0 and keywords == NO_RESTARTS:
@@ -322,8 +328,8 @@ def _checked_restarts(asked: Restarts, world_size: int) -> Restarts:
         raise InvalidCallError(f"restarts={asked.most!r} must be a whole number, 0 or more")
     if least is not None and not (_is_count(least, 1) and least <= world_size):
         raise InvalidCallError(
-            f"min_ranks={least!r} must be a whole number from 1 to {world_size}, or None: "
-            "as many ranks as before"
+            f"min_ranks={least!r} must be a whole number from 1 to {world_size}, or None for as "
+            "many ranks as before"
         )
     if asked.on_restart is not None and not callable(asked.on_restart):
         raise InvalidCallError(f"on_restart={asked.on_restart!r} must be a function of a Restart")
@@ -336,7 +342,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def seconds_between_lines(watch: Any) -> float | None:
-    """Seconds from one line to the next of a run that is watched, None of one that is not."""
+    """Seconds from one line about a watched run to the next; None if it is not watched."""
     if watch is False or watch is None:
         return None
     if watch is True:
@@ -344,12 +350,12 @@ def seconds_between_lines(watch: Any) -> float | None:
     if isinstance(watch, numbers.Real) and 0 < float(watch) < float("inf"):
         return float(watch)
     raise InvalidCallError(
-        f"watch={watch!r} must be True, or a positive number of seconds from one line to the next"
+        f"watch={watch!r} must be True, or a positive number: the seconds between progress lines"
     )
 
 
 def check_timeout(timeout_s: Any) -> None:
-    """Refuse what is no limit in seconds; None is one that never comes."""
+    """Refuse a value that is not a time limit in seconds; None means no limit."""
     is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
     if timeout_s is not None and not (is_number and timeout_s > 0):
         raise InvalidCallError(
@@ -358,20 +364,20 @@ def check_timeout(timeout_s: Any) -> None:
 
 
 def checked_measurement(asked: Measurement, cluster: Cluster) -> Measurement:
-    """The `Measurement` as the engine takes it: ``memory`` is True or False."""
+    """The `Measurement` in the form that the engine takes: ``memory`` is True or False."""
     check_choice("compute", asked.compute, COMPUTE)
     check_type("data", asked.data, bool)
     if not asked.data and asked.compute == "measured":
         raise InvalidCallError(
-            "data=False computes nothing, so compute='measured' has nothing to measure: "
-            "leave one of them out"
+            "data=False computes nothing, so compute='measured' has nothing to measure: leave out "
+            "one of the two"
         )
     keeps = cluster.device is not None if asked.memory is None else bool(asked.memory)
     return replace(asked, memory=keeps)
 
 
 def check_world_size(world_size: Any, most: int, why: str) -> int:
-    """The number of ranks as an int; refused where it is none from 1 to ``most``."""
+    """The number of ranks as an int; refuses a value that is not an int from 1 to ``most``."""
     is_count = isinstance(world_size, numbers.Integral) and not isinstance(world_size, bool)
     if is_count and 1 <= world_size <= most:
         return int(world_size)
@@ -380,7 +386,7 @@ def check_world_size(world_size: Any, most: int, why: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank is to run, packed.
+    """The packed program that every rank runs.
 
     Attributes
     ----------
@@ -388,11 +394,11 @@ class Program:
     payload : bytes
         The rank function and its arguments, see `pack`.
     per_rank_args : list of bytes or None
-        By rank, the arguments that only this rank may know; see `ByRank`.
+        By rank, the arguments for this rank alone; see `ByRank`.
     argv : list of str or None
-        Of a whole script: its name, and the words of its command line.
+        For a whole script: its name, and the arguments of its command line.
     seeds : Seeds
-        What the ranks' random numbers begin with.
+        The start of the ranks' random numbers.
     """
 
     name: str
@@ -403,7 +409,7 @@ class Program:
 
 
 class ByRank(list):
-    """Arguments that differ, by rank: a rank is sent its own and no others."""
+    """Arguments that differ from rank to rank: each rank gets only its own."""
 
 
 def program_of_function(
@@ -414,7 +420,7 @@ def program_of_function(
     seed: Any = None,
     without_gpus: str = "",
 ) -> Program:
-    """The `Program` of a rank function; ``without_gpus`` says that its ranks see no GPU."""
+    """The `Program` of a rank function; ``without_gpus`` is a hint if its ranks see no GPU."""
     own = None
     if isinstance(args, ByRank):
         own = [cloudpickle.dumps(tuple(one), protocol=5) for one in args]
@@ -446,7 +452,7 @@ def program_of_script(
 
 
 def check_seed(seed: Any) -> Seeds:
-    """The `Seeds` asked for by a whole number, ``"same"``, ``"new"``, or None, which is 0.
+    """The `Seeds` from a whole number, ``"same"``, ``"new"``, or None, which means 0.
 
     Raises
     ------
@@ -458,14 +464,14 @@ def check_seed(seed: Any) -> Seeds:
         return Seeds(same=True)
     if seed is not None and (not isinstance(seed, numbers.Integral) or isinstance(seed, bool)):
         raise InvalidCallError(
-            f'seed={seed!r} must be a whole number, or "same": the same random numbers on every '
-            'rank, or "new": other random numbers in each run'
+            f'seed={seed!r} must be a whole number, "same" or "new". With "same" every rank draws '
+            'the same random numbers. With "new" each run draws other random numbers'
         )
     return Seeds(int(seed or 0))
 
 
 def check_function(function: object, caller: str) -> None:
-    """Refuse what cannot be called; ``caller`` is the name of the function it was given to."""
+    """Refuse an object that is not callable; ``caller`` is the function that got it, by name."""
     if not callable(function):
         raise InvalidCallError(
             f"{caller} needs a function main(rank, world_size) to call, not {function!r}"
@@ -473,7 +479,7 @@ def check_function(function: object, caller: str) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a rank function is called."""
+    """The name of a rank function."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -490,9 +496,11 @@ def module(rank: int, world_size: int, name: str) -> None:
 
 
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
-    """The function and its arguments as bytes; a clear error where something cannot travel."""
+    """The function and its arguments as bytes; a clear error if something cannot be sent."""
     if not isinstance(args, (tuple, list)):
-        raise InvalidCallError(f"args={args!r} must be a tuple: for one argument args=({args!r},)")
+        raise InvalidCallError(
+            f"args={args!r} must be a tuple: for one argument, write args=({args!r},)"
+        )
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidCallError(f"kwargs={kwargs!r} must be a dict: kwargs={{'name': value}}")
     learn_names()
@@ -502,22 +510,22 @@ def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) 
         name = getattr(function, "__name__", repr(function))
         culprit = _culprit(function, args, kwargs)
         raise InvalidCallError(
-            f"{name} cannot be sent to the ranks, which are other processes: {culprit} "
-            f"({type(error).__name__}: {error}). Make it inside the function instead."
+            f"{name} cannot be sent to the ranks, because they are other processes: {culprit} "
+            f"({type(error).__name__}: {error}). Create this object inside the function instead."
         ) from None
     if len(payload) > HEAVY_BYTES:
         size = len(payload) / 1e6
         heaviest = max(_parts(function, args, kwargs), key=lambda part: _size(part[1]))[0]
         warnings.warn(
-            f"every one of the {world_size} ranks is sent {size:,.0f} MB with this function, most "
-            f"of it {heaviest}: make large data inside the function",
+            f"each of the {world_size} ranks gets {size:,.0f} MB with this function, most of it in "
+            f"{heaviest}: create large data inside the function",
             stacklevel=4,
         )
     return payload
 
 
 def _refuse_tensors_on_gpus(function, args, kwargs, without_gpus):
-    """Refuse a tensor on a GPU in what is sent to ranks that see none."""
+    """Refuse a tensor on a GPU among the arguments of ranks that see no GPU."""
     for name, value in _parts(function, args, kwargs):
         try:
             _OfTheCpu(io.BytesIO(), protocol=5).dump(value)
@@ -526,11 +534,11 @@ def _refuse_tensors_on_gpus(function, args, kwargs, without_gpus):
 
 
 class _OnGpu(Exception):
-    """There is a tensor on this device."""
+    """The function or its arguments contain a tensor on this device."""
 
 
 class _OfTheCpu(cloudpickle.Pickler):
-    """Stops at a tensor that is on a GPU, whatever holds it."""
+    """Stops at a tensor that is on a GPU, inside any object."""
 
     def reducer_override(self, value):
         # Not imported: a notebook without torch sends no tensor, and torch takes seconds to load.
@@ -540,7 +548,7 @@ class _OfTheCpu(cloudpickle.Pickler):
 
 
 def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[str, Any]]:
-    """What the function takes along, each with its name in words."""
+    """The objects that are sent with the function, each with its name in words."""
     parts = [(f"argument {number}", value) for number, value in enumerate(args)]
     parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
     function = inspect.unwrap(function)
@@ -575,5 +583,5 @@ def _culprit(function: Any, args: Sequence, kwargs: Mapping | None) -> str:
         try:
             cloudpickle.dumps(value, protocol=5)
         except Exception:
-            return f"{name}, a {type(value).__qualname__}, has no copy that can travel"
-    return "something it holds has no copy that can travel"
+            return f"{name}, a {type(value).__qualname__}, cannot be copied to a process"
+    return "something in it cannot be copied to a process"

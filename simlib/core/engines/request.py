@@ -1,4 +1,4 @@
-"""What every process of ranks is told of a run, and how it takes that in."""
+"""The data of a run that every process of ranks gets, and how it prepares itself with them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ..model.chance import Seeds
 
 SERVED: list[str] = []
-"""What this process serves, where it is one of ranks: ``"a run"`` or ``"a simulation"``."""
+"""The task of this process, if it is a process of ranks: ``"a run"`` or ``"a simulation"``."""
 FRAME = struct.Struct("=ii")
-"""Before each piece of output that several ranks send down one pipe: the rank, and its length."""
+"""The header of each output that several ranks send by one pipe: the rank, and the length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionContext:
-    """Where the kernel is.
+    """The surroundings of the kernel.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class ExecutionContext:
 
 @dataclass(kw_only=True)
 class Request:
-    """One run, as every process of its ranks is told of it.
+    """One run, in the form that every process of its ranks gets.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Request:
     cells : dict
         Sources of the notebook's cells, as `linecache` keeps them.
     seeds : Seeds
-        What the ranks' random numbers begin with.
+        The start of the ranks' random numbers.
     timeout_s : float or None
         Seconds without progress after which the run is ended.
     """
@@ -74,14 +74,14 @@ class Request:
     timeout_s: float | None
 
     def enter_context(self, environ: MutableMapping[str, str], **own: str) -> None:
-        """Be where the kernel is: its environment, folder, import path, arguments and cells.
+        """Take over the kernel's surroundings: environment, folder, import path, arguments, cells.
 
         Parameters
         ----------
         environ : MutableMapping
             The environment to fill.
         **own : str
-            Variables of this process; the address of a launcher is added where there is none.
+            Variables of this process. The address of a launcher is added if it is missing.
         """
         around = self.execution_context
         environ.clear()
@@ -96,7 +96,7 @@ class Request:
         confinement().at_home()
 
     def function_and_args(self, rank: int) -> tuple[Callable[..., Any], Sequence, dict]:
-        """``(function, args, kwargs)`` for one rank, made anew from their bytes."""
+        """``(function, args, kwargs)`` for one rank, made again from their bytes."""
         function, args, kwargs = pickle.loads(self.payload)
         if self.per_rank_args is not None:
             args = pickle.loads(self.per_rank_args[rank])
@@ -104,9 +104,9 @@ class Request:
 
 
 def exactly(sock: socket, length: int, deadline: float | None = None) -> bytearray:
-    """So many bytes from a socket; EOFError when the other side is gone.
+    """So many bytes from a socket; EOFError if the other side has ended.
 
-    TimeoutError where they are not there at ``deadline``, in seconds of `time.monotonic`.
+    TimeoutError if they have not arrived at ``deadline``, in seconds of `time.monotonic`.
     """
     payload = bytearray(length)
     view = memoryview(payload)
@@ -114,10 +114,10 @@ def exactly(sock: socket, length: int, deadline: float | None = None) -> bytearr
         if deadline is not None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError("the message is not there in time")
+                raise TimeoutError("the message did not arrive in time")
             sock.settimeout(left_s)
         count = sock.recv_into(view)
         if not count:
-            raise EOFError("the other side of the channel is gone")
+            raise EOFError("the other side has closed the channel")
         view = view[count:]
     return payload

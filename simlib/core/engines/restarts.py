@@ -1,4 +1,4 @@
-"""Runs that go on after a failure: the function is called again, as torchrun does it."""
+"""Runs that continue after a failure: simlib calls the function again, as torchrun does."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def with_restarts(
     attempt: Callable[[int, float, dict[str, str]], Run], world_size: int, plan: Restarts
 ) -> Run:
-    """The `Run` of the first attempt that ends well, of at most ``plan.most + 1``.
+    """The `Run` of the first attempt that ends without error, of at most ``plan.most + 1``.
 
-    ``attempt(world_size, begin_s, environ)`` runs once: from this moment of the whole run's clock,
-    with these further variables in the ranks' environment. What dies or raises is tried again;
-    ranks that wait for each other would do so again.
+    ``attempt(world_size, begin_s, environ)`` makes one attempt. It begins at ``begin_s`` on the
+    clock of the whole run, with ``environ`` added to the ranks' environment. A new attempt follows
+    if a rank died or raised. No attempt follows a deadlock, because it would happen again.
     """
     begin_s = 0.0
     attempts: list[Run] = []
@@ -50,13 +50,13 @@ def with_restarts(
 def remaining_kills(
     kill: Mapping[int, float] | Failures, world_size: int, begin_s: float
 ) -> dict[int, float]:
-    """Whom an attempt on real ranks has to kill, and when, from its own beginning."""
+    """Which ranks an attempt on real ranks must kill, in seconds from its own beginning."""
     deaths = deaths_after(kill, begin_s, world_size)
     return {rank: time_s - begin_s for rank, time_s in deaths.items()}
 
 
 def tell(run: Run, attempts: list[Run], begin_s: float) -> Run:
-    """Let a run know when it began, and the attempts before it, to which it is added."""
+    """Store in a run when it began and the attempts so far; adds the run to the attempts."""
     run.began_s = begin_s
     attempts.append(run)
     run.attempts = list(attempts)

@@ -1,4 +1,4 @@
-"""Options of commands that run a script: its limits, the files that its `Run` is saved in."""
+"""Options of commands that run a script: its limits, and the files for its `Run`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
-"""How many ranks the engines take: the command line asks before torch is loaded."""
+"""The most ranks of each engine. The command line needs them before torch is loaded."""
 
 
 def add_limits(command: ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_limits(command: ArgumentParser) -> None:
         "--restarts", type=int, default=0, metavar="N", help="run again after a death, N times (0)"
     )
     command.add_argument(
-        "--min-ranks", type=int, metavar="N", help="then with those that are left, N at least"
+        "--min-ranks", type=int, metavar="N", help="then with the ranks left, at least N"
     )
 
 
@@ -35,17 +35,17 @@ def add_options(command: ArgumentParser) -> None:
 
 
 def wrong_files(options: Namespace) -> str | None:
-    """What is wrong with the files of a call, told before anything runs; or None."""
+    """A sentence on wrong files of a call, before anything runs; or None."""
     for path in filter(None, (options.trace, options.picture, options.html)):
         if not os.path.isdir(os.path.dirname(path) or "."):
             return f"there is no folder for {path}"
     if options.html and not options.html.lower().endswith((".html", ".htm")):
-        return f"--html {options.html} is no page: name a file that ends in .html"
+        return f"--html {options.html} is not a page: name a file that ends in .html"
     return None
 
 
 def save(run: Any, options: Namespace) -> None:
-    """Write what was asked for, also of a run that failed."""
+    """Write the requested files, also for a run that failed."""
     if run is None:
         return
     if options.trace:

@@ -1,7 +1,8 @@
-"""What cloudpickle cannot send to another process by itself, or would send wrongly.
+"""Objects that cloudpickle cannot send to another process by itself, or would send wrongly.
 
-A rank function of a notebook takes along what it names: functions with caches, modules of a class
-of their own (``torch.backends``, ``torch.ops``), ops of torch. Each of these has a name there, too.
+A rank function of a notebook takes along the objects that it uses: functions with caches, modules
+with their own class (``torch.backends``, ``torch.ops``), ops of torch. The other process can find
+each of these objects by its name.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import cloudpickle.cloudpickle as cloudpickle_state
 
 
 def _reduce_cached(cached):
-    """What cloudpickle sends of a function with a cache (`functools.lru_cache`).
+    """The form in which cloudpickle sends a function with a cache (`functools.lru_cache`).
 
-    By itself it sends a name, which no rank knows where the function is a notebook's.
+    By itself cloudpickle sends a name. For a function of a notebook, no rank knows this name.
     """
     found = cloudpickle_state._lookup_module_and_qualname(cached)
     if found and not cloudpickle_state._is_registered_pickle_by_value(found[0]):
@@ -45,7 +46,7 @@ cloudpickle.Pickler.dispatch_table[functools.cached_property] = lambda one: (
 
 
 def learn_names() -> None:
-    """Let what has been imported by now travel by its name where cloudpickle knows none for it."""
+    """Let present imports travel by name, if cloudpickle knows no name for them."""
     by_class = cloudpickle.Pickler.dispatch_table
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and type(module) is not ModuleType:
@@ -64,7 +65,7 @@ def _name_of_op(op: Any) -> str:
 
 
 def _named(path: str) -> Any:
-    """A module, or what a package gives by this path."""
+    """A module, or an object that a package has under this path."""
     if path in sys.modules:
         return sys.modules[path]
     try:

@@ -1,11 +1,11 @@
-"""A session: all that is the same for every engine, from what is shown to what is raised.
+"""A session: all that is the same for every engine, from the display to the errors.
 
-An `Engine` takes processes, runs, and gives them back. `perform` does the rest. Processes that rest
-between runs go when there has been no run for minutes: they hold several times what a kernel holds,
-and a class on one machine has more kernels that rest than kernels that run. The next run starts
-them again, as a first run does.
+An `Engine` takes processes, runs, and gives them back. `perform` does the rest. If there is no run
+for some minutes, the resting processes end. They need several times the memory of a kernel, and
+most kernels of a class on one machine rest. The next run starts the processes again, as a first run
+does.
 
-This module does without torch, so that `warm_up` returns at once.
+This module does not import torch, so that `warm_up` returns at once.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
     from .options import Diagnosis, Program
 
 Failure: TypeAlias = SimlibError | RunInterrupted
-"""What a run ends in that does not end well."""
+"""The errors of runs that do not end well."""
 SHOWN_LINES = 400
-"""Lines of one rank that a notebook shows after a run."""
+"""The most lines of one rank that a notebook shows after a run."""
 IDLE_VARIABLE = "SIMLIB_IDLE_MINUTES"
 MINUTES = 10.0
-"""Minutes where the environment says none: longer than a page of a lesson is read, and coming back
-costs seconds."""
+"""Minutes if the environment gives none. This is longer than reading a page of a lesson, and a new
+start takes only seconds."""
 
 ANSWER_LIMIT_S = 300
-"""A class that begins at the same moment waits for torch, thirty times, on few processors."""
+"""If a class of thirty begins at once, all their servers import torch on few processors."""
 MAX_ANSWER_BYTES = 1 << 34
 
 
 def _as_text(line: bytes) -> str:
-    """A line as a terminal would leave it: after the last carriage return."""
+    """A line as a terminal would show it: the part after the last carriage return."""
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
 
 
 def _bar(unfinished: bytes) -> str:
-    """A progress bar, which redraws an unfinished line by carriage returns; else empty."""
+    """A progress bar: an unfinished line that redraws itself by carriage returns; else empty."""
     return _as_text(unfinished) if b"\r" in unfinished else ""
 
 
 def _lines_of(output: RankOutput) -> list[str]:
-    """What a rank printed, as lines; a progress bar that was wiped out at the end is none."""
+    """A rank's output as lines. A progress bar that was erased at the end is left out."""
     text = output.text
     lines = text.removesuffix("\n").split("\n") if output.total else []
     if lines and "\r" in lines[-1] and not _as_text(lines[-1].encode()).strip():
@@ -74,48 +74,48 @@ def _lines_of(output: RankOutput) -> list[str]:
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """The first and last of very many lines, and how many are not shown."""
+    """The first and last of very many lines, with the number of lines between them."""
     if len(lines) <= SHOWN_LINES:
         return lines
     half = SHOWN_LINES // 2
-    note = f"... {len(lines) - 2 * half:,} more lines: run.output has what is kept of them ..."
+    note = f"... {len(lines) - 2 * half:,} more lines: see run.output ..."
     return [*lines[:half], note, *lines[-half:]]
 
 
 class SilentDisplay:
-    """Shows nothing: for a run beside the one that is shown, for graded ones, and within a job."""
+    """Shows nothing: for a run beside the shown run, for graded runs, and within a job."""
 
     def status(self, text: str) -> None:
-        """Say what the run waits for."""
+        """Show for what the run waits."""
 
     def lines(self, rank: int, lines: Sequence[bytes]) -> None:
         """Show lines a rank has just completed."""
 
     def bar(self, rank: int, unfinished: bytes) -> None:
-        """Show the line that a rank is in the middle of, where it is a progress bar."""
+        """Show a rank's unfinished line, if it is a progress bar."""
 
     def refresh(self) -> None:
         """Bring the display up to date."""
 
     def close(self, outputs: Sequence[RankOutput]) -> None:
-        """Show the end of what ranks have printed."""
+        """Show the end of the ranks' output."""
 
     def findings(self, findings: Sequence[Finding]) -> None:
-        """Show what looked wrong."""
+        """Show the findings."""
 
     def picture(self, graph: WaitGraph) -> None:
-        """Show who waits for whom, where a run failed so."""
+        """Show which rank waits for which, if a run failed because of this."""
 
 
 class TerminalDisplay(SilentDisplay):
-    """Prints each line as it comes, with its rank before it.
+    """Prints each line at once, with its rank before it.
 
-    It shows no progress bar, as several ranks' would need a line each, and no picture: the text of
-    the error has it all.
+    It shows no progress bar, because several ranks would need several lines. It shows no picture,
+    because the error's text contains everything.
     """
 
     def status(self, text: str) -> None:
-        """Say what the run waits for."""
+        """Show for what the run waits."""
         if text:
             print(text, file=sys.stderr, flush=True)
 
@@ -131,16 +131,15 @@ class TerminalDisplay(SilentDisplay):
         sys.stdout.flush()
 
     def findings(self, findings: Sequence[Finding]) -> None:
-        """Show what looked wrong."""
+        """Show the findings."""
         for finding in findings:
             print(f"simlib: {finding}", file=sys.stderr)
 
 
 class NotebookDisplay(SilentDisplay):
-    """One display that begins and ends empty; then all output once, in rank order.
+    """One display that is empty at its beginning and its end; then all output once, in rank order.
 
-    That is the only live display whose stored form is the same for every run, which is what nbval
-    compares.
+    Only such a live display has the same stored form for every run. nbval compares this form.
     """
 
     SHOWN_LINES = 20
@@ -163,7 +162,7 @@ class NotebookDisplay(SilentDisplay):
         return {"text/plain": "", "text/html": markup}
 
     def status(self, text: str) -> None:
-        """Say what the run waits for, at once."""
+        """Show for what the run waits, at once."""
         if text != self._status:
             self._status = text
             self._show()
@@ -175,7 +174,7 @@ class NotebookDisplay(SilentDisplay):
         self._changed = self._changed or bool(lines)
 
     def bar(self, rank: int, unfinished: bytes) -> None:
-        """Show the line that a rank is in the middle of, where it is a progress bar."""
+        """Show a rank's unfinished line, if it is a progress bar."""
         text = _bar(unfinished)
         if text != self._bars.get(rank, ""):
             self._bars[rank] = text
@@ -207,7 +206,7 @@ class NotebookDisplay(SilentDisplay):
             sys.stdout.write("".join(shown))
 
     def findings(self, findings: Sequence[Finding]) -> None:
-        """Show what looked wrong."""
+        """Show the findings."""
         for finding in findings:
             print(finding)
 
@@ -219,20 +218,20 @@ class NotebookDisplay(SilentDisplay):
 
 
 def shell() -> Any:
-    """IPython's shell where there is one, else None."""
+    """IPython's shell if there is one, else None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython else None
 
 
 def open_display() -> SilentDisplay:
-    """The display of a run: a notebook's or a terminal's; none where outputs are compared."""
+    """The display of a run: a notebook's or a terminal's; none if outputs are compared."""
     if VARIABLE in os.environ:  # ranks that are not trusted
         return SilentDisplay()
     return NotebookDisplay() if hasattr(shell(), "kernel") else TerminalDisplay()
 
 
 def show_and_raise(display: SilentDisplay, run: Run, failure: Failure | None) -> Run:
-    """Show what a run has found, or the picture of how it failed; returns the `Run`, or raises."""
+    """Show the findings of a run, or the picture of its failure; returns the `Run`, or raises."""
     if failure is None:
         display.findings(run.findings)
         return run
@@ -243,9 +242,9 @@ def show_and_raise(display: SilentDisplay, run: Run, failure: Failure | None) ->
 
 
 def minutes() -> float:
-    """Minutes of rest after which processes go; infinite where the environment says 0.
+    """Minutes of rest after which processes end; infinite if the environment says 0.
 
-    A kernel that grades keeps what it has: its server is the one that no student's code has seen.
+    A kernel that grades keeps its processes, because no student code has run in its server.
     """
     if VARIABLE in os.environ:  # ranks that are not trusted
         return math.inf
@@ -265,12 +264,12 @@ class Resting(Protocol):
 
 
 class IdleTimer:
-    """Knows whether something runs, and closes what rests when nothing has for long.
+    """Knows whether something runs, and ends resting processes after a long rest.
 
     Parameters
     ----------
     timer : callable
-        Makes a timer of seconds and a function, as `threading.Timer` does.
+        It makes a timer from seconds and a function, as `threading.Timer` does.
     """
 
     def __init__(self, timer: Callable[..., Any] = threading.Timer) -> None:
@@ -281,7 +280,7 @@ class IdleTimer:
         self._timer: Any = None
 
     def begin(self) -> None:
-        """What rests now goes when the time is up, though nothing has run."""
+        """Processes that rest now end when the time is up, even if nothing has run."""
         with self._lock:
             self._stop_timer()
             if not self._at_work:
@@ -289,7 +288,7 @@ class IdleTimer:
 
     @contextlib.contextmanager
     def busy(self, resting: Resting) -> Iterator[None]:
-        """Within it something runs, by processes that ``resting.sleep()`` ends."""
+        """Within the block something runs, with processes that ``resting.sleep()`` ends."""
         with self._lock:  # waits where processes are just being ended
             self._stop_timer()
             self._at_work += 1
@@ -329,7 +328,7 @@ class IdleTimer:
 
 
 def _has_other_children() -> bool:
-    """Whether the server has forked processes of the learner's own, which live on."""
+    """Whether the server has forked processes of the learner's own that still run."""
     children: list[Any] = multiprocessing.active_children()
     return any(isinstance(one._popen, Popen) for one in children)
 
@@ -340,14 +339,14 @@ def _idle_timer_of(pid: int) -> IdleTimer:
 
 
 def idle_timer() -> IdleTimer:
-    """What this process knows of its rest."""
+    """The resting processes of this process."""
     return _idle_timer_of(os.getpid())
 
 
 def warm_up() -> None:
-    """Start the server of ranks before the first run asks for it; this returns at once.
+    """Start the server of ranks before the first run needs it; this returns at once.
 
-    For a startup file of a class's kernels: the server imports torch while a student still reads.
+    It is for a startup file of a class's kernels: the server imports torch while a student reads.
     """
     start_server()
     idle_timer().begin()
@@ -356,12 +355,12 @@ def warm_up() -> None:
 def context_here(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> ExecutionContext:
-    """Where this process is; ``argv`` is given for a script, ``environ`` is added."""
+    """The surroundings of this process; ``argv`` is given for a script, ``environ`` is added."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
         raise InvalidCallError(
-            "the working folder of this kernel does not exist any more: os.chdir to one that does"
+            "the working folder of this kernel no longer exists: go to another folder with os.chdir"
         ) from None
     return ExecutionContext(
         environ=dict(os.environ) | dict(environ or {}),
@@ -378,7 +377,7 @@ def cell_numbers() -> dict[str, int]:
 
 
 def new_cells(world: Any, cells: Mapping[str, int]) -> dict:
-    """The sources of cells that these processes have not been sent yet."""
+    """The sources of cells that these processes do not have yet."""
     new = {
         name: linecache.cache[name]
         for name in cells
@@ -389,7 +388,7 @@ def new_cells(world: Any, cells: Mapping[str, int]) -> dict:
 
 
 class Engine(ABC):
-    """What carries one run out; `perform` does all that is the same for every engine.
+    """Carries out one run. `perform` does all that is the same for every engine.
 
     Attributes
     ----------
@@ -412,36 +411,36 @@ class Engine(ABC):
 
     @abstractmethod
     def execute(self, monitor: Any) -> Failure | None:
-        """Run to the end; returns the error that it ends in, or None."""
+        """Run to the end; returns the error that ended it, or None."""
 
     @abstractmethod
     def make_run(self, monitor: Any) -> Run:
-        """The `Run` of what the monitor knows now."""
+        """The `Run` from the present facts of the monitor."""
 
     @abstractmethod
     def close(self, monitor: Any, run: Run | None, failure: Failure | None) -> None:
-        """Give the processes back; there is no `Run` where none could be made."""
+        """Give the processes back. There is no `Run` if none could be made."""
 
     def complete(self, monitor: Any, run: Run, failure: Failure | None) -> Failure | None:
-        """Add what only the engine knows of a run; returns the error that it has ended in."""
+        """Add facts that only the engine knows to a run; returns the error that ended it."""
         return failure
 
     def once_more(self, monitor: Any) -> Engine | None:
-        """What takes the place of a run that has shown how it has to be carried out, or None."""
+        """An engine that replaces this one, if the run has shown that it must; or None."""
         return None
 
     def compare(self, run: Run, monitor: Any) -> list[Finding]:
-        """Findings of further runs beside one that ended well."""
+        """Findings of further runs, after a run that ended well."""
         return []
 
 
 class Session:
-    """One run by an engine, with what is shown of it.
+    """One run by an engine, with its display.
 
     Attributes
     ----------
     outputs : sequence of RankOutput
-        By rank, once processes have been taken.
+        By rank, when processes have been taken.
     """
 
     def __init__(self, engine: Engine, display: SilentDisplay) -> None:
@@ -450,7 +449,7 @@ class Session:
         self.outputs: Sequence[RankOutput] = ()
 
     def once(self) -> tuple[Run, Failure | None, Any]:
-        """Run; returns the `Run`, the error that it has ended in, or None, and the monitor."""
+        """Run; returns the `Run`, the error that ended it, or None, and the monitor."""
         from ..diagnose.failures import interrupted  # it imports torch: `warm_up` has no time
 
         engine, run, failure = self._engine, None, None
@@ -472,7 +471,7 @@ class Session:
         return run, failure, monitor
 
     def strict_error(self, run: Run | None) -> Failure | None:
-        """The first finding as an error, where findings are to be raised."""
+        """The first finding as an error, if findings must be raised."""
         if run is None or not self._engine.diagnosis.strict or not run.findings:
             return None
         from ..diagnose.findings import as_error  # as above
@@ -481,13 +480,13 @@ class Session:
 
 
 def perform(engine: Engine) -> Run:
-    """Carry a run out, show what is shown of it, and raise what it ends in."""
+    """Carry a run out, show it, and raise the error that ended it."""
     if SERVED:
         raise InvalidCallError(
-            f"this is a rank of {SERVED[-1]} already, and a rank cannot start another one "
-            f"({engine.sort}): a rank calls a function directly, a file that starts ranks by "
-            "itself is called by python FILE, and where a file starts them when it is imported, "
-            'put that line below if __name__ == "__main__":'
+            f"this is already a rank of {SERVED[-1]}, and a rank cannot start other ranks "
+            f"({engine.sort}). In a rank, call the function directly. Start a file that starts "
+            "ranks itself by python FILE. If it starts them when it is imported, put that line "
+            'below if __name__ == "__main__":'
         )
     display = open_display()
     session = Session(engine, display)
@@ -506,10 +505,10 @@ def perform(engine: Engine) -> Run:
 
 
 def kernels_end(own: socket) -> Connection:
-    """The kernel's connection to a process of ranks, made of its socket.
+    """The kernel's connection to a process of ranks, made from its socket.
 
-    Whoever has begun an answer, but does not send the rest for `ANSWER_LIMIT_S`, is as one who is
-    gone: the read ends with OSError. Student's code can write to the other end.
+    A process may begin an answer and not send the rest for `ANSWER_LIMIT_S`. Then the read ends
+    with OSError, as if the process had ended. Student code can write to the other end.
     """
     own.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
     return Connection(own.detach())
@@ -521,7 +520,7 @@ def answer_of(connection: Connection) -> bytes:
     Raises
     ------
     OSError, EOFError
-        The other end is gone, or says what no answer is.
+        If the other end has ended, or sends no valid answer.
     """
     answer = connection.recv_bytes(MAX_ANSWER_BYTES)
     if not answer:

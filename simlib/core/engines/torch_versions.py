@@ -1,4 +1,4 @@
-"""Which versions of torch have been tried, and what the engines say to one that has not."""
+"""The versions of torch that were tried, and what the engines say about any other version."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ from ..environment import ROOT, VERSION
 from ..model.errors import SimlibError
 
 OLDEST, NEWEST = (2, 10), (2, 15)
-"""The range that tests have passed on; docs/install.md has each version with its date."""
+"""The versions on which tests have passed; docs/install.md has their dates."""
 IN_CANARY = "SIMLIB_CANARY"
-"""Set in the environment of the canary itself."""
+"""A variable of the canary's own environment."""
 
 
 def is_untested(version: str | None = None) -> bool:
-    """Whether a version of torch, by default the one here, is beyond what tests have passed on."""
+    """Whether a version of torch, by default the installed one, is untested."""
     major, minor = (version or torch.__version__).split(".")[:2]
     return not OLDEST <= (int(major), int(minor)) <= NEWEST
 
 
 @functools.cache
 def warn_of_untested_torch() -> None:
-    """Warn, once in a process, that nobody has tried `run` with this torch."""
+    """Warn, once in a process, that `run` is untested with this torch."""
     if is_untested() and IN_CANARY not in os.environ:
         warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=2)
 
 
 @functools.cache
 def refuse_untested_torch() -> None:
-    """Let `simulate` go on where the canary passes; it runs once for a version, for a minute.
+    """Let `simulate` continue if the canary passes. It runs once per version, for a minute.
 
     Raises
     ------
     SimlibError
-        The canary does not pass.
+        If the canary does not pass.
     """
     if is_untested() and IN_CANARY not in os.environ:
         found = _outcome()
         if not found.endswith("none failed"):
             raise SimlibError(
-                f"{_what_is_here()}, and simulations go wrong with it: {_what_to_do()}\n\n{found}"
+                f"{_what_is_here()}, and simulations fail with it: {_what_to_do()}\n\n{found}"
             )
 
 
 def _what_is_here() -> str:
     first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    return f"torch {torch.__version__} is none of those simlib was tested with ({first} to {last})"
+    return (
+        f"torch {torch.__version__} is not one of those simlib was tested with ({first} to {last})"
+    )
 
 
 def _what_to_do() -> str:
@@ -62,18 +64,18 @@ def _what_to_do() -> str:
 
 
 def requirement() -> str:
-    """The range, as pip takes it."""
+    """The range in the form for pip."""
     return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
 
 
 def _outcome() -> str:
-    """What the canary has said of this torch, now or in an earlier process."""
+    """The canary's verdict on this torch, from now or from an earlier process."""
     file = _folder() / f"canary-{VERSION}-torch-{torch.__version__}-{platform.python_version()}"
     with contextlib.suppress(OSError):
         return file.read_text()
     print("this torch is new to simlib: trying it for a minute ...", file=sys.stderr, flush=True)
     found = _run_canary()
-    with contextlib.suppress(OSError):  # then the next process tries anew
+    with contextlib.suppress(OSError):  # then the next process tries again
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(found)
     return found
@@ -84,7 +86,7 @@ def _folder() -> Path:
 
 
 def _run_canary() -> str:
-    """The last lines that the canary prints, in a process of its own: it may crash."""
+    """The last lines of the canary's output. It has its own process, because it may crash."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "simlib.engines.canary"],

@@ -1,7 +1,7 @@
-"""An IPython extension for the kernels of a class: what the first run needs is there before it.
+"""An IPython extension for the kernels of a class. It prepares the first run in advance.
 
-torch is imported while the student still reads, in the kernel and in the server of ranks; and again
-in a new server where the student comes back after a rest, with any cell.
+torch is imported while the student still reads, in the kernel and in the server of ranks. If the
+student comes back after a rest, any cell imports torch again in a new server.
 """
 
 from __future__ import annotations

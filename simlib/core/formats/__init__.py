@@ -1,1 +1,1 @@
-"""What other tools write about jobs, read into traces, and traces written in their formats."""
+"""Reads other tools' records of jobs into traces, and writes traces in their formats."""

@@ -1,12 +1,12 @@
 """Runs as Chakra's execution traces, the input of ASTRA-sim, and back.
 
 A trace is a graph for each rank: nodes of work, messages and collectives, each with the nodes that
-it waits for. A rank of simlib is one thread: it works, posts ops and waits for them. Written, its
-work is a chain, and an op that it waits for is a branch that comes back into the chain. Only such
-graphs can be read: of two streams that compute side by side nobody knows the order of calls.
+it waits for. A rank of simlib is one thread: it works, posts ops and waits for them. In the file
+its work is a chain. An op that it waits for is a branch that returns to the chain. simlib can read
+only such graphs, because two streams that compute side by side leave the order of calls unknown.
 
-What Chakra has no field for (dtype, shapes, root, line, parts of a microsecond) is in an attribute
-``simlib``, as JSON, which other readers pass over.
+Chakra has no fields for dtype, shapes, root, line and parts of a microsecond. They are in an
+attribute ``simlib``, as JSON, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ def write_trace(trace: Trace, folder: str | Path, about: dict[str, str]) -> Path
     Parameters
     ----------
     trace : Trace
-        Of a run that came to its end.
+        The trace of a run that has ended.
     folder : str or Path
-        Made where it is not there.
+        It is created if it does not exist.
     about : dict of str to str
-        What `read_trace` gives back.
+        Facts about the run, which `read_trace` returns.
 
     Raises
     ------
     InvalidCallError
-        A rank never left its function, or the folder has Chakra's traces of another run.
+        A rank never returned, or the folder has traces of ranks that this run does not have.
     """
     if not trace.is_over:
         raise InvalidCallError(
-            "only a run that came to its end can be written for Chakra, and in this one a rank "
-            "never left"
+            "only a completed run can be written for Chakra, but in this run a rank never finished"
         )
     folder = Path(folder)
     make_folder(folder, "*.et", {f"chakra.{rank}.et" for rank in range(trace.world_size)})
@@ -116,7 +115,7 @@ class _Graph:
         return node.id
 
     def _add_work(self, start_s: float, work_s: float) -> None:
-        """Whole microseconds are written, and what is left goes to the next node."""
+        """Write whole microseconds; the remainder is added to the next node."""
         exact_us = self._rest_us + work_s * 1e6
         whole_us = int(exact_us)
         self._rest_us = exact_us - whole_us
@@ -125,7 +124,7 @@ class _Graph:
         self._work, self._waited = [self._add(node)], []
 
     def _wait(self, node: int) -> None:
-        """What a node waits for itself, whoever waits for the node waits for as well."""
+        """Wait for a node, and with it for all nodes that this node waits for."""
         self._waited = [one for one in self._waited if one not in self._covered[node]] + [node]
 
     def _add_op(self, op: Op) -> int:
@@ -162,13 +161,13 @@ def _micros(time_s: float) -> int:
 
 
 def read_trace(folder: str | Path) -> tuple[Trace, dict[str, Any]]:
-    """The trace of a folder with a file ``NAME.N.et`` for each rank, and what is told about it.
+    """The trace of a folder with a file ``NAME.N.et`` for each rank, and the facts about it.
 
     Raises
     ------
     ValueError
-        The folder has no such files, not those of all ranks, or no graph that one thread went
-        through; the sentence names the file.
+        The folder has no such files, lacks files of some ranks, or has a graph that one thread
+        cannot have made. The sentence names the file.
     """
     folder = Path(folder)
     paths = _paths_in(folder)
@@ -182,7 +181,7 @@ def read_trace(folder: str | Path) -> tuple[Trace, dict[str, Any]]:
             told = _json(metadata.get("simlib", "{}"))
             reader = _Reader(rank, nodes, groups, told.get("sites", []))
         except ValueError as error:
-            raise ValueError(f"{path.name} is no trace of one thread: {error}") from None
+            raise ValueError(f"{path.name} is not a trace of one thread: {error}") from None
         trace.ops += reader.ops
         trace.spans.append((0.0, reader.now_s))
         about = about or told
@@ -193,18 +192,22 @@ def read_trace(folder: str | Path) -> tuple[Trace, dict[str, Any]]:
 
 def _paths_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
+        raise ValueError(f"{folder} is not a folder")
     found: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in folder.iterdir():
         if match := NAME.fullmatch(path.name):
             found[match[1]][int(match[2])] = path
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
-        raise ValueError(f"{folder} has to hold one job's files NAME.N.et, and holds: {names}")
+        raise ValueError(
+            f"{folder} must contain the files NAME.N.et of one job, but contains: {names}"
+        )
     ((name, of_rank),) = found.items()
     absent = sorted(set(range(max(of_rank) + 1)) - set(of_rank))
     if absent:
-        raise ValueError(f"{folder} has no {name}.{absent[0]}.et: files of all ranks are needed")
+        raise ValueError(
+            f"{folder} has no {name}.{absent[0]}.et: the files of all ranks are needed"
+        )
     return [of_rank[rank] for rank in range(len(of_rank))]
 
 
@@ -221,8 +224,8 @@ def _groups_in(folder: Path, world: Group) -> dict[str, Group]:
             groups[name] = Group(f"group {name}", tuple(ranks))
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError(
-            f"{path.name} is no table of groups: names, and for each its ranks, which are from 0 "
-            f"to {len(world) - 1}"
+            f"{path.name} is not a table of groups: it must have names, and for each name its "
+            f"ranks, from 0 to {len(world) - 1}"
         ) from None
     return groups
 
@@ -239,11 +242,11 @@ def _check_alike(trace: Trace) -> None:
 
 
 class _Reader:
-    """One rank of a trace: goes through its graph as one thread, and notes its ops."""
+    """Reads one rank of a trace: follows its graph as one thread, and notes its ops."""
 
     def __init__(self, rank: int, nodes: list[Node], groups: dict[str, Group], sites: Any) -> None:
         if not isinstance(sites, list):
-            raise ValueError("its lines were not written by simlib")
+            raise ValueError("simlib did not write its lines")
         self.now_s = 0.0
         self.ops: list[Op] = []
         self._rank, self._groups = rank, groups
@@ -263,7 +266,7 @@ class _Reader:
                 self._work, self._waited = self._work + 1, []
 
     def _wait_for_deps(self, node: Node) -> None:
-        """Wait, and see that this node waits for all that a thread has waited for before it."""
+        """Wait for a node's deps. They must include all that the thread has waited for before."""
         deps = [dep for dep in node.deps if dep in self._of_node]
         for dep in deps:
             op = self._of_node[dep]
@@ -277,8 +280,8 @@ class _Reader:
         for dep in self._waited[covered:]:
             if dep not in deps:
                 raise ValueError(
-                    f"node {node.id} need not wait for node {dep}, as nodes before it do, so "
-                    "streams run side by side"
+                    f"node {node.id} does not wait for node {dep}, but nodes before it do, so "
+                    "streams run in parallel"
                 )
 
     def _post(self, node: Node) -> None:
@@ -294,7 +297,7 @@ def _is_op(node: Node) -> bool:
 
 
 def _in_order_of_calls(nodes: list[Node]) -> Iterator[Node]:
-    """The nodes as one thread comes to them: by how much work is before them, then by waits."""
+    """The nodes in the order of one thread: by the work before them, then by waits."""
     places: dict[int, tuple[int, int]] = {}
     work = 0
     for node in _parents_first(nodes):
@@ -304,8 +307,8 @@ def _in_order_of_calls(nodes: list[Node]) -> Iterator[Node]:
         else:
             if before < work:
                 raise ValueError(
-                    f"node {node.id} need not wait for the work before it, so streams run side by "
-                    "side"
+                    f"node {node.id} does not wait for the work before it, so streams run in "
+                    "parallel"
                 )
             work += 1
             places[node.id] = work, -1
@@ -322,7 +325,7 @@ def _waits_before(node: Node, work: int, places: dict[int, tuple[int, int]]) -> 
 def _parents_first(nodes: list[Node]) -> Iterator[Node]:
     by_id = {node.id: node for node in nodes}
     if len(by_id) < len(nodes):
-        raise ValueError("two of its nodes have one number")
+        raise ValueError("two nodes of the trace have the same number")
     children = defaultdict(list)
     missing = {}
     for node in nodes:
@@ -330,7 +333,7 @@ def _parents_first(nodes: list[Node]) -> Iterator[Node]:
         missing[node.id] = len(deps)
         for dep in deps:
             if dep not in by_id:
-                raise ValueError(f"node {node.id} waits for node {dep}, which is not in it")
+                raise ValueError(f"node {node.id} waits for node {dep}, which is not in the trace")
             children[dep].append(node.id)
     free = [node.id for node in nodes if not node.deps]
     heapq.heapify(free)
@@ -344,11 +347,11 @@ def _parents_first(nodes: list[Node]) -> Iterator[Node]:
             if not missing[child]:
                 heapq.heappush(free, child)
     if count < len(nodes):
-        raise ValueError("its nodes wait for each other in a circle")
+        raise ValueError("the trace's nodes wait for each other in a cycle")
 
 
 def _work_s(node: Node) -> float:
-    """Its seconds: exact ones, where simlib has written them and nobody has changed the others."""
+    """A node's seconds: simlib's exact ones, unless somebody has changed the rounded ones."""
     exact_s = _json(node.attributes.get("simlib", "{}")).get("work_s")
     if isinstance(exact_s, float) and abs(exact_s * 1e6 - node.duration_us) <= 1:
         return max(0.0, exact_s)
@@ -360,7 +363,7 @@ def _op_of(node: Node, rank: int, seq: int, groups: dict[str, Group], sites: lis
     name = node.attributes.get("pg_name", "")
     group = groups.get(str(name))
     if group is None or rank not in group.ranks:
-        raise ValueError(f"node {node.id} is of group {name}, which {GROUPS} does not say of it")
+        raise ValueError(f"node {node.id} is of group {name}, but {GROUPS} does not say so")
     nbytes = _number(node, "comm_size", MOST_ELEMENTS)
     tag, peer = None, told.get("root")
     if node.type == COLLECTIVE:
@@ -383,7 +386,7 @@ def _op_of(node: Node, rank: int, seq: int, groups: dict[str, Group], sites: lis
     fits &= nbytes == 0 if not elements else nbytes >= elements and nbytes % elements == 0
     fits &= type(number) is int and 0 <= number <= len(sites)
     if not fits:
-        raise ValueError(f"the fields of node {node.id} do not fit each other")
+        raise ValueError(f"the fields of node {node.id} do not fit together")
     is_async = told.get("async") is not False
     call = describe_call(kind, peer, tag, reduce_op, is_async)
     place = sites[number] if number < len(sites) else Site("", "", 0)
@@ -422,21 +425,21 @@ def _json(text: Value) -> dict[str, Any]:
     except RecursionError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError("an attribute simlib in it was not written by simlib")
+        raise ValueError("simlib did not write its attribute simlib")
     return found
 
 
 def _site(place: Any) -> Site:
     types = (str, int, str, str)
     if not isinstance(place, list) or tuple(map(type, place)) != types:
-        raise ValueError("a line in it was not written by simlib")
+        raise ValueError("simlib did not write one of its lines")
     file, lineno, function, text = place
     return Site("", file, lineno, function, line_text=text)
 
 
 def _shapes(told: Any) -> tuple:
     if not isinstance(told, list) or not all(_are_sizes(shape, most=64) for shape in told):
-        raise ValueError("a shape in it was not written by simlib")
+        raise ValueError("simlib did not write one of its shapes")
     return tuple(map(tuple, told))
 
 
@@ -445,7 +448,7 @@ def _splits(told: Any, size: int) -> tuple | None:
         return None
     is_pair = isinstance(told, list) and len(told) == 2
     if not is_pair or not all(_are_sizes(part, size) and len(part) == size for part in told):
-        raise ValueError("splits in it were not written by simlib")
+        raise ValueError("simlib did not write its splits")
     return tuple(map(tuple, told))
 
 

@@ -1,7 +1,7 @@
 """The bytes of Chakra's execution traces: nodes to bytes and back, without protobuf.
 
-A file is a row of protobuf messages, each after its length: one ``GlobalMetadata``, then ``Node``.
-Of both only the fields below are read; others are passed over, as protobuf does.
+A file is a sequence of protobuf messages, each after its length: one ``GlobalMetadata``, then
+``Node``. Only the fields below are read. Other fields are skipped, as in protobuf.
 
 **Source** ``et_def.proto`` of MLCommons Chakra 1.0.0; "Encoding", protobuf.dev.
 """
@@ -17,12 +17,12 @@ COMPUTE, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Types of fields on the wire."""
 INT32, INT64, BOOL, STRING = 7, 9, 27, 29
-"""Types of an attribute's value that are written: numbers of fields."""
+"""Types of an attribute's value that are written, by numbers of fields."""
 SIGNED = frozenset({7, 9})
 ZIGZAG = frozenset({15, 17})
 UNSIGNED = frozenset({11, 13, BOOL})
 MOST_BYTES = 1 << 30
-"""Of one file."""
+"""The most bytes of one file."""
 
 Value = int | str
 
@@ -67,29 +67,29 @@ TYPES_OF_ATTRIBUTES = {
 
 
 def write_nodes(path: Path, nodes: list[Node], metadata: dict[str, Value]) -> None:
-    """Write a file: ``metadata`` are attributes of the whole."""
+    """Write a file. ``metadata`` are attributes of the whole file."""
     messages = [_field(1, "1.0.0") + _attributes(2, metadata)]
     messages += [_node(node) for node in nodes]
     path.write_bytes(b"".join(_varint(len(message)) + message for message in messages))
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, Value]]:
-    """The nodes of a file, and the attributes of the whole.
+    """The nodes of a file, and the attributes of the whole file.
 
     Raises
     ------
     ValueError
-        The bytes are none of Chakra's; the message names no file.
+        If the bytes are not Chakra's. The message names no file.
     """
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ValueError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read")
+        raise ValueError(f"the file has {size:,} bytes, but simlib reads at most {MOST_BYTES:,}")
     data = memoryview(path.read_bytes())
     messages = _messages(data)
     metadata: dict[str, Value] = {}
     for number, value in _fields(next(messages, data[:0])):
         if number == 1 and isinstance(value, int):
-            raise ValueError("it begins with a node, where its metadata belong")
+            raise ValueError("the file begins with a node instead of its metadata")
         if number == 2:
             _add_attribute(metadata, value)
     return [_node_of(message) for message in messages], metadata
@@ -136,19 +136,19 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
     number = shift = 0
     while shift < 70:
         if at >= len(data):
-            raise ValueError("it ends within a number")
+            raise ValueError("the file ends within a number")
         byte = data[at]
         at += 1
         number |= (byte & 127) << shift
         if byte < 128:
             return number & (1 << 64) - 1, at
         shift += 7
-    raise ValueError("a number in it is longer than 64 bits")
+    raise ValueError("the file has a number that is longer than 64 bits")
 
 
 def _part(data: memoryview, at: int, size: int) -> tuple[memoryview, int]:
     if size > len(data) - at:
-        raise ValueError("it ends within a message")
+        raise ValueError("the file ends within a message")
     return data[at : at + size], at + size
 
 
@@ -207,9 +207,9 @@ def _packed(data: memoryview) -> list[int]:
 
 
 def _add_attribute(attributes: dict[str, Value], message: int | memoryview) -> None:
-    """Add an attribute whose value is one whole number or text; others are passed over."""
+    """Add an attribute if its value is one whole number or text; skip others."""
     if isinstance(message, int):
-        raise ValueError("an attribute in it is a number")
+        raise ValueError("an attribute has a bare number where it should have a name and a value")
     name = ""
     for number, value in _fields(message):
         if number == 1:
@@ -228,11 +228,11 @@ def _add_attribute(attributes: dict[str, Value], message: int | memoryview) -> N
 
 def _whole(value: int | memoryview) -> int:
     if not isinstance(value, int):
-        raise ValueError("it has bytes where a whole number belongs")
+        raise ValueError("the file has bytes where a whole number belongs")
     return value
 
 
 def _text(value: int | memoryview) -> str:
     if isinstance(value, int):
-        raise ValueError("it has a number where text belongs")
+        raise ValueError("the file has a number where text belongs")
     return bytes(value).decode(errors="replace")

@@ -1,6 +1,7 @@
-"""Find the flight-recorder dumps in a folder, read them as plain data, and tell whose each is.
+"""Find the flight-recorder dumps in a folder, read them as plain data, and find their ranks.
 
-A dump is somebody's file: nothing in it is called, and its size is looked at before it is read.
+A dump may come from anybody. So nothing in it is executed, and its size is checked before it is
+read.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..model.words import ranks_in_words
 from ..record.safe_pickle import TreeUnpickler
 
 MOST_BYTES = 512 << 20
-"""Of one dump; a ring of 2,000 entries with deep stacks takes some 10 MB."""
+"""The largest dump. A ring of 2,000 entries with deep stacks takes some 10 MB."""
 MOST_RANKS = 1 << 20
 NEEDED = ("entries", "pg_config")
 BROKEN = (
     *(ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, MemoryError),
     *(OverflowError, pickle.UnpicklingError),
 )
-"""What is raised by a file that does not hold what it should."""
+"""The errors that a file with wrong contents can raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +38,21 @@ class DumpFile:
     name: str
     content: dict[str, Any]
     members: dict[str, tuple[int, ...]]
-    """The ranks of each process group, by its name; empty where the recorder did not know them."""
+    """The ranks of each process group, by its name; empty if the recorder did not know them."""
 
 
 @dataclass(slots=True)
 class Folder:
-    """What a folder of a job holds.
+    """The contents of a job's folder.
 
     Attributes
     ----------
     dumps : dict of int to DumpFile
-        By rank.
+        The dump of each rank.
     unread : list of str
-        Files that look like dumps and could not be read: a sentence each.
+        A sentence for each file that looks like a dump and could not be read.
     logs : list of Path
-        Text files in which NCCL has logged.
+        Text files with logs of NCCL.
     written_ns : int
         The date of the newest dump, in nanoseconds since 1970.
     """
@@ -61,8 +63,29 @@ class Folder:
     written_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The ranks of a running job that made progress between two looks at it.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+    apart_s : float
+        Seconds between both looks.
+    is_all : bool
+        Whether these are all ranks that are known to live.
+    """
+
+    ranks: tuple[int, ...] = ()
+    apart_s: float = 0.0
+    is_all: bool = False
+
+    def __str__(self) -> str:
+        return f"{ranks_in_words(self.ranks)} made calls between two looks {self.apart_s:g} s apart"
+
+
 def read_folder(path: str | Path) -> Folder:
-    """Read all dumps in a folder and the folders within; or one dump.
+    """Read all dumps in a folder and its subfolders, or one dump.
 
     Parameters
     ----------
@@ -71,7 +94,7 @@ def read_folder(path: str | Path) -> Folder:
     Raises
     ------
     ValueError
-        There is no dump, or nobody can tell which rank wrote which.
+        The folder has no dump, or simlib cannot find out which rank wrote which dump.
     OSError
         The folder cannot be read.
 
@@ -88,7 +111,8 @@ def read_folder(path: str | Path) -> Folder:
             folder.written_ns = max(folder.written_ns, file.stat().st_mtime_ns)
     if not read:
         why = f": {folder.unread[0]}" if folder.unread else ""
-        raise ValueError(f"no dump of a flight recorder could be read in {path}{why}")
+        why = why or "; traces of torch's profiler are read by simlib.load"
+        raise ValueError(f"no flight-recorder dump could be read in {path}{why}")
     _check_is_one_job(read)
     for rank, dump in zip(_ranks_of(read), read, strict=True):
         folder.dumps[rank] = dump
@@ -104,34 +128,42 @@ def _files_in(folder: Path) -> Iterable[Path]:
 
 
 def _content_of(file: Path, folder: Folder) -> DumpFile | None:
-    """A file's dump; None where it holds none, which is noted if it should."""
+    """The dump in a file; None if the file has none. If it should have one, this is noted."""
     with file.open("rb") as opened:
         start = opened.read(4096)
     if b"NCCL INFO" in start or b"NCCL WARN" in start:
         folder.logs.append(file)
-    is_json, is_pickle = start.lstrip()[:1] == b"{", start[:1] == b"\x80"
     if not start:
         folder.unread.append(f"{file.name} is empty")
-    if not (is_json or is_pickle):
+    if not (is_json(start) or start[:1] == b"\x80"):
         return None
     nbytes = file.stat().st_size
     if nbytes > MOST_BYTES:
-        words = f"{nbytes / 1e9:.1f} GB, and a dump has at most {MOST_BYTES / 1e9:.1f} GB"
+        words = f"{nbytes / 1e9:.1f} GB, but a dump has at most {MOST_BYTES / 1e9:.1f} GB"
         folder.unread.append(f"{file.name} has {words}")
         return None
     try:
-        data = file.read_bytes()
-        content = json.loads(data) if is_json else TreeUnpickler(io.BytesIO(data)).load()
+        content = plain(file.read_bytes())
     except BROKEN as error:
-        folder.unread.append(f"{file.name} is cut short or no dump ({_words_of(error)})")
+        folder.unread.append(f"{file.name} is incomplete or not a dump ({_words_of(error)})")
         return None
     if not isinstance(content, dict) or not all(key in content for key in NEEDED):
         return None  # another JSON file beside the dumps
     try:
         return DumpFile(file.name, content, _members_of(content["pg_config"]))
     except BROKEN as error:
-        folder.unread.append(f"{file.name} is no dump of a flight recorder ({_words_of(error)})")
+        folder.unread.append(f"{file.name} is not a dump of a flight recorder ({_words_of(error)})")
         return None
+
+
+def plain(data: bytes) -> Any:
+    """The plain data in a dump, pickle or JSON. A broken dump raises one of `BROKEN`."""
+    return json.loads(data) if is_json(data) else TreeUnpickler(io.BytesIO(data)).load()
+
+
+def is_json(data: bytes) -> bool:
+    """Whether a dump is JSON, by its beginning; else it is a pickle."""
+    return data[:4096].lstrip()[:1] == b"{"
 
 
 def _words_of(error: BaseException) -> str:
@@ -147,12 +179,12 @@ def _members_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def _ranks_in(text: str) -> tuple[int, ...]:
     ranks = json.loads(text)
     if not all(isinstance(rank, int) and 0 <= rank < MOST_RANKS for rank in ranks):
-        raise ValueError(f"{text[:40]} are no ranks of a group")
+        raise ValueError(f"{text[:40]} are not ranks of a group")
     return tuple(ranks)
 
 
 def world_of(dump: DumpFile) -> tuple[int, ...]:
-    """The ranks of the default group; empty where the dump does not say them."""
+    """The ranks of the default group; empty if the dump does not list them."""
     for name, about in dump.content["pg_config"].items():
         if about.get("desc") == "default_pg":
             return dump.members[str(name)]
@@ -167,16 +199,16 @@ def _check_is_one_job(dumps: Sequence[DumpFile]) -> None:
     if len(sizes) > 1:
         (one, name), (other, other_name), *_ = sizes.items()
         raise ValueError(
-            f"these dumps are of several jobs: {name} is of {one:,} ranks, {other_name} of "
-            f"{other:,}. Give each job a folder of its own"
+            f"these dumps are from several jobs: {name} is from a job of {one:,} ranks, "
+            f"but {other_name} is from a job of {other:,} ranks. Put each job into its own folder"
         )
 
 
 def _ranks_of(dumps: Sequence[DumpFile]) -> list[int]:
     """The rank that wrote each dump: by the groups it is in, else by the numbers in its name.
 
-    A process records the groups that it is a member of, so it is in all of them; and it names its
-    own place in the group where it sends or receives.
+    A process records the groups of which it is a member, so its rank is in all of them. In sends
+    and receives it also records its own place in the group.
     """
     able = [_able_to_be(dump) for dump in dumps]
     if all(len(ranks) == 1 for ranks in able):
@@ -193,8 +225,8 @@ def _ranks_of(dumps: Sequence[DumpFile]) -> list[int]:
     last = [own[0] if own else -1 for own in numbers]
     _check_differ(last, dumps)
     raise ValueError(
-        f"which rank wrote {dumps[0].name} cannot be told: let the name of each dump end with its "
-        "rank, as in nccl_trace_rank_3"
+        f"simlib cannot find out which rank wrote {dumps[0].name}: end the name of each dump with "
+        "its rank, as in nccl_trace_rank_3"
     )
 
 
@@ -207,22 +239,25 @@ def _check_differ(ranks: Sequence[int], dumps: Sequence[DumpFile]) -> None:
     for rank, dump in zip(ranks, dumps, strict=True):
         if rank in names and rank >= 0:
             raise ValueError(
-                f"{names[rank]} and {dump.name} are both of rank {rank}: are they of two jobs, or "
-                "of two moments? Give each a folder of its own"
+                f"{names[rank]} and {dump.name} are both from rank {rank}: are they from two "
+                "jobs, or from two moments? Put each dump into its own folder"
             )
         names[rank] = dump.name
 
 
 def _able_to_be(dump: DumpFile) -> set[int]:
-    """The ranks that could have written a dump; empty where it says nothing of that."""
+    """The ranks that could have written a dump; empty if the dump does not show it."""
     able: set[int] | None = None
     for ranks in filter(None, dump.members.values()):
-        able = set(ranks) if able is None else able & set(ranks)
+        able = set(ranks) if able is None else able.intersection(ranks)
+        if len(able) == 1:
+            return able
     for entry in dump.content["entries"]:
         own = _own_place(entry)
-        ranks = dump.members.get(_group_of(entry), ())
-        if own is not None and own < len(ranks):
-            return {ranks[own]}
+        if own is not None:
+            ranks = dump.members.get(_group_of(entry), ())
+            if own < len(ranks):
+                return {ranks[own]}
     return able or set()
 
 

@@ -1,22 +1,24 @@
-"""What the calls in a job's dumps say: who differs, who waits for whom, who does not come."""
+"""The verdict on a job's dumps: which ranks differ, wait for each other, or do not come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ..diagnose import verdicts
 from ..diagnose.matching import Blocked, Matcher, Mismatch
+from ..diagnose.stragglers import stragglers_of
 from ..model.errors import DeadlockError, SimlibError
 from ..model.trace import Group, Op
 from ..model.words import ranks_in_words, seconds_text
-from .dump_hints import Lateness, lateness_of, name_by_size
+from .dump_files import Moves
+from .dump_hints import name_by_size
 from .flight_recorder import Recorded
 
 MOST_TIMES_LATER = 3
-"""A rank that came late before is lost once it is so many times later than that."""
-MOSTLY = 0.5
-"""A rank that comes last to a larger share of its collectives is named."""
+"""A rank that came late before counts as lost if it is so many times later than then."""
 
 
 @dataclass(slots=True)
@@ -31,22 +33,25 @@ class Found:
 
 
 class Judge:
-    """Matches the calls of a job, and says what is wrong with them.
+    """Matches the calls of a job, and finds what is wrong with them.
 
     Parameters
     ----------
     recorded : Recorded
     written_ns : int
         The date of the newest dump, in nanoseconds since 1970.
+    moves : Moves
+        The progress of ranks, for a job that still runs. Its dumps are from different moments.
 
     Notes
     -----
-    A device does what a rank has called in the order of the calls. So a rank *waits* in the first
-    of its calls that is not over, its head. What it has called after that has not begun.
+    A device runs the calls of a rank in their order. So a rank *waits* in its first call that is
+    not over: its head. Its later calls have not begun.
     """
 
-    def __init__(self, recorded: Recorded, written_ns: int = 0) -> None:
+    def __init__(self, recorded: Recorded, written_ns: int = 0, moves: Moves | None = None) -> None:
         self.recorded = recorded
+        self.moves = moves or Moves()
         self.written_s = max(0, written_ns - recorded.origin_ns) / 1e9
         self.gone: dict[int, str] = dict.fromkeys(recorded.trace.missing, "left no dump")
         self.heads: dict[int, list[Op]] = {}
@@ -64,7 +69,7 @@ class Judge:
             last = ops[-1].site
             self.gone[rank] = f"made no further call after {last.op} ({last.place})"
         else:
-            self.gone[rank] = "made no call that was recorded"
+            self.gone[rank] = "made no recorded call"
 
     def _matched(self) -> Matcher:
         """A matcher that knows all calls that are over, and the heads."""
@@ -88,36 +93,48 @@ class Judge:
         if dropped:
             self.notes.append(
                 f"{dropped:,} calls at the beginning were not compared: the recorders of other "
-                "ranks hold their last calls only, and have lost what these met"
+                "ranks keep only their last calls, and have lost the matching calls"
             )
         return matcher
 
     def _post_lost(self, head: Op, matcher: Matcher) -> None:
-        """Post the calls that a head has met, and that rings of other ranks have lost since."""
+        """Post calls that meet a head and that the rings of other ranks have lost since."""
         for rank in head.group.ranks if head.number is not None else ():
             if head.number < self.recorded.first.get((head.group, rank), 0):
                 matcher.post(replace(head, rank=rank, seq=-1 - head.number))
 
     def verdict(self) -> Found:
-        """The verdict on the job, with what else there is to say."""
+        """The verdict on the job, with notes."""
         found = self._verdict()
-        found.notes += self.notes
-        left_out = "roots, reduce ops, tags and splits"
+        if self.moves.ranks and str(self.moves) not in found.message:
+            found.notes.insert(0, str(self.moves))
+        found.notes += [*self.notes, *self._silent(found)]
+        words = "dumps do not contain roots, reduce ops, tags or splits. "
         if self.recorded.backend == "gloo":
-            left_out += ", and of Gloo no send and no recv"
-        found.notes.append(f"dumps do not hold {left_out}: nothing is known of these")
+            words += "Dumps of Gloo also lack sends and recvs. "
+        found.notes.append(f"{words}So simlib did not compare these")
         return found
+
+    def _silent(self, found: Found) -> Iterable[str]:
+        """Add a note on ranks without a dump for which no rank is known to wait."""
+        graph = getattr(found.error, "graph", None)
+        awaited = graph.gone if graph else ()
+        silent = [rank for rank in self.recorded.trace.missing if rank not in awaited]
+        if silent:
+            yield f"the calls of {ranks_in_words(silent)} are unknown: there is no dump"
 
     def _verdict(self) -> Found:
         waiting = {rank: self._unmet(ops) for rank, ops in self.heads.items()}
         met = {rank: op for rank, op in waiting.items() if not self.matcher.wait_of(op).needs}
-        how = "has called what all of its group have called"
+        how = "has made the same calls as all ranks of its group"
         gone = self.gone | dict.fromkeys(met, how)
         rest = {rank: op for rank, op in waiting.items() if rank not in met}
         blocked = self.matcher.blocked(rest, gone) if rest else None
         mismatch = next(filter(_is_certain, self.matcher.mismatches), None)
         if mismatch is not None:
             return self._of_mismatch(mismatch, blocked, gone)
+        if self.moves.is_all:
+            return Found("healthy", f"The job still runs: {self.moves}")
         if blocked is not None and (blocked.cycle or not met.keys() >= set(blocked.gone)):
             return self._of_deadlock(blocked, gone)
         if met:
@@ -125,7 +142,7 @@ class Judge:
         return self._of_healthy()
 
     def _unmet(self, ops: list[Op]) -> Op:
-        """Of calls made as one the first whose other side is not there."""
+        """The first of the calls made as one whose partner has not come."""
         return next((op for op in ops if self.matcher.wait_of(op).needs), ops[0])
 
     def _of_mismatch(self, mismatch: Mismatch, blocked: Blocked | None, gone: dict) -> Found:
@@ -134,60 +151,61 @@ class Judge:
         ranks = tuple(sorted(mismatch.ops if is_message else verdicts.sides(mismatch)[0][1]))
         notes = []
         if blocked is not None and blocked.gone:
-            away = [rank for rank in blocked.gone if rank in self.gone]
+            away = [rank for rank in blocked.gone if rank in self.recorded.by_rank]
             notes = [f"rank {rank} {gone[rank]}" for rank in away[:3]]
         return Found("mismatch", str(error), ranks, notes, error)
 
     def _of_deadlock(self, blocked: Blocked, gone: dict) -> Found:
         error = verdicts.deadlock(blocked, gone, self.matcher)
         ranks = blocked.cycle or self._suspects(blocked.gone)
-        late = self._is_slow(blocked)
-        if late is None:
+        waited_s = self._waited_s(blocked)
+        # No rank was later than the calls go back.
+        is_long = waited_s > MOST_TIMES_LATER * self.recorded.trace.ops[-1].post_s
+        late_s = 0.0 if is_long else self._late_before_s(blocked)
+        if waited_s > MOST_TIMES_LATER * late_s:
             return Found("deadlock", str(error), tuple(sorted(ranks)), [], error)
         words = (
-            f"{ranks_in_words(ranks)} may be slow, and not lost: the others had waited for "
-            f"{seconds_text(self._waited_s(blocked))} when the dumps were written, and "
-            f"{'it' if len(ranks) == 1 else 'they'} came up to {seconds_text(late.most_s)} after "
-            "the first before"
+            f"{ranks_in_words(ranks)} may be slow, but not lost. The others had waited for "
+            f"{seconds_text(waited_s)} when the dumps were written. In earlier calls, "
+            f"{ranks_in_words(ranks)} arrived up to {seconds_text(late_s)} after most others"
         )
         return Found("slow", f"{words}\n{error}", tuple(sorted(ranks)), [], error)
 
     def _suspects(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """Of ranks that do not come those of which a dump says so, where there are any."""
+        """The missing ranks that have a dump; all missing ranks if none has a dump."""
         with_dump = tuple(rank for rank in ranks if self.gone.get(rank) != "left no dump")
         return with_dump or tuple(ranks)
 
     def _waited_s(self, blocked: Blocked) -> float:
-        first_s = min(wait.op.post_s for wait in blocked.waits.values())
-        return max(self.written_s, self.recorded.trace.end_s) - first_s
+        calls_s = [wait.op.post_s for wait in blocked.waits.values()]
+        return max(self.written_s, *calls_s) - min(calls_s)
 
-    def _is_slow(self, blocked: Blocked) -> Lateness | None:
-        """How late the awaited ranks were before, if they are not much later now."""
+    def _late_before_s(self, blocked: Blocked) -> float:
+        """The smallest of the awaited ranks' longest delays before; 0 if that does not matter."""
         ops = [wait.op for wait in blocked.waits.values()]
         timed_out = any((op.rank, op.seq) in self.recorded.timed_out for op in ops)
-        if blocked.cycle or timed_out or not self.written_s:
-            return None
-        known = lateness_of(self.recorded, blocked.gone)
-        late = [known.get(rank) for rank in blocked.gone]
-        if not late or None in late:
-            return None
-        least = min((one for one in late if one is not None), key=lambda one: one.most_s)
-        return least if self._waited_s(blocked) <= MOST_TIMES_LATER * least.most_s else None
+        if blocked.cycle or timed_out or not self.written_s or not blocked.gone:
+            return 0.0
+        trace, own = self.recorded.trace, self.recorded.by_rank
+        groups = {op.group for rank in blocked.gone for op in own.get(rank, ())}
+        met = replace(trace, ops=[op for op in trace if op.group in groups])
+        longest_s = stragglers_of(met).longest_s
+        return float(np.nan_to_num(longest_s[list(blocked.gone)]).min())
 
     def _of_stuck(self, met: dict[int, Op], rest: dict[int, Op]) -> Found:
-        """All of a group have made a call and it does not end: the program is right so far."""
+        """The verdict if all members of a group have made a call that does not end."""
         first = min(met.values(), key=lambda op: (op.post_s, op.rank))
         ranks = [rank for rank, op in met.items() if op.group == first.group]
         unstarted = [r for r in ranks if (r, met[r].seq) in self.recorded.unstarted]
         words = [
-            f"{ranks_in_words(ranks)} have all called {first.site.op} ({first.site.where}), and it "
-            "does not end, though calls agree as far as dumps tell. Look at the network and the "
-            "devices, and whether all name the same root, reduce op or tag"
+            f"{ranks_in_words(ranks)} have all called {first.site.op} ({first.site.where}), but "
+            "the call does not end. As far as dumps show, the calls agree. Check the network and "
+            "the devices, and whether all ranks give the same root, reduce op or tag"
         ]
         if unstarted and len(unstarted) < len(ranks):
             words.append(
-                f"Of them {ranks_in_words(unstarted)} had not begun it: a device is still at work "
-                "on what was launched before"
+                f"Of these, {ranks_in_words(unstarted)} had not begun the call: a device still "
+                "works on earlier kernels"
             )
             ranks = unstarted
         if rest:
@@ -198,19 +216,16 @@ class Judge:
     def _of_healthy(self) -> Found:
         trace = self.recorded.trace
         words = (
-            f"Nobody waits: all {len(trace):,} calls that are recorded of "
-            f"{len(self.recorded.by_rank):,} ranks are over, and those that met agree"
+            f"No rank waits: all {len(trace):,} recorded calls of {len(self.recorded.by_rank):,} "
+            "ranks have ended, and matching calls agree"
         )
         notes = []
-        if trace.missing:
-            notes.append(f"{ranks_in_words(trace.missing)} left no dump")
-        late = lateness_of(self.recorded, self.recorded.by_rank)
-        rank = max(late, key=lambda one: late[one].share, default=None)
-        if rank is not None and late[rank].share > MOSTLY:
-            notes.append(f"rank {rank} {late[rank]}")
+        late = stragglers_of(trace)
+        if late.ranks:
+            notes.append(f"{late.in_words()}, if clocks of hosts agree")
         return Found("healthy", words, (), notes)
 
 
 def _is_certain(mismatch: Mismatch) -> bool:
-    """Messages that have arrived may have met otherwise: nobody knows their tags."""
+    """Whether a mismatch is certain. Arrived messages may have met others: tags are unknown."""
     return not all(op.is_p2p and op.done for op in mismatch.ops.values())

@@ -1,10 +1,10 @@
-"""Dumps of torch's flight recorder as a trace: what each rank of a real job has called last.
+"""Dumps of torch's flight recorder as a trace: the last calls of each rank of a real job.
 
-A recorder holds the last calls of its process, some 2,000. It does not write down roots, reduce
-ops, tags, splits and who waits: these are None in the ops, and nobody guesses them. Versions 2.0 to
+A recorder holds the last calls of its process, about 2,000. It does not record roots, reduce ops,
+tags, splits and waits. These are None in the ops, and simlib does not guess them. Versions 2.0 to
 2.10 of the format differ in keys that are not needed here.
 
-Source: ``FlightRecorder.hpp`` of torch 2.13, which names what a dump holds.
+Source: ``FlightRecorder.hpp`` of torch 2.13, which names the fields of a dump.
 """
 
 from __future__ import annotations
@@ -18,44 +18,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from ..model.trace import Group, Op, Site, Trace, describe_call, source_line
+from ..model.trace import P2P_KINDS, Group, Op, Site, Trace, describe_call, source_line
 from .dump_files import BROKEN, DumpFile, world_of
+from .names import dtype_of, kind_of
 from .nccl_log import NcclLog
-from .recorder_dumps import DTYPES
 
-KINDS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_reduce_sparse": "all_reduce",
-    "all_reduce_barrier": "barrier",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "_all_gather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_v": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "ALLGATHER_coalesced": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_v": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "REDUCE_SCATTER_coalesced": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_v_single": "all_to_all",
-}
-"""What the recorder calls a collective, and its name; others are called alike."""
 ENDS_A_GROUP = "coalesced"
-"""The entry that closes several calls which NCCL does as one: it has their state."""
+"""The entry at the end of several calls that NCCL runs as one. It has their state."""
 OWN_SIZES = frozenset({"all_to_all", "barrier"})
-"""Collectives to which ranks may bring as many elements as they like."""
-NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
-"""Names of dtypes, by the recorder's names."""
+"""Collectives to which ranks may bring different numbers of elements."""
 RECEIVES = frozenset({"recv", "scatter"})
-"""Calls whose output is what members agree on."""
+"""Calls whose output must agree between the members, not their input."""
 MOST_ELEMENTS = 1 << 60
 LIBRARY = re.compile(r"(/(site|dist)-packages/|/lib/python\d|^<)")
 TORCH = re.compile(r"(/torch/|^<|/lib/python\d\.\d+/[a-z_]+(/[a-z_]+)*\.py$)")
@@ -63,28 +38,28 @@ TORCH = re.compile(r"(/torch/|^<|/lib/python\d\.\d+/[a-z_]+(/[a-z_]+)*\.py$)")
 
 @dataclass(slots=True)
 class Recorded:
-    """The calls of a job, as its recorders hold them.
+    """The calls of a job, from its flight recorders.
 
     Attributes
     ----------
     trace : Trace
-        What ranks called, in the order of the times that they wrote down. A call that is not over
-        has no ``end_s``.
+        The calls of all ranks, in the order of their recorded times. A call that is not over has no
+        ``end_s``.
     by_rank : dict of int to list of Op
-        The same by rank, in each rank's order; a rank without a dump is not in it.
+        The calls of each rank, in the rank's order. Ranks without a dump are left out.
     first : dict of (Group, int) to int
-        By group and rank whose ring has lost calls: the first collective of the group that it still
-        holds. For all others that is the first.
+        For each group and rank whose ring has lost calls: the number of the group's first
+        collective that is still in the ring. Other rings begin with the first collective.
     timed_out : set of (int, int)
-        Rank and ``seq`` of calls that the rank gave up after its timeout.
+        Rank and ``seq`` of calls that ended by the rank's timeout.
     unstarted : set of (int, int)
-        The same of calls whose kernel the rank has not seen begin, where recorders note that.
+        Rank and ``seq`` of calls whose kernel has not begun, if the recorders note that.
     together : dict of (int, int) to list of Op
-        By rank and ``seq``: calls that the rank made as one, where it made several.
+        By rank and ``seq``: the calls that the rank made as one, if it made several.
     backend : str
-        ``"nccl"``, ``"gloo"``...; empty where nothing was called.
+        ``"nccl"``, ``"gloo"``...; empty if no rank made a call.
     origin_ns : int
-        When the first call was, in nanoseconds since 1970: times of the trace count from there.
+        The time of the first call in nanoseconds since 1970. Times of the trace count from it.
     """
 
     trace: Trace
@@ -103,13 +78,13 @@ def read_dumps(dumps: Mapping[int, DumpFile]) -> Recorded:
     Parameters
     ----------
     dumps : dict of int to DumpFile
-        By rank.
+        The dump of each rank.
 
     Raises
     ------
     ValueError
-        A dump holds what no recorder writes, or what cannot be judged: calls on groups of which it
-        does not say the members.
+        A dump contains data that no recorder writes, or calls on groups whose members it does not
+        list, so that simlib cannot judge them.
 
     **Cost** O(number of calls x depth of their stacks).
     """
@@ -122,12 +97,17 @@ def read_dumps(dumps: Mapping[int, DumpFile]) -> Recorded:
     ops = [op for own in reader.by_rank.values() for op in own]
     if not ops:
         raise ValueError(
-            "none of these dumps holds a call. Was TORCH_FR_BUFFER_SIZE 0? Gloo's recorder does "
-            "not record send and recv: take `simlib run` for a job that calls only these"
+            "none of these dumps contains a call. Was TORCH_FR_BUFFER_SIZE 0? Gloo's recorder "
+            "does not record send and recv: use `simlib run` for a job that calls only these"
         )
     ops.sort(key=lambda op: (op.post_s, op.rank, op.seq))
-    trace = Trace(size, ops, [(0.0, None)] * size)
+    spans = [(0.0, None) if rank in dumps else (None, None) for rank in range(size)]
+    trace = Trace(size, ops, spans)
     trace.missing = tuple(rank for rank in range(size) if rank not in dumps)
+    trace.last_seen_s = {
+        rank: max((op.ends_by(op.post_s) for op in own), default=0.0)
+        for rank, own in reader.by_rank.items()
+    }
     return Recorded(
         trace,
         reader.by_rank,
@@ -148,7 +128,7 @@ def _first_ns(dump: DumpFile) -> int:
 def _entries_of(dump: DumpFile) -> list[dict[str, Any]]:
     entries = dump.content["entries"]
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{dump.name} is no dump of a flight recorder: its entries are no list")
+        raise ValueError(f"{dump.name} is not a flight-recorder dump: its entries are not a list")
     return entries
 
 
@@ -167,7 +147,7 @@ class _Reader:
         self._sites: dict[tuple, Site] = {}
 
     def read(self, rank: int, dump: DumpFile) -> None:
-        """Take in the dump of a rank."""
+        """Read the dump of a rank."""
         entries = _entries_of(dump)
         groups = self._groups_of(dump)
         ends = _ends_of_groups(entries)
@@ -175,9 +155,8 @@ class _Reader:
         joined: dict[tuple, list[Op]] = defaultdict(list)
         for place, entry in enumerate(entries):
             try:
-                word = entry["profiling_name"].partition(":")[2].partition(" ")[0]
-                if word != ENDS_A_GROUP and word != "split":
-                    end = ends.get(_joined(entry), entry)
+                if not _name_of(entry["profiling_name"]).is_no_call:
+                    end = ends.get(_joined(entry), entry) if ends else entry
                     op = self._op(rank, len(ops), entry, end, self._group(entry, groups, dump))
                     if ops:
                         op.post_s = max(op.post_s, ops[-1].post_s)
@@ -190,7 +169,7 @@ class _Reader:
             except BROKEN as error:
                 why = " ".join(str(error).split())[:100]
                 raise ValueError(
-                    f"entry {place} of {dump.name} is none that a flight recorder writes "
+                    f"entry {place} of {dump.name} is not an entry that a flight recorder writes "
                     f"({type(error).__name__}: {why})"
                 ) from None
         self.by_rank[rank] = ops
@@ -221,29 +200,26 @@ class _Reader:
         if description == "default_pg":
             return self._shared("", tuple(range(self.size)), "")
         raise _NotTold(
-            f"{dump.name} has calls on group {name} and does not say its members. The recorder of "
-            "Gloo in torch 2.13 files all groups under one name, so only a job that calls "
-            "collectives on the default group can be told from its dumps. Take `simlib run` for "
-            "this one, which records all groups"
+            f"{dump.name} has calls on group {name} but does not list the group's members. The "
+            "recorder of Gloo in torch 2.13 gives all groups one name, so its dumps are enough "
+            "only if the job calls collectives on the default group alone. Use `simlib run` for "
+            "this job: it records all groups"
         )
 
     def _op(self, rank: int, seq: int, entry: dict, end: dict, group: Group) -> Op:
-        backend, _, words = entry["profiling_name"].partition(":")
-        self.backend = self.backend or backend
-        word, _, pair = words.partition(" ")
-        kind = KINDS.get(word, word)
-        is_p2p = kind in ("send", "recv")
-        place = re.split("->|<-", pair)[1] if is_p2p else "?"
-        peer = None if place == "?" else group.ranks[int(place)]
+        name = _name_of(entry["profiling_name"])
+        self.backend = self.backend or name.backend
+        kind, is_p2p = name.kind, name.kind in P2P_KINDS
+        peer = None if name.place is None else group.ranks[name.place]
         is_any = is_p2p and peer is None
-        shapes = _shapes_of(entry, kind, word)
+        shapes, elements = _shapes_of(entry, kind) if name.has_shapes else ((), 0)
         dtype, item_bytes = _dtype_of(entry, kind)
-        done = _is_done(end)
+        done = is_over(end)
         post_s = self._seconds(entry.get("time_created_ns")) or 0.0
         end_s = self._seconds(end.get("time_discovered_completed_ns"))
         if not done:
             self._note_state(rank, seq, end)
-        call = describe_call(kind, peer, None, None, any_source=is_any)
+        call = _call_of(kind, peer, None, None, any_source=is_any)
         site = self._site(entry.get("frames") or (), call, done)
         return Op(
             rank=rank,
@@ -252,7 +228,7 @@ class _Reader:
             group=group,
             peer=peer,
             tag=None,
-            nbytes=sum(map(prod, shapes)) * item_bytes,
+            nbytes=elements * item_bytes,
             shapes=shapes,
             dtype=dtype if shapes else "",
             reduce_op=None,
@@ -276,18 +252,64 @@ class _Reader:
         return (int(moment_ns) - self.origin_ns) / 1e9 if moment_ns else None
 
     def _site(self, frames: Any, call: str, done: bool) -> Site:
-        """The learner's line: the innermost frame outside torch and Python's own library."""
-        own = [frame for frame in frames if not LIBRARY.search(frame["filename"])]
-        own = own or [frame for frame in frames if not TORCH.search(frame["filename"])]
-        own = own[: 1 if done else 3]  # a verdict says what led to an open call
-        places = tuple((str(f["filename"]), int(f["line"]), str(f["name"])) for f in own)
+        """The learner's line."""
+        places = own_places(frames, 1 if done else 3)  # a verdict says what led to an open call
         if (call, places) not in self._sites:
             self._sites[call, places] = _site_at(call, places)
         return self._sites[call, places]
 
 
+_call_of = functools.lru_cache(maxsize=4096)(describe_call)
+
+
+def own_places(frames: Iterable[dict], most: int = 1) -> tuple[tuple[str, int, str], ...]:
+    """The learner's lines: the innermost frames outside all libraries, or else outside torch.
+
+    Returns file, line and function of at most ``most`` frames.
+    """
+    own = _outside(LIBRARY, frames, most) or _outside(TORCH, frames, most)
+    return tuple((str(f["filename"]), int(f["line"]), str(f["name"])) for f in own)
+
+
+def _outside(library: re.Pattern[str], frames: Iterable[dict], most: int) -> list[dict]:
+    """The innermost frames outside a library, at most so many."""
+    found = []
+    for frame in frames:
+        if not _is_in(library, frame["filename"]):
+            found.append(frame)
+            if len(found) == most:
+                break
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_in(library: re.Pattern[str], file: str) -> bool:
+    return library.search(file) is not None
+
+
+class _Name(NamedTuple):
+    """The parts of an entry's name. The place belongs to the other rank of a send or recv."""
+
+    backend: str
+    kind: str
+    place: int | None
+    has_shapes: bool
+    is_no_call: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(text: str) -> _Name:
+    backend, _, words = text.partition(":")
+    word, _, pair = words.partition(" ")
+    kind = kind_of(word) or word
+    place = re.split("->|<-", pair)[1] if kind in P2P_KINDS else "?"
+    has_shapes = kind not in OWN_SIZES and "_v" not in word
+    is_no_call = word in (ENDS_A_GROUP, "split")
+    return _Name(backend, kind, None if place == "?" else int(place), has_shapes, is_no_call)
+
+
 class _NotTold(ValueError):
-    """What a dump does not say, and nobody can judge without."""
+    """A dump lacks data that is needed to judge it."""
 
 
 def _site_at(call: str, places: tuple[tuple[str, int, str], ...]) -> Site:
@@ -300,7 +322,7 @@ def _site_at(call: str, places: tuple[tuple[str, int, str], ...]) -> Site:
 
 
 def _joined(entry: dict[str, Any]) -> tuple:
-    """What calls have in common that NCCL does as one."""
+    """A key that is the same for all calls which NCCL runs as one."""
     return entry.get("pg_id"), entry.get("p2p_seq_id"), entry.get("collective_seq_id")
 
 
@@ -312,43 +334,40 @@ def _ends_of_groups(entries: Iterable[dict[str, Any]]) -> dict[tuple, dict[str, 
     }
 
 
-def _is_done(entry: dict[str, Any]) -> bool:
-    """Gloo's recorder never notes that a call has begun or ended, only that it is over."""
+def is_over(entry: dict[str, Any]) -> bool:
+    """Whether a call is over. Gloo's recorder notes only this, not when a call began or ended."""
     if entry["state"] == "completed":
         return True
     is_gloo = str(entry["profiling_name"]).startswith("gloo:")
     return is_gloo and bool(entry.get("retired"))
 
 
-def _shapes_of(entry: dict[str, Any], kind: str, word: str) -> tuple:
-    """The shapes that members of a group must agree on; none where they need not."""
-    if kind in OWN_SIZES or "_v" in word:
-        return ()
+def _shapes_of(entry: dict[str, Any], kind: str) -> tuple[tuple, int]:
+    """The shapes that members of a group must agree on, and how many elements they have."""
     sizes = entry["output_sizes" if kind in RECEIVES else "input_sizes"]
+    return _checked(tuple(map(tuple, sizes)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _checked(sizes: tuple[tuple, ...]) -> tuple[tuple, int]:
     shapes = tuple(tuple(map(int, shape)) for shape in sizes)
+    elements = sum(map(prod, shapes))
     if any(size < 0 for shape in shapes for size in shape):
         raise ValueError("a negative size")
-    if sum(map(prod, shapes)) > MOST_ELEMENTS:
+    if elements > MOST_ELEMENTS:
         raise ValueError("more elements than any memory holds")
-    return shapes
+    return shapes, elements
 
 
 def _dtype_of(entry: dict[str, Any], kind: str) -> tuple[str, int]:
+    """A dtype's name, and the bytes of an element; 1 if simlib does not know the dtype."""
     names = entry.get("output_dtypes" if kind in RECEIVES else "input_dtypes") or ""
     name = str(names if isinstance(names, str) else names[0])
-    return _known_dtype(name)
-
-
-@functools.lru_cache(maxsize=256)
-def _known_dtype(theirs: str) -> tuple[str, int]:
-    """A dtype's name, and the bytes of an element: 1 where nobody knows it."""
-    name = NAMES.get(theirs, theirs.lower())
-    dtype = getattr(torch, name, None)
-    return name, dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+    return dtype_of(name) or (name.lower(), 1)
 
 
 def _last_called(dump: DumpFile, groups: dict[str, Group], entries: list) -> dict[Group, int]:
-    """The last collective of each group that a rank called, where its ring holds none of them."""
+    """The last collective of each group that a rank called, if its ring has none of the group."""
     found: dict[Group, int] = {}
     status = dump.content.get("pg_status") or {}
     numbers = {
@@ -362,7 +381,7 @@ def _last_called(dump: DumpFile, groups: dict[str, Group], entries: list) -> dic
 
 
 def add_from_log(recorded: Recorded, log: NcclLog) -> None:
-    """Put the roots and reduce ops that NCCL has logged into the calls, where both agree on these.
+    """Add the roots and reduce ops of NCCL's logs to the calls, if log and dump show the same call.
 
     **Cost** O(number of calls).
     """
@@ -376,35 +395,35 @@ def add_from_log(recorded: Recorded, log: NcclLog) -> None:
 def _number(by_rank: dict[int, list[Op]], lost: dict[int, dict[Group, int]]) -> dict:
     """Number the collectives of each group by the recorders' own numbers, which all members share.
 
-    These begin with 1. Calls that NCCL does as one have one number there, so those after them move
-    on. Returns `Recorded.first`.
+    The recorders' numbers begin with 1. Calls that NCCL runs as one have one number there, so the
+    calls after them get higher numbers here. Returns `Recorded.first`.
     """
     more: dict[Group, dict[int, int]] = defaultdict(dict)  # number -> calls beyond the first
-    for ops in by_rank.values():
-        for op, within in _counted(ops):
-            if within > more[op.group].get(op.number, 0):
-                more[op.group][op.number] = within
+    counted = {rank: list(_counted(ops)) for rank, ops in by_rank.items()}
+    for op, within in itertools.chain(*counted.values()):
+        if within and within > more[op.group].get(op.number, 0):
+            more[op.group][op.number] = within
     begins = {group: _Begins(beyond) for group, beyond in more.items()}
     first: dict[tuple[Group, int], int] = {}
-    for rank, ops in by_rank.items():
-        for op, within in list(_counted(ops)):
-            op.number = begins[op.group].of(op.number) + within
+    for rank, ops in counted.items():
+        for op, within in ops:
+            begun = begins.get(op.group, PLAIN) if begins else PLAIN
+            op.number = begun.of(op.number) + within
             if rank in lost:
                 first.setdefault((op.group, rank), op.number)
         for group, last in lost.get(rank, {}).items():
-            if group in begins:
-                first.setdefault((group, rank), begins[group].of(last + 1))
+            first.setdefault((group, rank), begins.get(group, PLAIN).of(last + 1))
     return first
 
 
 def _counted(ops: list[Op]) -> Iterable[tuple[Op, int]]:
-    """The collectives of a rank, each with how many of its number came right before it."""
-    last: dict[Group, tuple[int | None, int]] = {}
+    """The collectives of a rank. With each: how many with its number came right before it."""
+    last: dict[int, tuple[int | None, int]] = {}  # by the group's id: hashes of groups cost time
     for op in ops:
         if op.number is not None:
-            number, within = last.get(op.group, (None, 0))
+            number, within = last.get(id(op.group), (None, 0))
             within = within + 1 if number == op.number else 0
-            last[op.group] = op.number, within
+            last[id(op.group)] = op.number, within
             yield op, within
 
 
@@ -418,3 +437,7 @@ class _Begins:
     def of(self, number: int) -> int:
         """Calls before this number."""
         return number - 1 + self.more[bisect.bisect_left(self.numbers, number)]
+
+
+PLAIN = _Begins({})
+"""For a group without calls that were made as one."""

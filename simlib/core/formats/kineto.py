@@ -1,4 +1,4 @@
-"""Traces that torch's profiler wrote of the ranks of a job, one file a rank, as one trace."""
+"""Joins the traces that torch's profiler wrote, one file for each rank of a job."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..model.trace import Group, Op, Piece, Trace, Work
 from ..model.words import ranks_in_words
 from ..record.kineto import CALLS, COLLECTIVE, ODD, KinetoTrace, trace_of
 from ..record.oplog_reader import name_groups
-from .clocks import clock_offsets
+from .clocks import check_offsets, check_one_clock, clock_offsets
 from .kineto_calls import calls_of, group_of
 
 MOST_RANKS = 100_000
 IN_A_NAME = re.compile(r"rank[-_ ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 MOST_APART_S = 3600.0
-"""Traces whose times are further apart are of two jobs, whatever the clocks of their hosts."""
+"""Traces whose times are further apart belong to two jobs, even if the hosts' clocks differ."""
 
 
 @dataclass
 class RankTrace:
-    """What the file of one rank says; times in seconds since its first event."""
+    """The contents of the file of one rank, with times in seconds since its first event."""
 
     file: str
     rank: int
@@ -36,6 +36,7 @@ class RankTrace:
     began_ns: int
     span: tuple[float, float]
     profile: Profile
+    host: str
     groups: dict[str, Group] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -49,11 +50,11 @@ class Traces:
     Attributes
     ----------
     trace : Trace
-        With times of one clock, as well as that is known.
+        Its times are those of one clock, as exactly as the clocks are known.
     profiles : list of Profile or None
-        By rank.
+        The profile of each rank.
     notes : list of str
-        What the files do not hold, a sentence each.
+        Sentences that say what is missing in the files.
     """
 
     trace: Trace
@@ -67,33 +68,33 @@ def read_rank(path: Path, content: Any, is_alone: bool) -> RankTrace:
     Parameters
     ----------
     path : Path
-        Its name may say the rank.
+        The name of the file may contain the rank.
     content : object
     is_alone : bool
-        Whether it is the only file: without a rank and without calls, it is of the only rank.
+        Whether it is the only file. If it names no rank and has no calls, it is from the only rank.
 
     Raises
     ------
     ValueError
-        It is no trace, does not say of which rank it is, or holds what torch does not write.
+        The file is no trace, does not name its rank, or contains data that torch does not write.
     """
     found = trace_of(content) if isinstance(content, dict) else None
     if found is None:
         raise ValueError(
-            f"{path.name} is not a run that run.save() wrote, and no trace that torch's profiler "
-            "wrote"
+            f"{path.name} is neither a run that run.save() wrote nor a trace that torch's "
+            'profiler wrote: leave it out, for example with simlib.load("traces/rank*.json.gz")'
         )
     rank, size, world = _place_of(path, found, is_alone)
     try:
         groups = _groups_of(found, rank, world)
     except ODD:
         raise ValueError(
-            f"{path.name} holds groups with ranks that are not in its world of "
-            f"{len(world)}: it was not written by one job"
+            f"{path.name} names ranks outside its world of {len(world)} ranks: the file mixes "
+            "several jobs"
         ) from None
     is_counted = size is not None or any(one["name"] == COLLECTIVE for one in found.calls)
     if found.calls and not is_counted:
-        raise ValueError(f"{path.name} does not say how many ranks its job had: write it anew")
+        raise ValueError(f"{path.name} does not say how many ranks its job had: profile again")
     try:
         calls = calls_of(found, rank, world, groups)
     except ValueError as error:
@@ -105,14 +106,15 @@ def read_rank(path: Path, content: Any, is_alone: bool) -> RankTrace:
         min((part[0] for part in busy), default=0.0),
         max((part[1] for part in busy), default=0.0),
     )
-    told = RankTrace(path.name, rank, size, found.began_ns, span, _profile_of(found, span), groups)
+    profile = _profile_of(found, span)
+    told = RankTrace(path.name, rank, size, found.began_ns, span, profile, found.host, groups)
     told.ops, told.notes = calls.ops, calls.notes
     told.pieces = list(_pieces_of(found, rank))
     return told
 
 
 def _place_of(path: Path, found: KinetoTrace, is_alone: bool) -> tuple[int, int | None, Group]:
-    """The rank, the size of the world where the file says it, and the world as far as known."""
+    """The rank, the world size if the file gives it, and the world as far as it is known."""
     rank, size = found.world.get("rank"), found.world.get("world_size")
     in_name = IN_A_NAME.search(path.name)
     if rank is None and in_name:
@@ -121,11 +123,12 @@ def _place_of(path: Path, found: KinetoTrace, is_alone: bool) -> tuple[int, int 
         rank = 0
     if rank is None:
         raise ValueError(
-            f"{path.name} does not say of which rank it is: let its name do so, as in rank3.json"
+            f"{path.name} does not say which rank wrote it: put the rank into its name, as in "
+            "rank3.json"
         )
     limit = MOST_RANKS if size is None else size
     if not isinstance(limit, int) or not 1 <= limit <= MOST_RANKS:
-        raise ValueError(f"{path.name} is of a world of {str(size)[:20]} ranks: it is damaged")
+        raise ValueError(f"{path.name} claims a world of {str(size)[:20]} ranks: it is damaged")
     if not isinstance(rank, int) or not 0 <= rank < limit:
         raise ValueError(
             f"{path.name} is of rank {str(rank)[:20]} in a world of {limit}: it is damaged"
@@ -134,7 +137,7 @@ def _place_of(path: Path, found: KinetoTrace, is_alone: bool) -> tuple[int, int 
 
 
 def _groups_of(found: KinetoTrace, rank: int, world: Group) -> dict[str, Group]:
-    """By torch's name, the groups that the file lists; the world is among them if it is."""
+    """The groups that the file lists, by torch's names, with the world if the file lists it."""
     told = found.world.get("pg_config") or []
     return {
         str(one["pg_name"]): group_of(
@@ -146,7 +149,7 @@ def _groups_of(found: KinetoTrace, rank: int, world: Group) -> dict[str, Group]:
 
 
 def _profile_of(found: KinetoTrace, span: tuple[float, float]) -> Profile:
-    """What the rank's GPU did, or, without one, the thread that took the steps."""
+    """The profile of the rank's GPU, or, without a GPU, of the thread that took the steps."""
     if found.device_spans:
         return Profile.of("gpu", found.device_spans, *span)
     by_thread: dict[int, float] = {}
@@ -174,7 +177,7 @@ def join(ranks: Sequence[RankTrace]) -> Traces:
     Raises
     ------
     ValueError
-        They are not of one job.
+        The traces do not belong to one job.
 
     **Cost** O(n log n) for n ops and pieces.
     """
@@ -183,7 +186,11 @@ def join(ranks: Sequence[RankTrace]) -> Traces:
     _check_numbers([op for one in ranks for op in one.ops])
     origin_ns = min(one.began_ns for one in ranks)
     own_s = {one.rank: (one.began_ns - origin_ns) / 1e9 for one in ranks}
-    offsets_s, error_s = clock_offsets(_moved(ranks, own_s, size))
+    own, hosts = _moved(ranks, own_s, size), _hosts_of(ranks)
+    files = {one.rank: one.file for one in ranks}
+    check_one_clock(own, hosts, files)
+    offsets_s, error_s = clock_offsets(own, hosts)
+    check_offsets(offsets_s, max(one.span[1] - one.span[0] for one in ranks), files)
     back_s = {one.rank: -offsets_s.get(one.rank, 0.0) for one in ranks}
     first_s = min(one.span[0] + back_s[one.rank] for one in ranks)
     back_s = {rank: by_s - first_s for rank, by_s in back_s.items()}
@@ -191,27 +198,35 @@ def join(ranks: Sequence[RankTrace]) -> Traces:
     trace.clock_offsets_s, trace.clock_error_s = offsets_s, error_s
     name_groups(trace.ops)
     _tell_dtypes(trace)
-    _check_alike(trace, {one.rank: one.file for one in ranks})
+    _check_alike(trace, files)
     profiles: list[Profile | None] = [None] * size
     for one in ranks:
         profiles[one.rank] = one.profile.since(-own_s[one.rank] - back_s[one.rank])
     return Traces(trace, profiles, _folded(ranks, trace.missing))
 
 
+def _hosts_of(ranks: Sequence[RankTrace]) -> dict[int, int]:
+    """For each rank, the lowest rank that is known to be on the same host."""
+    first: dict[str, int] = {}
+    return {
+        one.rank: first.setdefault(one.host, one.rank) if one.host else one.rank for one in ranks
+    }
+
+
 def _check_one_job(ranks: Sequence[RankTrace]) -> int:
-    """The size of the world; ValueError where the files contradict each other."""
+    """The size of the world; raises ValueError if the files contradict each other."""
     files: dict[int, RankTrace] = {}
     for one in ranks:
         other = files.setdefault(one.rank, one)
         if other is not one:
             raise ValueError(
-                f"{other.file} and {one.file} are both of rank {one.rank}: give the files of one "
-                "job, and one of each rank"
+                f"{other.file} and {one.file} are both from rank {one.rank}: give the files of one "
+                "job, one for each rank"
             )
     sizes = {one.world_size: one.file for one in ranks if one.world_size is not None}
     if len(sizes) > 1:
         told = " and ".join(f"{file} of {size} ranks" for size, file in list(sizes.items())[:2])
-        raise ValueError(f"{told} are not of one job: give the files of one")
+        raise ValueError(f"{told} are not from one job: give the files of one job")
     for one in ranks:
         for name, group in one.groups.items():
             for rank in group.ranks:
@@ -219,7 +234,7 @@ def _check_one_job(ranks: Sequence[RankTrace]) -> int:
                 its = other.groups.get(name, group)
                 if its.ranks != group.ranks and one.rank in its.ranks:
                     raise ValueError(
-                        f"{one.file} and {other.file} name other ranks of the group {name!r}: "
+                        f"{one.file} and {other.file} list different ranks for the group {name!r}: "
                         "give the files of one job"
                     )
     began_ns = {one.began_ns: one.file for one in ranks}
@@ -233,7 +248,7 @@ def _check_one_job(ranks: Sequence[RankTrace]) -> int:
 
 
 def _check_numbers(ops: Iterable[Op]) -> None:
-    """Forget which collectives of their groups these are, where one number stands for several."""
+    """Remove the numbers of collectives within their group, if several have the same number."""
     ops = [op for op in ops if not op.is_p2p]
     seen: set[tuple] = set()
     odd: set[tuple] = set()
@@ -248,7 +263,7 @@ def _check_numbers(ops: Iterable[Op]) -> None:
 
 
 def _tell_dtypes(trace: Trace) -> None:
-    """Give a scatter's op the dtype of the root's: of who only receives, Gloo does not write it."""
+    """Give a scatter's ops the dtype of the root's: Gloo does not write it for receivers."""
     for one in trace.collectives:
         for op in one.ops.values():
             root = one.ops.get(op.peer, op)
@@ -259,15 +274,15 @@ def _tell_dtypes(trace: Trace) -> None:
 
 
 def _check_alike(trace: Trace, files: Mapping[int, str]) -> None:
-    """ValueError where ranks did other things in one collective: they met in no such one."""
+    """Raise ValueError if ranks made different calls in one collective, which cannot have met."""
     for number, one in enumerate(trace.collectives):
         first, *others = one.ops.values()
         for other in others:
             if disagreement(first, other) is not None:
                 raise ValueError(
-                    f"{files[first.rank]} and {files[other.rank]} do not fit together: where the "
-                    f"one has {_call(first)}, the other has {_call(other)} (collective {number}): "
-                    "they are of two jobs, or do not begin at the same step"
+                    f"{files[first.rank]} and {files[other.rank]} do not fit together. Collective "
+                    f"{number} is {_call(first)} in the first and {_call(other)} in the second. "
+                    "The files are from two jobs, or they do not begin at the same step"
                 )
 
 
@@ -276,7 +291,7 @@ def _call(op: Op) -> str:
 
 
 def _folded(ranks: Sequence[RankTrace], missing: Sequence[int]) -> list[str]:
-    """What the files do not hold, each once."""
+    """The notes on data missing in the files, each once."""
     files: dict[str, list[str]] = {}
     for one in ranks:
         for note, number in one.notes.items():
@@ -291,7 +306,7 @@ def _folded(ranks: Sequence[RankTrace], missing: Sequence[int]) -> list[str]:
 
 
 def _moved(ranks: Sequence[RankTrace], shifts_s: Mapping[int, float], size: int) -> Trace:
-    """A trace of what ranks did, each moved in time by so much; the ranks keep that."""
+    """A trace of all ranks, each shifted in time; the `RankTrace` objects are shifted, too."""
     spans: list[tuple[float | None, float | None]] = [(None, None)] * size
     for one in ranks:
         by_s = shifts_s[one.rank]
@@ -299,6 +314,7 @@ def _moved(ranks: Sequence[RankTrace], shifts_s: Mapping[int, float], size: int)
             op.post_s += by_s
             op.wait_s = None if op.wait_s is None else op.wait_s + by_s
             op.end_s = None if op.end_s is None else op.end_s + by_s
+            op.began_s = None if op.began_s is None else op.began_s + by_s
         one.pieces = [_piece_moved(piece, by_s) for piece in one.pieces]
         one.span = one.span[0] + by_s, one.span[1] + by_s
         spans[one.rank] = one.span
@@ -308,6 +324,7 @@ def _moved(ranks: Sequence[RankTrace], shifts_s: Mapping[int, float], size: int)
     )
     trace = Trace(size, ops, spans, pieces=pieces)
     trace.missing = tuple(rank for rank, span in enumerate(spans) if span[0] is None)
+    trace.last_seen_s = {one.rank: one.span[1] for one in ranks}
     return trace
 
 

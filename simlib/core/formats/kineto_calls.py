@@ -1,9 +1,9 @@
-"""The calls into torch.distributed that one rank's trace of torch's profiler holds, as ops.
+"""The calls into torch.distributed in one rank's trace of torch's profiler, as ops.
 
-NCCL's group writes a ``record_param_comms`` for each call. Of Gloo there is what torch's dispatcher
-saw, ``c10d::allreduce_``, and what Gloo's threads did, ``gloo:all_reduce``, in the same order.
-Nobody writes down when a rank waited for a request: where its thread did nothing until the work was
-done and then went on, it is taken to have waited.
+NCCL's group writes a ``record_param_comms`` for each call. For Gloo there are the ops of torch's
+dispatcher, ``c10d::allreduce_``, and the work of Gloo's threads, ``gloo:all_reduce``, in the same
+order. No record says when a rank waited for a request. If its thread did nothing until the work was
+done and then continued, simlib assumes that it waited.
 
 Source: ``record_function.h`` and ``Ops.cpp`` of torch 2.13 for the arguments.
 """
@@ -20,75 +20,37 @@ from math import inf, prod
 from typing import Any, NamedTuple
 
 from ..model.profile import Part
-from ..model.trace import Group, Op, Site, describe_call
+from ..model.trace import P2P_KINDS, Group, Op, Site, describe_call
 from ..record.kineto import COLLECTIVE, ODD, KinetoTrace
+from .names import dtype_of, kind_of
 
 Event = dict[str, Any]
 MOST_ELEMENTS = 1 << 60
 SHORTEST_WAIT_S = 50e-6
-"""A thread that does nothing for less is between two operators."""
+"""If a thread does nothing for less than this, it is between two operators."""
 SOON_S = 1e-3
-"""So much later, at the most, goes on who has waited for less than that."""
-NCCL_KINDS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "_broadcast_oop": "broadcast",
-    "reduce": "reduce",
-    "_reduce_oop": "reduce",
-    "allgather": "all_gather",
-    "all_gather": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-}
+"""After a shorter wait than that, the thread continues at most so much later."""
+EARLY = 0.1
+"""Gloo wakes the waiting thread, and records the end at most by this share of the wait later."""
+EARLY_S = 5e-3
+"""It is also at most so many seconds later."""
 NO_CALLS = frozenset({"wait", "init", "coalesced"})
-"""What a ``record_param_comms`` may say beside that."""
-DTYPES = {
-    "float": ("float32", 4),
-    "double": ("float64", 8),
-    "half": ("float16", 2),
-    "bfloat16": ("bfloat16", 2),
-    "long": ("int64", 8),
-    "long int": ("int64", 8),
-    "int": ("int32", 4),
-    "short": ("int16", 2),
-    "short int": ("int16", 2),
-    "char": ("int8", 1),
-    "signed char": ("int8", 1),
-    "byte": ("uint8", 1),
-    "unsigned char": ("uint8", 1),
-    "bool": ("bool", 1),
-    "float8_e4m3fn": ("float8_e4m3fn", 1),
-    "float8_e5m2": ("float8_e5m2", 1),
-    "complexfloat": ("complex64", 8),
-    "complexdouble": ("complex128", 16),
-}
-"""By what traces call them, in small letters and without ``c10::``."""
+"""Further data that a ``record_param_comms`` may contain."""
 UNKNOWN_DTYPE = ("", 4)
 
 
 class GlooCall(NamedTuple):
-    """How an operator of the dispatcher is read.
+    """How to read an operator of the dispatcher.
 
     Attributes
     ----------
     kind : str
     tensors : int
-        Which of its arguments are the tensors that ``Op.nbytes`` counts.
+        The number of the argument with the tensors that ``Op.nbytes`` counts.
     peer : int or None
-        Which one is the root, dst or src.
+        The number of the argument for the root, dst or src.
     span : str
-        What Gloo calls its work: ``gloo:`` and this.
+        Gloo's name for its work, after ``gloo:``.
     """
 
     kind: str
@@ -123,14 +85,14 @@ GLOO_CALLS = {
 
 @dataclass
 class Calls:
-    """What one rank called.
+    """The calls of one rank.
 
     Attributes
     ----------
     ops : list of Op
         In the rank's order, with times in seconds since the file's first event.
     notes : Counter of str
-        What is not in them, as the rest of a sentence about the file with a place for a number.
+        Missing facts. Each is the end of a sentence about the file, with a place for a number.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -146,13 +108,13 @@ def calls_of(trace: KinetoTrace, rank: int, world: Group, groups: dict[str, Grou
     rank : int
     world : Group
     groups : dict of str to Group
-        By torch's name, the rank's groups of which the file says the members.
+        By torch's name, the rank's groups whose members the file lists.
 
     Raises
     ------
     ValueError
-        It holds a call that torch does not write, or one whose group is not known; the words are
-        the rest of a sentence about the file.
+        If it contains a call that torch does not write, or a call of an unknown group. The words
+        are the end of a sentence about the file.
 
     **Cost** O(n log n) for n events.
     """
@@ -163,19 +125,19 @@ def calls_of(trace: KinetoTrace, rank: int, world: Group, groups: dict[str, Grou
     if by_nccl:
         reader.each(by_nccl, reader.of_nccl)
         if any(event["name"] != "gloo:barrier" for event in trace.works):
-            reader.notes["also has calls by Gloo: beside those by NCCL they are left out"] += 1
+            reader.notes["also has calls by Gloo: only those by NCCL are read"] += 1
     elif by_gloo:
         if len(groups) > 1:
             raise ValueError(
-                "is of a job with groups besides the world, and does not say which group a call "
-                "by Gloo was on: profile a run on the world alone, or with NCCL"
+                "is from a job with more groups than the world, and does not say to which group "
+                "Gloo's calls belong: profile a run that uses only the world, or a run with NCCL"
             )
         reader.each(by_gloo, reader.of_gloo)
     return Calls(reader.ops, reader.notes)
 
 
 class _Reader:
-    """Makes ops of one rank's events, in order of their start."""
+    """Makes ops from one rank's events, in order of their start."""
 
     def __init__(self, trace, rank, world, groups):
         self.ops: list[Op] = []
@@ -197,8 +159,8 @@ class _Reader:
                 raise
             except ODD:
                 raise ValueError(
-                    f"holds a call that torch does not write, {event['name']} number "
-                    f"{len(self.ops)}: write it anew"
+                    f"holds a call that torch does not write ({event['name']}, number "
+                    f"{len(self.ops)}): profile the run again"
                 ) from None
             if op is not None:
                 self.ops.append(op)
@@ -209,7 +171,7 @@ class _Reader:
         if name is None:
             self.notes["does not say what the calls by NCCL were ({}): its torch is too old"] += 1
             return None
-        kind = NCCL_KINDS.get(name)
+        kind = kind_of(name)
         if kind is None:
             if name not in NO_CALLS:
                 self.notes[f"has calls of NCCL that simlib does not know, {str(name)[:40]!r}"] += 1
@@ -224,12 +186,13 @@ class _Reader:
             lists = about.get("In split size", "[]"), about.get("Out split size", "[]")
             splits = _splits(lists, (brought, received), len(group))
         start_s, end_s = self._times(event)
-        done_s = self._trace.kernel_times.get(_id_of(event), (start_s, end_s))[1]
+        began_s, done_s = self._trace.kernel_times.get(_id_of(event), (None, end_s))
         times = start_s, None, max(start_s, done_s)
-        number = about.get("Seq") if kind not in ("send", "recv") else None
         to = _rank_or_none(peer, group), None
         op = self._op(kind, group, to, (shapes, about["dtype"]), times)
-        op.splits, op.number = splits, None if number is None else _count(number)
+        counted = about.get("Seq") if kind not in P2P_KINDS else None
+        op.began_s, op.splits = began_s, splits
+        op.number = _count(counted) - 1 if counted else None
         return op
 
     def _group_of(self, about: Event) -> Group:
@@ -244,7 +207,7 @@ class _Reader:
             start, step = about["Global rank start"], about["Global rank stride"]
             ranks = range(start, start + step * min(about["Group size"], len(self._world)), step)
         else:
-            raise _Unclear(f"does not say which ranks are in the group {name!r}: write it anew")
+            raise _Unclear(f"does not say which ranks are in the group {name!r}: profile again")
         words = str(about.get("Process Group Description", ""))
         group = self._groups[name] = group_of(name, ranks, words, self._world)
         return group
@@ -288,7 +251,7 @@ class _Reader:
         return _splits((inputs[4], inputs[3]), counts, len(self._world))
 
     def _works_of(self, event: Event, call: GlooCall, name: str, shapes: tuple) -> list[Event]:
-        """Gloo's spans of a call: those of messages begin within it, others are in its order."""
+        """Gloo's spans of a call. Spans of messages begin within it; others have the same order."""
         queue, found = self._works[call.span], []
         is_message = call.kind in ("send", "recv")
         wanted = len(self._world) if name == "reduce_scatter_" else 1
@@ -319,16 +282,20 @@ class _Reader:
         return (post_s, post_s if waits_at_once else wait_s, done_s), not waits_at_once
 
     def _wait(self, thread: int, called_s: float, done_s: float) -> float | None:
-        """Since when a thread has waited for what was done then; None: it has not."""
+        """When a thread began to wait for work that ended then; None if it did not wait."""
         parts = self._trace.busy.get(thread, [])
         after = bisect.bisect_right(self._starts.get(thread, []), done_s)
-        free_s = max(called_s, parts[after - 1][1] if after else called_s)
-        goes_on_s = parts[after][0] if after < len(parts) else inf
-        silent_s = done_s - free_s
-        if silent_s <= 0 or silent_s < SHORTEST_WAIT_S:
-            return None
-        is_soon = goes_on_s - done_s <= max(SOON_S, silent_s) or goes_on_s == inf
-        return free_s if is_soon else None
+        longest_s, since_s = SHORTEST_WAIT_S, None
+        for at in range(after, -1, -1):
+            free_s = max(called_s, parts[at - 1][1] if at else called_s)
+            goes_on_s = parts[at][0] if at < len(parts) else inf
+            if goes_on_s < max(called_s, done_s - EARLY_S):
+                break
+            silent_s, late_s = min(goes_on_s, done_s) - free_s, goes_on_s - done_s
+            is_soon = -EARLY * silent_s <= late_s <= max(SOON_S, silent_s) or goes_on_s == inf
+            if is_soon and silent_s >= longest_s:
+                longest_s, since_s = silent_s, free_s
+        return since_s
 
     def _times(self, event: Event) -> Part:
         start_us = event["ts"] - self._trace.first_us
@@ -336,7 +303,7 @@ class _Reader:
 
     def _op(self, kind, group, to, data, times) -> Op:
         (peer, tag), (shapes, dtype) = to, data
-        name, itemsize = _dtype_of(dtype) if dtype and shapes else UNKNOWN_DTYPE
+        name, itemsize = _known_dtype(dtype) if dtype and shapes else UNKNOWN_DTYPE
         return Op(
             rank=self._rank,
             seq=len(self.ops),
@@ -363,11 +330,11 @@ def _site_of(kind: str, to: tuple[int | None, int | None], is_async: bool) -> Si
 
 
 class _Unclear(ValueError):
-    """A sentence about a file: what it lacks."""
+    """A sentence about a missing fact of a file."""
 
 
 def group_of(name: str, ranks: Any, words: Any, world: Group) -> Group:
-    """A `Group` as a file names it, the world ``""``; ValueError where its ranks cannot be."""
+    """A `Group` as a file names it, the world ``""``. ValueError if its ranks are impossible."""
     members = tuple(ranks)
     if not all(isinstance(rank, int) and 0 <= rank < len(world) for rank in members):
         raise ValueError("ranks out of the world")
@@ -378,8 +345,8 @@ def group_of(name: str, ranks: Any, words: Any, world: Group) -> Group:
     return Group("" if is_world else name, members, description)
 
 
-def _dtype_of(name: Any) -> tuple[str, int]:
-    found = DTYPES.get(str(name).removeprefix("c10::").lower())
+def _known_dtype(name: Any) -> tuple[str, int]:
+    found = dtype_of(str(name))
     if found is None:
         raise _Unclear(f"has a call with the dtype {str(name)[:40]!r}, which simlib does not know")
     return found
@@ -409,7 +376,7 @@ def _shapes(dims: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _splits(lists: Any, counts: tuple[int, int], size: int) -> tuple:
-    """What is sent to each rank and expected from each, in elements; lists are in rows."""
+    """Elements sent to each rank and expected from each rank; lists are in rows."""
     found = []
     for words, count in zip(lists, counts, strict=True):
         rows = [_count(one) for one in json.loads(words or "[]")] or [1] * size
@@ -433,6 +400,6 @@ def _has_type(work: Event) -> bool:
 
 
 def _brings(work: Event, shapes: tuple) -> bool:
-    """Whether Gloo's work is of tensors of these shapes, as far as it says."""
+    """Whether Gloo's work has tensors of these shapes, as far as it records them."""
     told = work["args"].get("Input Dims")
     return told is None or _shapes(told) == shapes

@@ -1,8 +1,9 @@
-"""What NCCL logs with ``NCCL_DEBUG=INFO``: the network that is really used, communicators, calls.
+"""Logs of NCCL with ``NCCL_DEBUG=INFO``: the network really used, communicators, calls.
 
-It has what a flight recorder has not: the root and the reduce op of a collective. It has no times
-and no lines of the program. A communicator is known by its ``commId``, and within a process by its
-address. Calls of one communicator are counted by the order of their lines: ``opCount`` repeats.
+Unlike a flight recorder, a log contains the root and the reduce op of a collective. It contains no
+times and no lines of the program. The ``commId`` identifies a communicator. Within a
+process, the address identifies it, too. Collectives of one communicator are counted by the order of
+their lines, because ``opCount`` repeats.
 
 **Source** logs of NCCL 2.18 to 2.28 in public issues of NVIDIA/nccl.
 """
@@ -15,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..model.trace import P2P_KINDS
 from ..model.words import ranks_in_words
+from .names import kind_of
 
 LINE = re.compile(r"([^\s:()\[\]]{1,255}):(\d{1,9}):\d{1,9} \[(\d{1,9})\] NCCL (INFO|WARN) (.*)")
 VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
@@ -28,21 +31,8 @@ INTERFACE = re.compile(r"\[\d+\](\S+?):[^\s\[]+")
 LONGEST_LINE = 1 << 16
 MOST_WARNINGS = 10
 
-KINDS = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-    "Bcast": "broadcast",
-    "Reduce": "reduce",
-    "Gather": "gather",
-    "Scatter": "scatter",
-    "AlltoAll": "all_to_all",
-    "AllToAll": "all_to_all",
-}
-"""NCCL's names of collectives; its sends and receives are not counted."""
 DTYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16".split()
-"""By NCCL's number of a datatype."""
+"""Names of datatypes; the index is NCCL's number."""
 REDUCE_OPS = "SUM PRODUCT MAX MIN AVG".split()
 
 
@@ -55,13 +45,14 @@ class NcclCall:
     kind : str
         ``"all_reduce"``...
     count : int
-        Elements that NCCL was given.
+        The number of elements in NCCL's call.
     dtype : str
-        ``"float32"``...; ``"datatype 10"`` for one without a name here.
+        ``"float32"``...; ``"datatype 10"`` for a dtype without a name here.
     reduce_op : str or None
-        Of a kind that reduces: ``"SUM"``...; None for one that the program has made.
+        ``"SUM"``..., for a kind that reduces; None for an op that the program has defined.
     root : int or None
-        Of a kind that has one: a rank of the world, where the log says which, else of the group.
+        The root, for a kind that has one. It is a rank of the world if the log says which, else a
+        rank of the group.
     """
 
     kind: str
@@ -81,11 +72,11 @@ class Communicator:
         Its ``commId``.
     size : int
     members : dict of int to tuple
-        Rank in it -> the process and GPU, as ``(host, pid, device)``.
+        ``{rank in the communicator: (host, pid, device)}``: the process and GPU of the rank.
     calls : dict of int to list of NcclCall
-        Rank in it -> its collectives, in order; roots are ranks in it.
+        ``{rank in the communicator: its collectives in order}``. Roots are ranks in it, too.
     rings : dict of int to tuple of int
-        Channel -> its ranks in the order of the ring.
+        ``{channel: its ranks in the order of the ring}``.
     """
 
     id: str
@@ -97,7 +88,7 @@ class Communicator:
 
 @dataclass
 class NcclLog:
-    """What the logs of a job say.
+    """The contents of a job's logs.
 
     Attributes
     ----------
@@ -106,15 +97,15 @@ class NcclLog:
     communicators : list of Communicator
         In order of appearance.
     networks : dict of tuple to str
-        Process and GPU -> the network it uses: ``"Socket"``, ``"IB"``, or a plugin's name.
+        For each process and GPU, the network it uses: ``"Socket"``, ``"IB"``, or a plugin's name.
     interfaces : dict of str to list of str
-        Network -> ``["eth0"]``, ``["mlx5_0:1/IB"]``.
+        For each network, its interfaces: ``["eth0"]``, ``["mlx5_0:1/IB"]``.
     why_not_ib : str or None
-        Why InfiniBand is not used, in words.
+        The reason why NCCL does not use InfiniBand, in words.
     uses_gpu_direct : bool or None
-        Whether a channel goes by GPUDirect RDMA; None where no channel to another host is told.
+        Whether a channel uses GPUDirect RDMA; None if the logs name no channel to another host.
     warnings : list of str
-        The first that NCCL gave.
+        The first warnings of NCCL.
     """
 
     version: str | None = None
@@ -127,7 +118,7 @@ class NcclLog:
 
     @property
     def ranks(self) -> dict[tuple, int]:
-        """Process and GPU -> rank of the world, which is the largest communicator."""
+        """For each process and GPU, its rank in the world, which is the largest communicator."""
         if not self.communicators:
             return {}
         world = max(self.communicators, key=lambda comm: comm.size)
@@ -136,8 +127,8 @@ class NcclLog:
     def call(self, rank: int, ranks: Iterable[int], number: int) -> NcclCall | None:
         """The collective that a rank of the world called as the ``number``-th (from 1) of a group.
 
-        None where the log does not say it, or has several communicators of these ranks. Whether it
-        is the same call as in another record, its ``kind`` and ``count`` must tell.
+        None if the log does not say it, or has several communicators of these ranks. Compare
+        ``kind`` and ``count`` to check that it is the same call as in another record.
         """
         found = self._communicator_of(tuple(ranks))
         if found is None:
@@ -152,14 +143,14 @@ class NcclLog:
         return NcclCall(call.kind, call.count, call.dtype, call.reduce_op, root)
 
     def root_of(self, ranks: Iterable[int], number: int) -> int | None:
-        """The root of a group's ``number``-th collective (from 1), where all that tell it agree."""
+        """The root of a group's ``number``-th collective (from 1), if all logs of it agree."""
         ranks = tuple(ranks)
         calls = [self.call(rank, ranks, number) for rank in ranks]
         roots = {call.root for call in calls if call is not None}
         return roots.pop() if len(roots) == 1 else None
 
     def in_words(self) -> str:
-        """One or two sentences, first what matters: over which network the ranks talk."""
+        """One or two sentences. The first says which network the ranks use."""
         sentences = [self._network_in_words()]
         if self.warnings:
             sentences.append(f"NCCL warned: {self.warnings[0].rstrip('.')}.")
@@ -180,7 +171,7 @@ class NcclLog:
     def _network_in_words(self) -> str:
         hosts = {host for host, _, _ in [*self.networks, *self.ranks]}
         if len(hosts) == 1 and self.uses_gpu_direct is None and not self._names("Socket", "IB"):
-            return "NCCL uses no network that the log tells."
+            return "The log names no network that NCCL uses."
         told = []
         for network in sorted(set(self.networks.values())):
             ranks = [self.ranks.get(one) for one, name in self.networks.items() if name == network]
@@ -192,7 +183,7 @@ class NcclLog:
             return "The log does not say which network NCCL uses."
         sentence = "; ".join(told)
         if len(hosts) == 1:
-            sentence += " (between hosts: all of this log are on one)"
+            sentence += " (only between hosts, but all ranks of this log are on one)"
         return sentence[0].upper() + sentence[1:] + "."
 
     def _one_in_words(self, network: str) -> str:
@@ -216,14 +207,14 @@ class NcclLog:
 
 
 def read_nccl_logs(paths: Iterable[str | Path]) -> NcclLog:
-    """Read the logs of one job: a file for each process, or one with the lines of all.
+    """Read the logs of one job: a file for each process, or one file with the lines of all.
 
     Raises
     ------
     ValueError
-        None of the files has a line of NCCL's.
+        No file has a line of NCCL.
     OSError
-        One cannot be read.
+        A file cannot be read.
     """
     files = [Path(path) for path in paths]
     reader = _Reader()
@@ -233,7 +224,7 @@ def read_nccl_logs(paths: Iterable[str | Path]) -> NcclLog:
     if not reader.lines:
         names = ", ".join(path.name for path in files[:3]) or "nothing"
         raise ValueError(
-            f"{names} has no line of NCCL's: start the job with NCCL_DEBUG=INFO and "
+            f"{names} has no line from NCCL: start the job with NCCL_DEBUG=INFO and "
             "NCCL_DEBUG_SUBSYS=INIT,COLL,NET"
         )
     return reader.log
@@ -290,9 +281,9 @@ class _Reader:
         self._current[member] = comm
 
     def _call(self, member: tuple, found: re.Match) -> None:
-        kind = KINDS.get(found[1])
+        kind = kind_of(found[1])
         known = self._comms.get((*member[:2], found[6]))
-        if kind is None or known is None:
+        if kind is None or kind in P2P_KINDS or known is None:
             return
         comm, rank = known
         dtype, op = int(found[3]), int(found[4])

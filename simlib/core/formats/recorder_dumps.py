@@ -1,7 +1,7 @@
 """A trace as the dumps of torch's flight recorder: one file a rank, in the format of torch 2.13.
 
-A dump holds no root, reduce op, tag or split. What else a `Trace` does not say is written as NCCL's
-recorder has it most often: gathering ops as those on lists of tensors.
+A dump contains no root, reduce op, tag or split. For other data that a `Trace` does not have, the
+most frequent form of NCCL's recorder is written: gathering ops are written as on lists of tensors.
 
 **Source** ``c10d/FlightRecorderDetail.hpp`` and ``ProcessGroupNCCL.cpp`` of PyTorch 2.13.
 """
@@ -19,30 +19,15 @@ import torch.distributed as dist
 
 from ..model.errors import InvalidCallError
 from ..model.trace import Group, Op, Site, Trace
+from .names import word_of_dtype
 
 VERSION = "2.10"
 PREFIX = "nccl_trace_rank_"
 ZERO_NS = 10**18
-"""The moment 0 of a trace, in nanoseconds since 1970: a trace does not say the date."""
+"""The moment 0 of a trace, in nanoseconds since 1970, because a trace has no date."""
 TIMEOUT_MS = 600_000
 NO_TENSOR = [[0]]
-"""The sizes of the tensors that a rank which is not the root does not have."""
-DTYPES = {
-    "uint8": "Byte",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "float16": "Half",
-    "float32": "Float",
-    "float64": "Double",
-    "complex32": "ComplexHalf",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-    "bool": "Bool",
-    "bfloat16": "BFloat16",
-}
-"""The recorder's names of dtypes; a newer one has its own with a capital: ``Float8_e4m3fn``."""
+"""The sizes of missing tensors, for ranks that are not the root."""
 UNEVEN = frozenset({"scatter", "gather", "all_to_all"})
 """Kinds whose ranks may bring tensors of different shapes."""
 
@@ -54,9 +39,9 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
     ----------
     trace : Trace
     folder : str or Path
-        Made where it is not there.
+        It is created if it does not exist.
     last : int, optional
-        Only the last entries of each rank, as in a ring of this length.
+        Write only the last entries of each rank, as in a ring of this length.
 
     Returns
     -------
@@ -69,7 +54,7 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
         ``last`` is less than 1, or the folder has dumps of ranks that are not written now.
     """
     if last is not None and last < 1:
-        raise InvalidCallError(f"a ring holds at least one entry, and last is {last}")
+        raise InvalidCallError(f"the ring must hold at least one entry, but last is {last}")
     folder = Path(folder)
     gone = set(trace.deaths) | set(trace.missing)
     ranks = [rank for rank in range(trace.world_size) if rank not in gone]
@@ -88,7 +73,7 @@ def make_folder(folder: Path, pattern: str, names: set[str]) -> None:
     others = sorted({path.name for path in folder.glob(pattern)} - names)
     if others:
         raise InvalidCallError(
-            f"{folder} has {others[0]}, which is not of this run, and a reader would take both for "
+            f"{folder} has {others[0]}, which is not from this run. A reader would take both for "
             "one job: name an empty folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +89,7 @@ def numbers_of_groups(trace: Trace) -> dict[Group, int]:
 
 
 def _ends(trace: Trace) -> dict[int, float]:
-    """When each op was complete, in seconds, by its ``id``, whether or not it was waited for."""
+    """When each op was complete, in seconds, by its ``id``, even if no rank waited for it."""
     ends = {id(op): op.end_s for op in trace if op.end_s is not None}
     meetings: list[Iterable[Op]] = [
         collective.ops.values()
@@ -141,7 +126,7 @@ def _dump(
             statuses[name] = _Status()
     entries = []
     frames: dict[tuple[str, Site], list] = {}
-    for record_id, op in enumerate(ops):
+    for record_id, op in enumerate(ops, _lost_before(ops)):
         number = numbers[op.group]
         end_s = ends.get(id(op))
         place = statuses[str(number)].enter(op, end_s is not None)
@@ -178,8 +163,17 @@ def _dump(
     }
 
 
+def _lost_before(ops: list[Op]) -> int:
+    """How many collectives the rank called before the first that the trace has of each group."""
+    first: dict[Group, int] = {}
+    for op in ops:
+        if op.number is not None:
+            first.setdefault(op.group, op.number)
+    return sum(first.values())
+
+
 class _Status:
-    """How far a rank is in one group: a stream, in which one op runs after the other."""
+    """The progress of a rank in one group: a stream, in which one op runs after the other."""
 
     def __init__(self) -> None:
         self.collectives = self.messages = self.ops = 0
@@ -192,7 +186,7 @@ class _Status:
         if op.is_p2p:
             self.messages += 1
         else:
-            self.collectives = self.collectives + 1 if op.number is None else op.number
+            self.collectives = self.collectives + 1 if op.number is None else op.number + 1
         state = "completed" if is_complete else "scheduled" if self._is_busy else "started"
         self._is_busy = self._is_busy or not is_complete
         if not op.is_p2p:
@@ -233,9 +227,9 @@ def _name(op: Op) -> str:
 
 
 def _tensors(op: Op) -> dict[str, Any]:
-    """Sizes and dtypes of what the op takes and what it gives."""
+    """Sizes and dtypes of the op's inputs and outputs."""
     shapes = [list(shape) for shape in op.shapes] or [[1]]
-    dtype = DTYPES.get(op.dtype, op.dtype.capitalize()) or "Float"
+    dtype = word_of_dtype(op.dtype) or "Float"
     size = len(op.group)
     takes, gives = shapes, shapes
     is_root = op.rank == op.peer
@@ -277,7 +271,7 @@ def _of_all_to_all(shapes: list, splits: tuple | None) -> list:
 
 
 def _frames(call: str, site: Site) -> list[dict[str, Any]]:
-    """torch's own frame and the learner's; none where no line of the learner's is known."""
+    """torch's own frame and the learner's; empty if no line of the learner's is known."""
     if not site.lineno:
         return []
     code = inspect.unwrap(getattr(dist, call)).__code__

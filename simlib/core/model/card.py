@@ -1,10 +1,11 @@
-"""What single operations take on one sort of device, as measured, and between the measurements.
+"""How long single operations take on one kind of device: measured, and between the measurements.
 
-A roofline at the rate of a large product says that every shape is computed equally well. So a card
-says for each shape how much longer than its roofline an operation takes. Between measured shapes
-this slowdown is a mean over the nearest ones, in logarithms: of sizes, as a shape of twice the size
-is one step away whatever its size, and of slowdowns, as they multiply times. Waves of tiles are not
-in the model: with them, shapes left out of the table of an H100 were met worse.
+A roofline at the rate of a large product assumes that a device computes every shape equally well.
+So a card says for each shape how many times longer than its roofline an operation takes. Between
+measured shapes, this slowdown is a mean over the nearest shapes. Sizes and slowdowns count by their
+logarithms: twice the size is one step away for every size, and slowdowns multiply times. The model
+leaves out waves of tiles. With them, its predictions were worse for the shapes that were left out
+of the table of an H100.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "workspace_bytes": (int,),
     "asynchronous": (bool,),
 }
-"""What a card has beside its rows, and of which type."""
+"""The fields of a card in addition to its rows, and their types."""
 _WITH_SHAPES = "product", "attention", "attention_backward"
 _NEAREST = 3
 _SAME_PLACE = 0.25  # doublings; nearer than this, shapes count as equally near
@@ -48,11 +49,11 @@ class Row:
         such as ``"native_layer_norm"``.
     dtype : str
     layout : str
-        Of a product's factors, each ``n`` as it is or ``t`` transposed: ``"nt"``. Else empty.
+        For a product, a letter for each factor: ``n`` as it is, ``t`` transposed, as in ``"nt"``.
+        Otherwise empty.
     sizes : tuple of int
-        Of a product m, n and k; of attention the heads (times batch), the length of the sequence
-        and the width of a head, where it is causal; of any other op the bytes that it reads and
-        writes.
+        For a product: m, n and k. For causal attention: the heads (times batch), the length of the
+        sequence and the width of a head. For any other op: the bytes that it reads and writes.
     seconds : float
     """
 
@@ -65,20 +66,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Card:
-    """Measured operations of one sort of device.
+    """Measured operations of one kind of device.
 
-    The file is JSON: ``version`` (1), and the fields below; each row is a list ``[sort, dtype,
-    layout, sizes, seconds]``.
+    The file is JSON. It contains ``version`` (1) and the fields below. Each row is a list ``[sort,
+    dtype, layout, sizes, seconds]``.
 
     Parameters
     ----------
     name : str
     rates : dict of str to float
-        Floating-point operations per second by dtype, of the largest square product.
+        Floating-point operations per second by dtype, in the largest square product.
     memory_Bps : float
     memory_bytes : int
     launch_s : float
-        Seconds of the host to begin one operation of a forward pass.
+        Seconds that the host takes to begin one operation of a forward pass.
     workspace_bytes : int
     asynchronous : bool
     rows : tuple of Row
@@ -100,7 +101,7 @@ class Card:
 
     @classmethod
     def of_package(cls, name: str) -> Card:
-        """A card that simlib has."""
+        """A card that is part of simlib, by its name."""
         return cls.of((resources.files(__package__) / f"{name}.json").read_text(), name)
 
     @classmethod
@@ -110,16 +111,16 @@ class Card:
         Raises
         ------
         ValueError
-            Where it describes none; ``where`` names its place.
+            The JSON describes no card. The message begins with ``where``.
         """
         try:
             stored = json.loads(text)
             if not isinstance(stored, dict):
-                raise ValueError("it is no object of JSON")
+                raise ValueError("the file is not a JSON object")
             _check_fields(stored)
             rows = [_row(at, row, stored["rates"]) for at, row in enumerate(stored["rows"])]
         except (ValueError, RecursionError) as wrong:
-            raise ValueError(f"{where} is no card of a device: {wrong}") from None
+            raise ValueError(f"{where} is not a device card: {wrong}") from None
         return cls(**{name: stored[name] for name in _FIELDS} | {"rows": tuple(rows)})
 
     def text(self) -> str:
@@ -130,9 +131,9 @@ class Card:
         return head + "[\n  " + ",\n  ".join(rows) + "\n ]\n}\n"
 
     def slowdown(self, sort: str, dtype: str, layout: str, sizes: tuple[int, ...]) -> float:
-        """How many times longer than its roofline an operation takes; 1 where nothing is known.
+        """Return how many times longer than its roofline an operation takes. Without rows it is 1.
 
-        An operation without rows of its own that only moves bytes is like adding, if that has some.
+        An operation that only moves bytes, and has no rows of its own, uses the rows of addition.
         """
         sorts = (sort, "add") if len(sizes) == 1 else (sort,)
         tried = ((one, like) for one in sorts for like in (dtype, _LIKE.get(dtype, dtype)))
@@ -153,7 +154,7 @@ class Card:
         return found
 
     def roofline_s(self, row: Row) -> float:
-        """What a row would take at the card's rate of large products, or by its bytes."""
+        """Seconds that a row would take at the card's rate of large products, or by its bytes."""
         if row.sort == "product":
             m, n, k = row.sizes
             nbytes = _BYTES_OF[row.dtype] * (m * k + k * n + m * n)
@@ -168,23 +169,23 @@ class Card:
 def _check_fields(stored: dict) -> None:
     version = stored.get("version")
     if version != VERSION:
-        raise ValueError(f"its version is {version!r}, and this simlib reads {VERSION}")
+        raise ValueError(f"the file's version is {version!r}, but this simlib reads {VERSION}")
     for name, kinds in {**_FIELDS, "rows": (list,)}.items():
         if name not in stored:
-            raise ValueError(f"it has no {name!r}")
+            raise ValueError(f"the file has no {name!r}")
         value = stored[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"its {name} is {_short(value)}")
+            raise ValueError(f"the file's {name} is {_short(value)}")
     if not all(_is_positive(rate) for rate in stored["rates"].values()):
-        raise ValueError(f"its rates are {_short(stored['rates'])}: numbers above 0 belong there")
+        raise ValueError(f"the file's rates are {_short(stored['rates'])}: give numbers above 0")
     if not _is_positive(stored["memory_Bps"]):
-        raise ValueError(f"its memory_Bps is {_short(stored['memory_Bps'])}: give one above 0")
+        raise ValueError(f"memory_Bps is {_short(stored['memory_Bps'])}: give a number above 0")
     if not stored["rows"]:
-        raise ValueError("it has no rows")
+        raise ValueError("the file has no rows")
 
 
 def _row(at: int, row: Any, rates: Mapping[str, float]) -> Row:
-    """The row at a place, if it has what rows have."""
+    """Check the row at a place, and return it as a `Row`."""
     good = isinstance(row, list) and len(row) == 5 and [type(one) for one in row[:3]] == [str] * 3
     if good:
         sort, dtype, layout, sizes, seconds = row
@@ -193,10 +194,10 @@ def _row(at: int, row: Any, rates: Mapping[str, float]) -> Row:
         good = good and all(type(size) is int and size > 0 for size in sizes)
         good = good and _is_positive(seconds)
         if good and has_shape and not (dtype in rates and dtype in _BYTES_OF):
-            raise ValueError(f"row {at} computes in {_short(dtype)}, which its rates do not name")
+            raise ValueError(f"row {at} computes in {_short(dtype)}, which is not in its rates")
     if not good:
         raise ValueError(
-            f"row {at} is {_short(row)}, and a row is [sort, dtype, layout, sizes, seconds]"
+            f"row {at} is {_short(row)}, but a row must be [sort, dtype, layout, sizes, seconds]"
         )
     return Row(sort, dtype, layout, tuple(sizes), seconds)
 

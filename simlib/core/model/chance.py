@@ -1,4 +1,4 @@
-"""What a seed draws for a run: noise on computing (``slow=``), failures of ranks (``kill=``)."""
+"""Random numbers for a run, from a seed: noise on computing (``slow=``), failures (``kill=``)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .errors import InvalidCallError, as_int, check_by_rank, check_count, check_
 
 KINDS = ("normal", "lognormal", "exponential")
 BLOCK = 64
-"""Factors of a rank that are drawn together: a generator of its own for each would cost 15 us."""
+"""How many factors of a rank are drawn together. A generator for each factor would cost 15 us."""
 COMPUTING, FAILURES, BEGINNINGS = range(3)
-"""What numbers are drawn for: the same seed gives each of them numbers of its own."""
+"""The purposes of random numbers: the same seed gives each purpose numbers of its own."""
 
 Factor = Callable[[int, int, np.random.Generator], float]
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What the random numbers of a run's ranks begin with.
+    """The seeds of the random numbers of a run's ranks.
 
     Attributes
     ----------
     seed : int
-        Each rank's seed is drawn from it.
+        Each rank's seed is derived from this number.
     same : bool
-        Whether all ranks have one seed, as after the same ``torch.manual_seed`` on each.
+        Whether all ranks have the same seed, as after the same ``torch.manual_seed`` on each.
     """
 
     seed: int = 0
@@ -50,34 +50,36 @@ class Seeds:
 class Jitter:
     """Noise on computing, for ``slow=`` of `simulate`, `run` and `Run.replay`, and `jittered_time`.
 
-    Each piece of a rank's computing takes a factor longer. The factor of a rank's k-th piece
-    depends on seed, rank and k alone: neither on other ranks, nor on the network, nor on random
-    numbers that the program draws. So the same seed gives the same run.
+    A factor multiplies the time of each piece of a rank's computing. The factor of a rank's k-th
+    piece depends only on seed, rank and k. It does not depend on other ranks, on the network, or on
+    random numbers that the program draws. So the same seed gives the same run.
 
     Parameters
     ----------
     kind : {"normal", "lognormal", "exponential"} or callable
-        The distribution, as for `jitter_factors`. Or ``kind(rank, k, random)``, which gives the
-        factor of the rank's k-th piece, and takes what it draws from ``random``, a
-        `numpy.random.Generator` that belongs to this seed, rank and k.
+        The distribution, as for `jitter_factors`. You can also give a function ``kind(rank, k,
+        random)`` that returns the factor of the rank's k-th piece. The function draws its random
+        numbers from ``random``, a `numpy.random.Generator` that belongs to this seed, rank and k.
     spread : float
-        Standard deviation of the factors, over their mean. Of no account where ``kind`` is a
+        Standard deviation of the factors, over their mean. It has no effect if ``kind`` is a
         function.
     mean : float
-        Their mean: 2 for a rank that is half as fast, and noisy. Of no account with a function.
+        Mean of the factors. A mean of 2 makes the rank half as fast on average. The mean has no
+        effect if ``kind`` is a function.
     seed : int
 
     Notes
     -----
-    Below 0 a normal factor counts as 0; with a spread of more than 0.3 their mean is a little
-    larger for that.
+    A normal factor below 0 counts as 0. So with a spread of more than 0.3 the mean of the factors
+    is a little larger than ``mean``.
 
     Examples
     --------
     >>> Jitter("lognormal", spread=0.1, seed=7).factors(2, 3).round(3).tolist()
     [[0.984, 1.097, 1.078], [1.051, 1.025, 1.192]]
 
-    A rank is held up twice as long from its 100th piece on, another in one piece of a hundred:
+    From its 100th piece on, rank 2 takes twice as long. Rank 5 takes ten times as long in one piece
+    of a hundred:
 
     >>> def worn(rank, k, random):
     ...     return 2.0 if k >= 100 else 1.0
@@ -124,11 +126,11 @@ class Jitter:
 
     @property
     def block_size(self) -> int:
-        """How many factors of a rank are drawn together."""
+        """How many factors of a rank simlib draws together."""
         return BLOCK if isinstance(self.kind, str) else 1
 
     def block(self, rank: int, number: int) -> list[float]:
-        """The factors of a rank's pieces from ``number * block_size`` on, so many of them."""
+        """The factors of ``block_size`` pieces of a rank, from piece ``number * block_size`` on."""
         random = generator(self.seed, COMPUTING, rank, number)
         if isinstance(self.kind, str):
             return (self.mean * draw(self.kind, self.spread, random, BLOCK)).tolist()
@@ -147,15 +149,15 @@ class Jitter:
         return cloudpickle.loads(kind.payload) if isinstance(kind, _Travelling) else kind
 
     def travelling(self) -> Jitter:
-        """The same, as other processes can be sent it; refused where its function cannot."""
+        """The jitter in a form that other processes can get. If there is none, raise an error."""
         if isinstance(self.kind, (str, _Travelling)):
             return self
         try:
             payload = cloudpickle.dumps(self.kind, protocol=5)
         except Exception as error:
             raise InvalidCallError(
-                f"slow: {_name(self.kind)} cannot be sent to the ranks, which are other processes "
-                f"({type(error).__name__}: {error})"
+                f"slow: {_name(self.kind)} cannot be sent to the ranks, because they are other "
+                f"processes ({type(error).__name__}: {error})"
             ) from None
         return Jitter(_Travelling(payload), self.spread, self.mean, self.seed)  # type: ignore[arg-type]
 
@@ -168,7 +170,7 @@ class _Travelling:
 
 
 class Pace:
-    """By which factor each piece of one rank's computing takes longer.
+    """The factors of one rank: each multiplies the time of one piece of its computing.
 
     Parameters
     ----------
@@ -182,7 +184,7 @@ class Pace:
         self._blocks: dict[int, list[float]] = {}
 
     def factor(self, k: int) -> float:
-        """The factor of its k-th piece."""
+        """The factor of the rank's k-th piece."""
         slow, blocks = self._slow, self._blocks
         if not isinstance(slow, Jitter):
             return slow
@@ -195,11 +197,11 @@ class Pace:
 
 
 Slow = Mapping[int, "float | Jitter | Factor"] | Jitter | Factor
-"""What ``slow=`` takes."""
+"""The values that ``slow=`` takes."""
 
 
 def check_slow(slow: Any, world_size: int) -> dict[int, Any]:
-    """What ``slow=`` takes, as a dict from ranks to numbers of at least 0 and `Jitter`."""
+    """A value of ``slow=`` as a dict from ranks to numbers of at least 0 and `Jitter`."""
     if _is_noise(slow):
         return dict.fromkeys(range(world_size), _jitter(slow))
     if slow is not None and not isinstance(slow, dict):
@@ -222,13 +224,13 @@ def _jitter(value: Any) -> Jitter:
 
 
 def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
-    """Random numbers that belong to a seed, and to a place: a rank and a number, say."""
+    """Random numbers that belong to a seed and a place, for example to a rank and a number."""
     # A list as the seed would not do: numpy fills it up with zeros, so [7, 3] is [7, 3, 0].
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *place)))
 
 
 def draw(kind: str, spread: float, random: np.random.Generator, shape: Any) -> np.ndarray:
-    """Factors of mean 1 of a distribution, as `Jitter` and `jitter_factors` say."""
+    """Random factors of mean 1 of a distribution, as `Jitter` and `jitter_factors` describe it."""
     if kind == "normal":
         return np.maximum(0.0, 1 + spread * random.standard_normal(shape))
     if kind == "lognormal":
@@ -238,7 +240,7 @@ def draw(kind: str, spread: float, random: np.random.Generator, shape: Any) -> n
 
 
 def check_kind(name: str, kind: Any, otherwise: str) -> None:
-    """Refuse what is no distribution's name."""
+    """Refuse a value that is not the name of a distribution."""
     if not isinstance(kind, str) or kind not in KINDS:
         raise InvalidCallError(f"{name} is {kind!r}: give one of {', '.join(KINDS)}, {otherwise}")
 
@@ -258,7 +260,7 @@ def _check_function(function: Any) -> None:
         signature.bind(0, 0, None)
     except TypeError:
         raise InvalidCallError(
-            f"slow: {_name(function)} is called as {_name(function)}(rank, k, random), and takes "
+            f"slow: {_name(function)} is called as {_name(function)}(rank, k, random), but takes "
             f"{signature}"
         ) from None
 
@@ -269,12 +271,13 @@ def _name(function: Any) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """Failures of ranks, drawn: for ``kill=`` of `simulate`, `run` and `submit`.
+    """Random failures of ranks, for ``kill=`` of `simulate`, `run` and `submit`.
 
-    Each rank fails after an exponential time, and after another one once it has been replaced: a
-    run with ``restarts=`` loses ranks again and again. (What falls into the time of a restart does
-    not happen; in `scale.goodput` a restart may fail, too.) A rank's times depend on ``mtbf_s``,
-    seed and rank alone, so the same seed gives the same run, and more ranks only add failures.
+    Each rank fails after an exponentially distributed time. Its replacement fails after another
+    such time, so a run with ``restarts=`` loses ranks again and again. simlib leaves out failures
+    during a restart. In `scale.goodput` a restart may fail, too. The times of a rank depend only on
+    ``mtbf_s``, seed and rank. So the same seed gives the same run, and more ranks only add
+    failures.
 
     Parameters
     ----------
@@ -299,7 +302,7 @@ class Failures:
         check_count("seed", self.seed, low=0)
 
     def next(self, ranks: int, after_s: float = 0.0) -> dict[int, float]:
-        """When each of the first ranks fails for the first time after a moment.
+        """Return when each of the first ``ranks`` ranks fails for the first time after ``after_s``.
 
         Parameters
         ----------
@@ -309,7 +312,7 @@ class Failures:
         Returns
         -------
         dict of int to float
-            ``{rank: seconds}``, counted from 0 as ``after_s`` is.
+            ``{rank: seconds}``. The seconds are counted from the same 0 as ``after_s``.
         """
         ranks = as_int("ranks", ranks)
         check_count("ranks", ranks)
@@ -326,7 +329,7 @@ class Failures:
 
 
 def check_mtbf(mtbf_s: float) -> None:
-    """Refuse a mean time between failures that is none."""
+    """Refuse a value that cannot be a mean time between failures."""
     check_number("mtbf_s", mtbf_s, above=True)
     if mtbf_s == inf:
         raise InvalidCallError("mtbf_s is inf: give a number of seconds")
@@ -335,9 +338,9 @@ def check_mtbf(mtbf_s: float) -> None:
 def deaths_after(
     kill: Mapping[int, float] | Failures, begin_s: float, world_size: int
 ) -> dict[int, float]:
-    """Who dies when in an attempt that begins at this moment: ``{rank: seconds}``, from 0 on.
+    """Deaths in an attempt that begins at ``begin_s``: ``{rank: seconds}``, counted from 0.
 
-    What was given for a moment before it has happened in an earlier attempt.
+    It leaves out earlier deaths, because they happened in an earlier attempt.
     """
     if isinstance(kill, Failures):
         return kill.next(world_size, begin_s)

@@ -1,10 +1,10 @@
-"""A modelled cluster: links, nodes, devices, and which rank lives where. Pure numbers.
+"""A modelled cluster: links, nodes, devices, and the node of each rank. Pure numbers.
 
-The whole network model: a message pays latency once and then draws bandwidth from every link on
-its path; transfers that cross a link at the same time share it max-min fairly. Messages from one
-rank to another go in order, one after the other, as on one connection. Links are full duplex. Each
-rank has a link into its node, each node one into the network, or several, which its ranks divide
-among themselves; optionally all messages between nodes cross one shared backbone.
+The whole network model: a message pays latency once and then draws bandwidth from every link on its
+path. Transfers that cross a link at the same time share it max-min fairly. Messages from one rank
+to another travel one after the other, as on one connection. Links are full duplex. Each rank has a
+link into its node. Each node has one link into the network, or several links, which its ranks
+divide among themselves. Optionally, all messages between nodes cross one shared backbone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .errors import InvalidCallError, check_count, check_number, check_type
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One sort of link, the same in both directions.
+    """One kind of link, the same in both directions.
 
     Parameters
     ----------
     latency_s : float
-        Seconds that every message pays once, whatever its size.
+        Seconds that every message pays once, for any size.
     bandwidth_Bps : float
-        Bytes per second of one direction; `math.inf` for no limit.
+        Bytes per second of one direction. `math.inf` means no limit.
     """
 
     latency_s: float
@@ -52,19 +52,20 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a rank computes with.
+    """The device with which a rank computes.
 
-    With ``flops_per_s`` alone, an operation takes its floating-point operations over that rate.
-    With ``rates`` or ``memory_Bps`` it takes the longer of its arithmetic and of its bytes.
+    With ``flops_per_s`` alone, the time of an operation is its number of floating-point operations
+    over that rate. With ``rates`` or ``memory_Bps``, simlib computes one time from the arithmetic
+    and one from the bytes. The operation takes the longer of the two.
 
     Parameters
     ----------
     flops_per_s : float
-        Floating-point operations per second, of each dtype that ``rates`` does not name.
+        Floating-point operations per second, for each dtype that ``rates`` does not name.
     memory_bytes : float
         Memory of one rank.
     reduce_Bps : float
-        Bytes per second at which received data are added to one's own; no limit means that
+        Bytes per second at which a rank adds received data to its own data. No limit means that
         reductions take no time.
     rates : dict of str to float, optional
         Floating-point operations per second by dtype: ``{"bfloat16": 989e12, "float32": 67e12}``.
@@ -74,12 +75,13 @@ class Device:
     launch_s : float
         Seconds that the rank takes to begin one operation.
     workspace_bytes : int
-        Memory that matrix products need beside the tensors.
+        Memory that matrix products need in addition to the tensors.
     asynchronous : bool
-        Whether the device works through queues, as a GPU does: the rank begins operations and goes
-        on, and waits for them where it asks for a value.
+        True if the device works through queues, as a GPU does. The rank then begins an operation
+        and continues. It waits for the operation when it asks for a value.
     table : Card, optional
-        How much longer than that an operation takes, by its shape: `Device.measured` has one.
+        A table by shape: how many times longer an operation takes than the other fields predict.
+        `Device.measured` sets it.
     """
 
     flops_per_s: float = math.inf
@@ -94,13 +96,13 @@ class Device:
 
     @classmethod
     def measured(cls, path: str | Path, **more: Any) -> Device:
-        """The device that a file of measurements describes, a `Card`.
+        """Return the device that a file of measurements describes. The file contains a `Card`.
 
         Parameters
         ----------
         path : str or Path
         **more
-            Fields that replace what the file says.
+            Fields of the device. They replace the values in the file.
         """
         try:
             card = Card.read(path)
@@ -119,7 +121,7 @@ class Device:
         for dtype, rate in (self.rates or {}).items():
             if dtype not in DTYPES:
                 raise InvalidCallError(
-                    f"rates names {dtype!r}, which is no dtype: there are {', '.join(DTYPES)}"
+                    f"rates names {dtype!r}, which is not a dtype: choose from {', '.join(DTYPES)}"
                 )
             check_number(f"rates[{dtype!r}]", rate, above=True)
         check_number("launch_s", self.launch_s)
@@ -132,34 +134,37 @@ FREE = Link(0.0, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes with ranks in them, and the links between.
+    """Nodes with ranks in them, and the links between them.
 
     Parameters
     ----------
     nodes, ranks_per_node : int
     inter : Link
-        From each node into the network, and back.
+        The link from each node into the network, and back.
     intra : Link, optional
-        From each rank into its node, and back; None for no latency and no limit.
+        The link from each rank into its node, and back. With None this link has no latency and no
+        limit.
     device : Device, optional
-        What each rank computes with; None where nothing takes time.
+        The device with which each rank computes. With None computing takes no time.
     backbone : Link, optional
-        One link that all messages between nodes share, both directions together. Its latency is
-        added once to theirs.
+        One link that all messages between nodes share, in both directions together. Each of these
+        messages also pays the latency of the backbone once.
     envelope_bytes : int
-        Bytes that every message carries beside its data.
+        Bytes that every message carries in addition to its data.
     in_order : bool
-        Whether messages from one rank to another go one after the other, in the order in which
-        they start, as on one connection. False: they share their links like messages of strangers,
-        as in the fluid models of the literature (SimGrid's, for one), and come together.
+        If True, messages from one rank to another travel one after the other, in the order of their
+        starts, as on one connection. If False, they share their links like messages of different
+        ranks and arrive together, as in the fluid models of the literature (for example SimGrid's).
     rails : int
-        Network cards of a node, each a link ``inter`` of its own. The ranks of a node take them in
-        turn: the k-th sends and receives by card k modulo ``rails``, whomever it talks to.
+        Number of network cards of a node. Each card has its own link ``inter``. The ranks of a node
+        take the cards in turn: rank k of the node sends and receives by card k modulo ``rails``.
+        The rank at the other end does not matter.
     direct_cards : bool
-        Whether messages between nodes go from a device to its card without crossing its link
-        ``intra``: as of GPUs, whose cards are on another bus than the links between them. They pay
-        the latency of ``intra`` all the same. What a ring or a chain of ranks sends out of a node
-        leaves by the cards of all its members there: see `Topology.of_ring`.
+        If True, messages between nodes go from a device to its card without crossing its link
+        ``intra``. Set it for GPUs, because the cards and the links between GPUs are on different
+        buses. The messages still pay the latency of ``intra``. If a ring or a chain of ranks sends
+        messages out of a node, they use the cards of all its members in the node: see
+        `Topology.of_ring`.
     """
 
     nodes: int
@@ -187,7 +192,7 @@ class Cluster:
 
     @property
     def max_ranks(self) -> int:
-        """How many ranks fit: ``nodes * ranks_per_node``."""
+        """The largest number of ranks on the cluster: ``nodes * ranks_per_node``."""
         return self.nodes * self.ranks_per_node
 
 
@@ -199,22 +204,22 @@ class Topology:
     cluster : Cluster
     world_size : int
     placement : {"block", "round_robin"} or list of int
-        ``"block"`` fills one node after the other, ``"round_robin"`` deals ranks out to the nodes
-        in turn; a list gives the node of each rank.
+        ``"block"`` fills one node after the other. ``"round_robin"`` gives ranks to the nodes in
+        turn. A list contains the node of each rank.
 
     Attributes
     ----------
     node_of : ndarray of int, shape (world_size,)
         Node of each rank.
     place_in_node : ndarray of int, shape (world_size,)
-        How many ranks of its node come before each rank.
+        Place of each rank among the ranks of its node, from 0.
     rail_of : ndarray of int, shape (world_size,)
         Network card of each rank, within its node.
     link_bandwidth_Bps : ndarray of float
-        Bandwidth of each link, by its id. One entry more than there are links: the last has no
-        limit and pads the rows of `paths`.
+        Bandwidth of each link, by its id. The array has one entry more than there are links. The
+        last entry has no limit and pads the rows of `paths`.
     cards : int
-        By so many network cards of each node a message between nodes goes, in equal parts.
+        A message between nodes goes by so many network cards of each node, in equal parts.
     """
 
     def __init__(
@@ -223,8 +228,8 @@ class Topology:
         check_count("world_size", world_size)
         if world_size > cluster.max_ranks:
             raise InvalidCallError(
-                f"{world_size} ranks do not fit: {cluster.nodes} nodes of "
-                f"{cluster.ranks_per_node} ranks hold {cluster.max_ranks}"
+                f"{world_size} ranks do not fit: {cluster.nodes} nodes of {cluster.ranks_per_node} "
+                f"ranks have room for {cluster.max_ranks}"
             )
         self.cluster = cluster
         self.world_size = world_size
@@ -246,17 +251,17 @@ class Topology:
         )
 
     def of_ring(self, ranks: Sequence[int] | np.ndarray) -> Topology:
-        """The same ranks and links, as what a ring of some ranks sends between nodes crosses them.
+        """The same ranks and links, with the paths that messages of a ring of some ranks take.
 
-        Such a ring is several that run side by side, as NCCL has them: each leaves a node by the
-        card of another member and carries its part of every message. There are as many as the
-        members have cards in the node where they have fewest.
+        As in NCCL, such a ring consists of several rings that run side by side. Each of them leaves
+        a node by the card of another member and carries its part of every message. simlib counts
+        the cards that the members have in each node. The lowest count is the number of rings.
 
         Returns
         -------
         Topology
-            This one where there is one such card, where cards are not direct, or where the ring
-            leaves a node more than once.
+            This topology itself if there is only one such card, if cards are not direct, or if the
+            ring leaves a node more than once.
         """
         ranks = np.asarray(ranks)
         here = self.node_of[ranks]
@@ -275,19 +280,19 @@ class Topology:
         return ring
 
     def cards_between(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """By how many cards messages go, in equal parts: 1 in a node. Of arrays of ranks."""
+        """By how many cards messages go, in equal parts: 1 in a node. Takes arrays of ranks."""
         return np.where(self.node_of[src] == self.node_of[dst], 1, self.cards)
 
     def latency_s(self, src: int, dst: int) -> float:
-        """Seconds a message from src to dst pays before it draws bandwidth."""
+        """Seconds of latency that a message from src to dst pays before it draws bandwidth."""
         same = self.node_of[src] == self.node_of[dst]
         return self._latency_in_node_s if same else self._latency_between_s
 
     def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links that a message crosses, in order.
 
-        Links without a limit are left out: they never hold anybody up. One that several parts of
-        the message cross is there so often.
+        Links without a limit are left out, because they never delay a message. If several parts
+        of the message cross a link, its id appears once for each part.
         """
         path = self.paths(np.array([src]), np.array([dst]))[0]
         return tuple(int(link) for link in path if math.isfinite(self.link_bandwidth_Bps[link]))
@@ -297,16 +302,16 @@ class Topology:
         return float(self.bandwidths_Bps(np.array([src]), np.array([dst]))[0])
 
     def latencies_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """`latency_s` of arrays of ranks."""
+        """`latency_s` for arrays of ranks."""
         same = self.node_of[src] == self.node_of[dst]
         return np.where(same, self._latency_in_node_s, self._latency_between_s)
 
     def paths(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """Links of arrays of ranks: ndarray of int, shape (messages, 2 + 3 * cards).
+        """`links` for arrays of ranks: ndarray of int, shape (messages, 2 + 3 * cards).
 
-        Columns are rank up, node up, backbone, node down, rank down; those between nodes once for
-        each part of a message. A link without a limit is replaced by the padding, the last entry
-        of `link_bandwidth_Bps`.
+        The columns are rank up, node up, backbone, node down, rank down. The three in the middle
+        are repeated for each part of a message. The padding, the id of the last entry of
+        `link_bandwidth_Bps`, replaces each link without a limit.
         """
         free = len(self.link_bandwidth_Bps) - 1
         same = self.node_of[src] == self.node_of[dst]
@@ -327,17 +332,17 @@ class Topology:
         return len(np.unique(self._card_of)) == self.world_size
 
     def links_are_private(self) -> bool:
-        """Whether each link with a limit that is crossed serves one rank only."""
+        """Whether only one rank uses each link that has a limit and that messages cross."""
         inter_Bps, backbone_Bps = self.link_bandwidth_Bps[[self._node_up, self._backbone]]
         shared = math.isfinite(inter_Bps) and not self.cards_are_private()
         return not (shared or math.isfinite(backbone_Bps)) or self.is_one_node()
 
     def is_one_node(self) -> bool:
-        """Whether all ranks live in one node."""
+        """Whether all ranks are in one node."""
         return bool((self.node_of == self.node_of[0]).all())
 
     def bandwidths_Bps(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """`bandwidth_Bps` of arrays of ranks."""
+        """`bandwidth_Bps` for arrays of ranks."""
         paths = self.paths(src, dst)
         parts_Bps = self.link_bandwidth_Bps[paths].min(axis=1) * self.cards_between(src, dst)
         backbone_Bps = self.link_bandwidth_Bps[paths[:, 1 + self.cards]]
@@ -346,7 +351,7 @@ class Topology:
     def link_name(self, link: int) -> str:
         """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``.
 
-        Where nodes have several cards: ``"node 0 rail 1 down"``.
+        If nodes have several cards: ``"node 0 rail 1 down"``.
         """
         if link >= self._backbone:
             return "backbone"
@@ -381,19 +386,19 @@ def _place(cluster: Cluster, world_size: int, placement: str | list[int]) -> np.
     if node_of.min() < 0 or node_of.max() >= cluster.nodes:
         raise InvalidCallError(
             f"placement names node {int(node_of.max() if node_of.min() >= 0 else node_of.min())}: "
-            f"nodes are 0 to {cluster.nodes - 1}"
+            f"the nodes are 0 to {cluster.nodes - 1}"
         )
     counts = np.bincount(node_of)
     if counts.max() > cluster.ranks_per_node:
         raise InvalidCallError(
-            f"placement puts {counts.max()} ranks on node {counts.argmax()}: "
-            f"a node has room for {cluster.ranks_per_node}"
+            f"placement puts {counts.max()} ranks on node {counts.argmax()}: a node has room for "
+            f"{cluster.ranks_per_node} ranks"
         )
     return node_of.astype(np.int64)
 
 
 def _place_in_node(node_of: np.ndarray) -> np.ndarray:
-    """How many ranks of its node come before each rank."""
+    """Place of each rank among the ranks of its node, from 0."""
     order = np.argsort(node_of, kind="stable")
     sizes = np.bincount(node_of)
     place = np.empty(len(node_of), dtype=np.int64)

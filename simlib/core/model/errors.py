@@ -1,11 +1,11 @@
-"""What a wrong program raises. Every error names the rule, the ranks, the line and what to do.
+"""The errors of wrong programs. Every error names the rule, the ranks, the line and what to do.
 
-A run that fails raises a `SimlibError`. It knows
+A run that fails raises a `SimlibError`. It has the attributes
 
 ``.kind``
-    one word for the sort of failure (the table in docs/errors.md);
+    one word for the kind of failure (the table in docs/errors.md);
 ``.sites``
-    ``{rank: Site}``: where each rank concerned was, in the learner's own file or cell;
+    ``{rank: Site}``: the line in the learner's own file or cell where each rank concerned was;
 ``.run``
     the `Run` so far: the output, the trace and the picture up to the failure.
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """An exception of a rank's, as plain data.
+    """An exception that a rank raised, as plain data.
 
     Attributes
     ----------
     type, message : str
-        The exception's class, by name, and its words.
+        The name of the exception's class, and its message.
     frames : list of (str, int, str)
         The learner's frames as (file, line, function), outermost first.
     text : str
@@ -37,11 +37,11 @@ class FailureReport:
     invalid : bool
         Whether torch or simlib refused the call.
     from_wait : bool
-        Whether other ranks ended it: in a wait for them, or because they are gone.
+        Whether other ranks caused it: the rank waited for them, or they have ended.
     ledger : dict or None
-        Of a rank that ran out of memory: its bytes by category.
+        For a rank that ran out of memory: its bytes by category.
     exit_code : int, str or None
-        Of a rank that left by `sys.exit`: what it gave.
+        For a rank that called `sys.exit`: the argument of that call.
     """
 
     type: str
@@ -58,7 +58,7 @@ class _Ending(BaseException):
     """How a run ended, as an exception; see `SimlibError` for the parameters."""
 
     DETAILS: ClassVar[dict[str, Any]] = {}
-    """What a class knows beside that: the attribute's name, and its value where none is given."""
+    """The further attributes of a class, by name, with their default values."""
     sites: dict[int, Site]
     run: Any
 
@@ -75,58 +75,59 @@ class _Ending(BaseException):
             setattr(self, name, dict(value or {}) if isinstance(default, dict) else value)
 
     def _render_traceback_(self) -> list[str]:
-        """The text a notebook shows: the message alone, without the frames of simlib."""
+        """The text that a notebook shows: the message alone, without the frames of simlib."""
         return str(self).splitlines()
 
 
 class SimlibError(_Ending, Exception):
-    """A wrong program, told in the learner's own lines.
+    """An error in a program. Its message names the learner's own lines.
 
     Parameters
     ----------
     message : str
-        The sentence shown to the learner; further lines give details.
+        The sentence that the learner sees. Further lines give details.
     sites : dict of int to Site, optional
-        Where each rank concerned was.
+        The line where each rank concerned was.
     run : Run, optional
-        What happened until then.
+        The run until the error.
     details
-        What a class knows beside that, by the names of its attributes.
+        Further attributes of the class, by name.
     """
 
     kind = "error"
 
 
 class InvalidCallError(SimlibError):
-    """A call that can never be right: rank out of range, send to self, wrong list length."""
+    """A program made a call that can never be right, for example with a rank out of range."""
 
     kind = "invalid"
 
 
 class RefusedCall(InvalidCallError, RuntimeError):
-    """The same, raised in the rank: a program may catch what torch raises there."""
+    """An `InvalidCallError` raised in the rank: a RuntimeError, which a program can catch."""
 
 
 class RefusedValue(InvalidCallError, ValueError):
-    """The same, where torch raises a ValueError."""
+    """An `InvalidCallError` for a call at which torch raises a ValueError."""
 
 
 class RefusedType(InvalidCallError, TypeError):
-    """The same, where torch raises a TypeError."""
+    """An `InvalidCallError` for a call at which torch raises a TypeError."""
 
 
 class RefusedIndex(InvalidCallError, IndexError):
-    """The same, where torch raises an IndexError."""
+    """An `InvalidCallError` for a call at which torch raises an IndexError."""
 
 
 class RefusedLayout(InvalidCallError, NotImplementedError):
-    """The same, where torch has no such op for these tensors, or for none at all."""
+    """An `InvalidCallError` for an op that torch lacks: for these tensors, or for all tensors."""
 
 
 class RankError(SimlibError):
-    """A rank raised an exception; ``.tracebacks`` maps each such rank to its text.
+    """A rank raised an exception. ``tracebacks`` maps each such rank to its traceback, as text.
 
-    ``.reports`` maps it to its `FailureReport`: the exception's class, words and frames.
+    ``.reports`` maps each such rank to a `FailureReport`: the exception's class, message and
+    frames.
     """
 
     kind = "rank_error"
@@ -136,7 +137,7 @@ class RankError(SimlibError):
 
 
 class RankDiedError(SimlibError):
-    """A rank's process ended before its function did; ``.exitcodes`` maps rank to exit code.
+    """A rank's process ended before its function returned. ``exitcodes`` maps ranks to exit codes.
 
     A negative exit code is the number of the signal that ended the process.
     """
@@ -149,8 +150,8 @@ class RankDiedError(SimlibError):
 class DeadlockError(SimlibError):
     """Ranks wait for each other, or for a rank that has finished.
 
-    ``.graph`` is the wait-for graph: a `WaitGraph`, which shows itself as text and as a picture;
-    None where a run ended by ``timeout_s``.
+    ``.graph`` is the wait-for graph: a `WaitGraph`, which can be shown as text and as a picture.
+    It is None if ``timeout_s`` ended the run.
     """
 
     kind = "deadlock"
@@ -159,7 +160,7 @@ class DeadlockError(SimlibError):
 
 
 class MismatchError(SimlibError):
-    """Ops that meet disagree; ``.rule`` is the word for what on."""
+    """Ops that belong together disagree. ``rule`` names the point of disagreement in one word."""
 
     kind = "mismatch"
     DETAILS = {"rule": None}
@@ -167,37 +168,37 @@ class MismatchError(SimlibError):
 
 
 class UnfinishedError(SimlibError):
-    """With ``strict=True``: a message was never received, or a request never waited for."""
+    """No rank received a message, or no rank waited for a request; raised with ``strict=True``."""
 
     kind = "unfinished"
 
 
 class RaceError(SimlibError):
-    """With ``strict=True``: a buffer was touched between the call and the wait."""
+    """A rank touched a buffer between the call and the wait; raised with ``strict=True``."""
 
     kind = "race"
 
 
 class SharedNameError(SimlibError):
-    """With ``strict=True``: simulated ranks set a name of a module that they share."""
+    """Simulated ranks set a variable of a module that they share; raised with ``strict=True``."""
 
     kind = "shared"
 
 
 class NoValueError(SimlibError):
-    """With ``strict=True``: a program asked for a value that a simulation without data lacks."""
+    """A program needs a value that a simulation without data lacks; raised with ``strict=True``."""
 
     kind = "no_value"
 
 
 class StuckError(SimlibError):
-    """No progress until the limit, and a rank is not waiting but computing."""
+    """No rank made progress until the time limit, and at least one rank was still computing."""
 
     kind = "stuck_computing"
 
 
 class OutOfMemoryError(SimlibError):
-    """A simulated rank holds more than its device has; ``.ledger`` is its bytes by category."""
+    """A simulated rank needs more memory than its device has. ``ledger`` has bytes by category."""
 
     kind = "out_of_memory"
     DETAILS = {"ledger": {}}
@@ -205,19 +206,19 @@ class OutOfMemoryError(SimlibError):
 
 
 class JobError(SimlibError):
-    """A job could not be carried out: launcher, host, queue, time limit; or it was cancelled."""
+    """A job failed because of its launcher, a host, the queue or a time limit, or was cancelled."""
 
     kind = "job"
 
 
 class RunInterrupted(_Ending, KeyboardInterrupt):
-    """The Stop button (or Ctrl-C) ended a run; ``.sites`` says where each rank was."""
+    """Somebody stopped a run by the Stop button or Ctrl-C. ``sites`` has the line of each rank."""
 
     kind = "interrupted"
 
 
 def check_number(name: str, value: object, low: float = 0.0, above: bool = False) -> None:
-    """Refuse a value that is no number, or is below ``low`` (with ``above``: not above it)."""
+    """Refuse a value that is no number or is below ``low``; with ``above`` also ``low`` itself."""
     good = isinstance(value, Real) and (value > low if above else value >= low)  # type: ignore[operator]
     if not good:
         bound = f"{'above' if above else 'at least'} {low:g}"
@@ -225,13 +226,13 @@ def check_number(name: str, value: object, low: float = 0.0, above: bool = False
 
 
 def check_count(name: str, value: object, low: int = 1) -> None:
-    """Refuse a value that is no whole number of at least ``low``."""
+    """Refuse a value that is not a whole number of at least ``low``."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise InvalidCallError(f"{name} is {value!r}: give a whole number of at least {low}")
 
 
 def as_int(name: str, value: object) -> int:
-    """A number of bytes or ranks, also where it is written as 25e6."""
+    """A number of bytes or ranks as an int, also if it is a float such as 25e6."""
     if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
         return int(value)  # type: ignore[call-overload]
     raise InvalidCallError(f"{name} is {value!r}: give a whole number")
@@ -244,27 +245,29 @@ def check_type(name: str, value: object, sort: type) -> None:
 
 
 def check_choice(name: str, value: Any, known: Collection[Any]) -> Any:
-    """Refuse a value that is none of those known."""
+    """Refuse a value that is not one of the known values."""
     if value not in known:
-        raise InvalidCallError(f"{name}={value!r} is none of {', '.join(map(repr, known))}")
+        raise InvalidCallError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
     return value
 
 
 def check_seconds(name: str, value: Any) -> float:
-    """Refuse what is no number of seconds."""
+    """Refuse a value that is not a number of seconds."""
     if not _is_at_least_0(value):
         raise InvalidCallError(f"{name}={value!r} must be seconds, 0 or more")
     return float(value)
 
 
 def check_by_rank(name: str, values: Any, world_size: int) -> dict[int, float]:
-    """Refuse what is no dict from ranks to numbers of at least 0; None is an empty one."""
+    """Refuse a value that is not a dict from ranks to numbers of at least 0; None is empty."""
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
     for rank, value in values.items():
         if not (isinstance(rank, Integral) and 0 <= int(rank) < world_size):
-            raise InvalidCallError(f"{name}: {rank!r} is no rank: 0 to {world_size - 1}")
+            raise InvalidCallError(
+                f"{name}: {rank!r} is not a rank: ranks are 0 to {world_size - 1}"
+            )
         if not _is_at_least_0(value):
             raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
     return {int(rank): float(value) for rank, value in values.items()}

@@ -1,4 +1,4 @@
-"""The memory of one rank as a result: of a simulated one by category, of a GPU. Pure Python."""
+"""The memory of one rank as a result: of a simulated rank by category, or of its GPUs."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, OTHER)
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes that one rank held, as ``{category: bytes}``.
+    """Bytes of the tensors of one rank, as ``{category: bytes}``.
 
-    The categories are ``parameters`` (what an `nn.Parameter` holds), ``gradients`` (what a
-    parameter's ``.grad`` holds), ``optimizer state`` (what a `torch.optim.Optimizer` keeps in
-    ``.state``) and ``activations and temporaries``: every other tensor, and the workspaces of
-    matrix products. On a device that works as a GPU does, bytes are those that torch's caching
-    allocator would have allocated, each tensor rounded up to 512.
+    The categories are ``parameters`` (every `nn.Parameter`), ``gradients`` (the ``.grad`` of a
+    parameter), ``optimizer state`` (the tensors in ``.state`` of a `torch.optim.Optimizer`) and
+    ``activations and temporaries``: every other tensor, and the workspaces of matrix products. On
+    a device that works as a GPU does, simlib counts the bytes that torch's caching allocator would
+    have allocated, each tensor rounded up to 512.
 
     Attributes
     ----------
     rank : int
     current : dict of str to int
-        What it holds now: when the run has ended, at its end.
+        The bytes now. After the run these are the bytes at its end.
     peak : dict of str to int
-        What it held when it held most, told at the end of that moment.
+        The bytes at the end of the moment when their sum was largest.
     peak_s : float
-        When that was, in virtual seconds.
+        When the peak was, in virtual seconds.
     history : list of (float, dict of str to int)
-        Time in virtual seconds and what was held then, in order, the peak among them. A long run
-        is thinned to some hundred points.
+        Times in virtual seconds and the bytes at each time, in order. The peak is among them. For
+        a long run it has only some hundred points.
     by_dtype : dict of str to Ledger
         The same for the tensors of each dtype, ``{"float32": Ledger, ...}``, at the same moments:
-        ``ledger.by_dtype["float32"].peak["optimizer state"]``. In sum they are this ledger.
+        ``ledger.by_dtype["float32"].peak["optimizer state"]``. Their sum is this ledger.
     reserved_bytes : int, optional
-        The most that the allocator ever had taken from the device, as `GpuMemory` has it; of a
-        device that works as a GPU does.
+        The most bytes that the allocator had taken from the device at any time, as in `GpuMemory`.
+        Only for a device that works as a GPU does.
     reserved_at_peak_bytes : int, optional
-        What it had taken when the rank held most.
+        The bytes that the allocator had taken at the peak.
     """
 
     rank: int
@@ -60,12 +60,12 @@ class Ledger:
 
     @property
     def current_bytes(self) -> int:
-        """Bytes held now."""
+        """Bytes of all categories now."""
         return sum(self.current.values())
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes held at the peak."""
+        """Bytes of all categories at the peak."""
         return sum(self.peak.values())
 
     def __repr__(self):
@@ -81,7 +81,7 @@ class Ledger:
         return "\n".join(lines)
 
     def _rows_by_dtype(self, category):
-        """What is held of each dtype, where there is more than one of floating point."""
+        """The bytes of each dtype, if more than one of them is a floating-point dtype."""
         if sum("float" in dtype for dtype in self.by_dtype) < 2:
             return []
         held = [
@@ -93,19 +93,20 @@ class Ledger:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """The most bytes that one real rank held on its GPUs, as torch's allocator counted them.
+    """The most bytes that one real rank needed on its GPUs, as torch's allocator counted them.
 
-    Beside the `Ledger` of the same program, simulated, compare `peak_bytes`, and `reserved_bytes`
-    where the simulated device is ``asynchronous``. The allocator rounds each tensor up to 512
-    bytes, and sees what kernels need while they run. What CUDA itself and NCCL take is in neither.
+    To compare it with the `Ledger` of the same program in a simulation, use `peak_bytes`. If the
+    simulated device is ``asynchronous``, compare `reserved_bytes` as well. The allocator rounds
+    each tensor up to 512 bytes, and counts the memory that kernels need while they run. Neither
+    number includes the memory of CUDA itself and of NCCL.
 
     Attributes
     ----------
     rank : int
     allocated : dict of str to int
-        By device, ``{"cuda:0": bytes}``: the peak of what tensors held.
+        By device, ``{"cuda:0": bytes}``: the most bytes of tensors at any time.
     reserved : dict of str to int
-        The peak of what the allocator had taken from the device for them.
+        By device: the most bytes that the allocator had taken from the device at any time.
     """
 
     rank: int
@@ -137,9 +138,9 @@ def make_ledger(
     history: Iterable[tuple[float, Held]],
     dtype: Any = None,
 ) -> Ledger:
-    """A `Ledger` of what was held as ``{(category, dtype): bytes}``: of one dtype, or of all.
+    """A `Ledger` of one dtype, or of all, from bytes as ``{(category, dtype): bytes}``.
 
-    The dtypes are torch's; all that were ever held are in ``history``.
+    The dtypes are torch's. ``history`` contains every dtype that the rank ever used.
     """
     points = [(time_s, by_category(held, dtype)) for time_s, held in history]
     parts = {}

@@ -1,4 +1,4 @@
-"""What a device did in a run, as a profiler saw it: spans on its streams, and sums of them."""
+"""The work of a device in a run, as a profiler saw it: spans on its streams, and their sums."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Part = tuple[float, float]
 """First and last second."""
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 MOST_SPANS = 20_000
-"""So many spans of a rank are kept, the first; its sums are of all."""
+"""How many spans of a rank are kept: the first ones. Its sums include all spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpan:
-    """One kernel or copy on a GPU; or an operator, where there is none.
+    """One kernel or copy on a GPU; or an operator, if the rank used no GPU.
 
     Attributes
     ----------
     device, stream : int
-        As CUDA numbers them; of an operator, -1 and its thread.
+        CUDA's numbers. For an operator: -1, and the number of its thread.
     name : str
-        That of the kernel.
+        The name of the kernel.
     sort : {"compute", "communication", "copy"}
-        Communication kernels are those of NCCL and RCCL; a copy is a memcpy or memset.
+        Kernels of NCCL and RCCL are communication; a copy is a memcpy or memset.
     start_s, end_s : float
     op : str
-        The operator that launched it, ``"aten::addmm"``; empty where nobody knows.
+        The operator that launched the kernel, ``"aten::addmm"``; empty if it is unknown.
     """
 
     device: int
@@ -41,27 +41,27 @@ class DeviceSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What the GPU of a rank did while the rank was in its function; see ``run(profile=True)``.
+    """The work of a rank's GPU while the rank was in its function; see ``run(profile=True)``.
 
     Attributes
     ----------
     on : {"gpu", "cpu"}
-        ``"cpu"``: the rank used no GPU. Spans are then the operators that its own thread called,
-        and nothing is known of communication.
+        ``"cpu"``: the rank used no GPU. Then the spans are the operators that its own thread
+        called, and the profile contains no communication.
     spans : list of DeviceSpan
-        In order of their start, in seconds since the first rank entered the function. Of more than
-        20,000, the first.
+        Ordered by their start, in seconds since the first rank entered the function; at most the
+        first 20,000.
     left_out : int
-        How many more there were.
+        How many further spans there were.
     computing_s : float
         Seconds in which any stream computed.
     communicating_s, exposed_s : float
-        Seconds in which any stream had a kernel that communicates, and those of them in which no
-        stream computed.
+        Seconds in which any stream ran a kernel that communicates, and the part of these seconds in
+        which no stream computed.
     idle_s : float
         Seconds in the function in which no stream did anything.
     why_none : str
-        Why there are no spans, where the rank could not be profiled.
+        If the rank could not be profiled: the reason.
     """
 
     on: str = "cpu"
@@ -91,7 +91,7 @@ class Profile:
         )
 
     def since(self, origin_s: float) -> Profile:
-        """The same with times that count from ``origin_s``."""
+        """The same profile, with times that count from ``origin_s``."""
         return replace(
             self,
             spans=[
@@ -102,7 +102,7 @@ class Profile:
 
     @property
     def exposed(self) -> list[Part]:
-        """When a stream communicated and none computed, as far as the spans tell."""
+        """When a stream communicated and no stream computed, according to the spans."""
         return without(times_of(self.spans, COMMUNICATION), times_of(self.spans, COMPUTE))
 
     @property
@@ -114,7 +114,7 @@ class Profile:
         return dict(sorted(found.items()))
 
     def to_record(self) -> dict[str, Any]:
-        """The same as plain data; each name is written once."""
+        """The profile as plain data; each name is written once."""
         names: dict[str, int] = {}
 
         def plain(value: Any) -> Any:
@@ -125,7 +125,7 @@ class Profile:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Profile:
-        """The way back from `to_record`."""
+        """The profile from the data that `to_record` returned."""
         names, rest = record["names"], {k: v for k, v in record.items() if k != "names"}
         spans = [
             DeviceSpan(device, stream, names[name], names[sort], start_s, end_s, names[op])
@@ -135,12 +135,12 @@ class Profile:
 
 
 def times_of(spans: Iterable[DeviceSpan], sort: str) -> list[Part]:
-    """When spans of a sort were: ``(start_s, end_s)`` each."""
+    """The times of all spans of a sort, each as ``(start_s, end_s)``."""
     return [(span.start_s, span.end_s) for span in spans if span.sort == sort]
 
 
 def union(parts: Iterable[Part]) -> list[Part]:
-    """The time that lies in any of the parts, in order and without overlap."""
+    """The time within one part or more, as parts in order and without overlap."""
     found: list[Part] = []
     for start_s, end_s in sorted(parts):
         if found and start_s <= found[-1][1]:
@@ -151,7 +151,7 @@ def union(parts: Iterable[Part]) -> list[Part]:
 
 
 def without(parts: Iterable[Part], others: Iterable[Part]) -> list[Part]:
-    """The time that lies in any of the parts and in none of the others, in order.
+    """The time within one part or more but within none of the others, as parts in order.
 
     **Cost** O(n log n) for n parts.
     """

@@ -1,4 +1,4 @@
-"""What a rank did by itself, one step after the other, from the times of its ops."""
+"""The steps of one rank, one after the other, from the times of its ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Step:
-    """What a rank does next: after ``gap_s`` of its own work it posts an op, waits, or leaves."""
+    """One step of a rank: after ``gap_s`` of its own work it posts an op, waits, or leaves."""
 
     gap_s: float
     what: str
@@ -17,7 +17,8 @@ class Step:
 def steps_of(ops, span):
     """The steps of a rank, from its recorded moments: posts, waits, and the end.
 
-    Of what happened at one moment a wait that lasted was the last: it held the rank up.
+    If several things happened at one moment, a wait that lasted was the last of them, because it
+    blocked the rank.
     """
     moments = []
     for number, op in enumerate(ops):

@@ -1,5 +1,5 @@
-"""What happened in a run: sites, ops, messages, collectives. Every engine writes it, every
-picture, table and check reads it. Pure Python.
+"""The trace of a run: sites, ops, messages, collectives. Every engine writes a trace. Every
+picture, table and check reads one. Pure Python.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ class Site:
     Attributes
     ----------
     op : str
-        What the rank did there, as a call: ``"recv(src=1)"``, or ``"computing"``.
+        What the rank did at this line, as a call: ``"recv(src=1)"``, or ``"computing"``.
     file : str
-        The file's path, or the name IPython gave the cell.
+        The file's path, or the name that IPython gave the cell.
     lineno : int
-        Line number, from 1; 0 when no line of the learner's was on the stack.
+        The line number, from 1. It is 0 if no line of the learner's program was on the stack.
     function : str
-        Name of the function the line is in.
+        Name of the function that contains the line.
     cell : int or None
-        Execution count of the cell, where the line is in a notebook cell.
+        Execution count of the cell, if the line is in a notebook cell.
     line_text : str
-        The line itself, stripped.
+        The text of the line, stripped.
     callers : tuple of str
-        The places that led to the line, the nearest first, two at most; known in verdicts only.
+        The places from which the line was called, the nearest first. There are at most two. Only
+        sites in verdicts have callers.
     in_thread : bool
-        Whether the rank was there in a thread that it has started itself.
+        Whether the rank ran the line in a thread that it had started itself.
     """
 
     op: str
@@ -52,7 +53,7 @@ class Site:
     def place(self) -> str:
         """The place in words: ``"main, line 4"`` in a notebook cell, else ``"ptdist.py, line 12"``.
 
-        A cell is named by its function: its number is another one whenever it is run again.
+        simlib names a cell by its function, because a cell gets a new number each time you run it.
         """
         if not self.lineno:
             return "no line of yours"
@@ -63,12 +64,12 @@ class Site:
 
     @property
     def where(self) -> str:
-        """The place with what led to it: ``"mean, line 2, called from main, line 9"``."""
+        """The place with its callers, such as ``"mean, line 2, called from main, line 9"``."""
         callers = f", called from {', from '.join(self.callers)}" if self.callers else ""
         return f"{self.place}{callers}{', in another thread' if self.in_thread else ''}"
 
     def is_at_line_of(self, other: Site) -> bool:
-        """Whether both are one line, whatever is called there."""
+        """True if both sites are the same line, with any calls in this line."""
         return (self.lineno, self.file) == (other.lineno, other.file)
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class Site:
 
 
 def source_line(file: str, lineno: int) -> str:
-    """The stripped text of one line; empty where the source is not at hand."""
+    """The stripped text of one line; empty if the source cannot be found."""
     if os.path.exists(file):
         linecache.checkcache(file)  # it may have been edited since
     return linecache.getline(file, lineno).strip() if lineno else ""
@@ -92,14 +93,14 @@ def make_site(call: str, place: tuple[str, int, str], cells: Mapping[str, int]) 
 class Group:
     """A process group: its members as ranks of the world, in group order.
 
-    ``name`` is ``"world"`` for the default group, else ``"group 1"``, ``"group 2"`` by order of
-    appearance in the trace. ``description`` is what the program called it, ``"TP"``, where a record
-    of a real job says so.
+    ``name`` is ``"world"`` for the default group, and ``"group 1"``, ``"group 2"`` for the others,
+    in the order in which the trace first mentions them. ``description`` is the
+    ``group_desc`` of the program, or ``"mesh_tp"`` for the dimension ``"tp"`` of a device mesh.
     """
 
     name: str
     ranks: tuple
-    description: str = ""
+    description: str = field(default="", compare=False)
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -117,47 +118,56 @@ class Op:
     rank : int
         Rank (in the world) that made the call.
     seq : int
-        Its number among the rank's ops, from 0.
+        Number of the op among the rank's ops, from 0.
     kind : str
         ``send``, ``recv``, ``broadcast``, ``scatter``, ``gather``, ``reduce``, ``all_reduce``,
         ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``barrier``.
     group : Group
-        The process group it was called on.
+        The process group on which the rank called it.
     peer : int or None
-        dst of a send, src of a recv (None while an any-source recv has not matched), root of a
-        rooted collective; always a rank of the world. None where the record does not say the root.
+        The dst of a send, the src of a recv, or the root of a rooted collective; always a rank of
+        the world. It is None for an any-source recv that has not matched yet, and if the record
+        does not contain the root.
     tag : int or None
-        Tag of a send or recv; None where the record does not say it.
+        The tag of a send or recv. It is None if the record does not contain the tag.
     nbytes : int
-        Payload: bytes of the tensors this rank contributes or, where it only receives, of those
-        it receives. (all_gather: its own part; reduce_scatter, all_to_all, and scatter on the
-        root: all the parts it brings; gather on the root: its own part.)
+        The payload: the bytes of the tensors that this rank contributes. For all_gather and gather
+        this is the rank's own part. For reduce_scatter, all_to_all and a scatter's root these are
+        all parts of the rank. If a rank only receives, the payload is the bytes that it receives.
     shapes : tuple of tuple of int
         Shapes of the tensors that ``nbytes`` counts.
     dtype : str
         ``"float32"``...; empty for a barrier.
     reduce_op : str or None
-        ``"SUM"``, ``"AVG"``, ``"MAX"``, ``"MIN"``, ``"PRODUCT"``... of a reducing collective.
+        ``"SUM"``, ``"AVG"``, ``"MAX"``, ``"MIN"``, ``"PRODUCT"``... for a reducing collective.
     splits : tuple or None
-        Of an all_to_all: (elements it sends to each rank, elements it expects from each).
+        For an all_to_all, a pair: the elements that the rank sends to each rank, and the elements
+        that it expects from each rank.
     async_op : bool
-        True where the call returned a request (isend, irecv, ``async_op=True``, and what DDP
-        posts from C++).
+        True if the call returned a request (isend, irecv, ``async_op=True``, and the calls that
+        DDP makes from C++).
     any_source : bool
-        True for a recv that named no src.
+        True for a recv without a src.
     site : Site
         The learner's line.
     post_s, wait_s, end_s : float or None
-        Seconds since the first rank entered the function: the call; the moment the rank began to
-        wait for it; its completion as the rank saw it. None where that never happened.
+        Three moments, in seconds since the first rank entered the function. ``post_s`` is the call.
+        At ``wait_s`` the rank began to wait for the op. At ``end_s`` the rank saw it complete. A
+        moment is None if it never happened.
     waited_after : int or None
-        How many ops the rank had posted when it began to wait: of several things at one moment, as
-        there are in a simulation, this says which came first.
+        The number of ops that the rank had posted when it began to wait. In a simulation several
+        events can happen at one moment. This number shows their order.
     failed_s : float or None
-        When it raised in its rank, say for want of a rank that had died; it has no ``end_s`` then.
+        The second at which the op raised an error in its rank, for example because another rank had
+        died. ``end_s`` is then None.
     number : int or None
-        Which collective of its group it is, where the record says so: it may not hold the first.
-        None: they are counted.
+        Number of the collective in its group, from 0. The record gives this number, because it may
+        lack the first collectives. If it is None, simlib counts the collectives. Recorders and NCCL
+        count from 1, so code that reads or writes their numbers adds or subtracts one. If NCCL runs
+        several calls as one, each call still has its own number.
+    began_s : float or None
+        The second at which the op's kernel began on a GPU, on the same clock as the other moments.
+        It is None if no profiler recorded the kernel.
     """
 
     rank: int
@@ -180,25 +190,26 @@ class Op:
     waited_after: int | None = None
     failed_s: float | None = None
     number: int | None = None
+    began_s: float | None = None
 
     @property
     def is_p2p(self) -> bool:
-        """Whether this is a send or a recv (anything else is a collective)."""
+        """True if the op is a send or a recv. Every other op is a collective."""
         return self.kind in P2P_KINDS
 
     @property
     def done(self) -> bool:
-        """Whether the op completed, as far as its rank saw."""
+        """True if the op's rank saw the op complete."""
         return self.end_s is not None
 
     def ends_by(self, until_s: float) -> float:
-        """When it completed or failed, or ``until_s`` where it did neither."""
+        """Return when the op completed or failed, or ``until_s`` if the op is still open."""
         ends = (self.end_s, self.failed_s, until_s)
         return next(moment for moment in ends if moment is not None)
 
     @property
     def call(self) -> str:
-        """The op as a short call: ``"isend(dst=1, tag=7)"``, ``"all_reduce(SUM)"``."""
+        """The op as a short call, such as ``"isend(dst=1, tag=7)"`` or ``"all_reduce(SUM)"``."""
         return describe_call(
             self.kind, self.peer, self.tag, self.reduce_op, self.async_op, self.any_source
         )
@@ -212,7 +223,7 @@ def describe_call(
     async_op: bool = False,
     any_source: bool = False,
 ) -> str:
-    """The text of a call: used by `Op.call` and for a rank that still waits in it."""
+    """The text of a call, for `Op.call` and for a rank that still waits in the call."""
     if kind in P2P_KINDS:
         name = ("i" if async_op else "") + kind
         who = "any" if any_source else peer
@@ -230,20 +241,21 @@ def describe_call(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the modelled device of a rank did.
+    """The work of a rank's modelled device.
 
     Attributes
     ----------
     flops : int
         Floating-point operations of products, convolutions and attention.
     recomputed_flops : int
-        Those of them that checkpoints of activations did once more, within backward.
+        The part of ``flops`` that activation checkpointing computed again, within backward.
     full_rate_s, recomputed_full_rate_s : float or None
-        Seconds that both take at the device's rates of their dtypes; None where there is no rate
-        for one of them.
+        Seconds that both take at the device's rates for their dtypes; None if the device lacks a
+        rate for one of the dtypes.
     start_s, end_s : float or None
-        On an asynchronous device: when the first began of all kernels and ops of torch.distributed
-        that were launched, and when the last ended, in seconds since the first rank entered.
+        On an asynchronous device: when the first of the launched kernels and ops of
+        torch.distributed began, and when the last one ended, in seconds since the first rank
+        entered.
     """
 
     flops: int
@@ -256,7 +268,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a rank's work that the program has named, see `simlib.span`.
+    """A piece of a rank's work that the program has named with `simlib.span`.
 
     Attributes
     ----------
@@ -266,10 +278,11 @@ class Piece:
     numbers : dict of str to int
         ``{"micro": 3}``.
     start_s, end_s : float, float or None
-        When the rank was in it, in seconds since the first rank entered the function; None where it
-        never ended.
+        When the rank entered and left it, in seconds since the first rank entered the function.
+        ``end_s`` is None if the piece never ended.
     work : Work or None
-        What the modelled device of the rank did of it, be it after the rank had gone on.
+        The work of the rank's modelled device for this piece, even if the device did it later than
+        the rank's call.
     """
 
     rank: int
@@ -280,9 +293,10 @@ class Piece:
     work: Work | None = None
 
     def span(self, until_s: float) -> tuple[float, float]:
-        """From its start to its end, or to ``until_s`` where it never ended.
+        """The start and end of the piece; the end is ``until_s`` if the piece never ended.
 
-        An asynchronous device does it later than the rank calls it: then it is the device's time.
+        An asynchronous device works on the piece later than the rank calls it. Then both are the
+        times of the device.
         """
         done = self.work
         if done is not None and done.start_s is not None and done.end_s is not None:
@@ -291,25 +305,25 @@ class Piece:
 
     @property
     def label(self) -> str:
-        """The name with its numbers, as pictures show it: ``"F3"``, of several ``"F0.3"``."""
+        """The name with its numbers, as pictures show it: ``"F3"``, or ``"F0.3"`` for two."""
         return self.name + ".".join(map(str, self.numbers.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A send and the recv it went to; ``recv`` is None where nobody received it."""
+    """A send and its recv. ``recv`` is None if no rank received the message."""
 
     send: Op
     recv: Op | None
 
     @property
     def src(self) -> int:
-        """Rank that sent."""
+        """The rank that sent the message."""
         return self.send.rank
 
     @property
     def dst(self) -> int | None:
-        """Rank it was sent to."""
+        """The rank to which the message was sent."""
         return self.send.peer
 
     @property
@@ -320,7 +334,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class WireMessage:
-    """One of the messages that a collective is made of, in a simulation.
+    """One of the messages of which a simulated collective consists.
 
     Attributes
     ----------
@@ -328,12 +342,12 @@ class WireMessage:
         The collective.
     group : Group
     round : int
-        Number of the round of its algorithm, from 0.
+        Number of the round in the collective's algorithm, from 0.
     src, dst : int
         Ranks of the world.
     nbytes : int
     start_s, end_s : float
-        When both its ends were ready, and when it had arrived.
+        When both ranks were ready for the message, and when it had arrived.
     """
 
     kind: str
@@ -348,7 +362,7 @@ class WireMessage:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: the ops of all the ranks that took part, ``{rank: Op}``."""
+    """One collective. It contains the ops of all ranks that took part, as ``{rank: Op}``."""
 
     kind: str
     group: Group
@@ -356,13 +370,13 @@ class Collective:
 
     @property
     def nbytes(self) -> int:
-        """The largest payload any of its ranks brought, in bytes."""
+        """The largest payload of any of its ranks, in bytes."""
         return max(op.nbytes for op in self.ops.values())
 
 
 @dataclass(slots=True)
 class Trace:
-    """All ops of a run, in order of their posting, and when each rank was at work.
+    """All ops of a run, in the order in which they were posted, and each rank's time at work.
 
     Attributes
     ----------
@@ -370,22 +384,26 @@ class Trace:
     ops : list of Op
         Ordered by ``post_s``, then rank.
     spans : list of (float, float or None)
-        Per rank, when it entered the function and left it, in seconds since the first rank entered;
-        None where it never left.
+        For each rank, the seconds at which it entered and left the function, counted from the first
+        rank's entry. A value is None if the rank never entered or left.
     dropped : int
-        Ops beyond what a recording holds: they ran, but are not in ``ops``.
+        The number of ops that are not in ``ops``, because the record was full. These ops ran, too.
     clock_error_s : float
-        By how much times of ranks on different hosts may be wrong against each other.
+        The largest error of a comparison between times of ranks on different hosts.
     clock_offsets_s : dict of int to float
-        Rank -> by how much its clock was ahead of the first rank's. Times are without it.
+        ``{rank: seconds}``: how far the rank's clock was ahead of the first rank's clock. simlib
+        has subtracted these seconds from all times of the rank.
     missing : tuple of int
-        Ranks of which there is no record.
+        Ranks without a record.
+    last_seen_s : dict of int to float
+        If the record covers a part of a longer run, ``{rank: seconds}`` with the last moment of
+        this rank in the record.
     pieces : list of Piece
-        What ranks have named of their work, ordered by ``start_s``, then rank.
+        The pieces of work that ranks have named, ordered by ``start_s``, then rank.
     deaths : dict of int to float
-        Rank -> when it died.
-    forgotten : Forgotten or None
-        Of a run that was watched for long: sums of what came before ``ops``, where that is not all.
+        When each dead rank died, by rank.
+    forgotten : Evicted or None
+        If a run was watched for long, the sums of the earlier ops that are not in ``ops``.
     """
 
     world_size: int
@@ -398,6 +416,7 @@ class Trace:
     forgotten: Evicted | None = None
     clock_offsets_s: dict = field(default_factory=dict)
     missing: tuple = ()
+    last_seen_s: dict = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -413,7 +432,7 @@ class Trace:
         return sorted((op for op in self.ops if op.rank == rank), key=lambda op: op.seq)
 
     def by_rank(self) -> list[list[Op]]:
-        """The ops of each rank, by rank, each in its own order."""
+        """Return the ops of each rank, by rank, in the order of that rank."""
         own: list[list[Op]] = [[] for _ in range(self.world_size)]
         for op in self.ops:
             own[op.rank].append(op)
@@ -423,25 +442,25 @@ class Trace:
 
     @property
     def is_over(self) -> bool:
-        """Whether each rank left its function, and each call that blocks came to its end."""
+        """True if each rank left its function and each blocking call completed."""
         has_left = self.spans and all(None not in span for span in self.spans)
         return bool(has_left) and all(op.done or op.async_op for op in self.ops)
 
     @property
     def end_s(self) -> float:
-        """The last moment anything is known of, in seconds since the first rank entered."""
+        """The last moment in the trace, in seconds since the first rank entered."""
         ends = [t for span in self.spans for t in span if t is not None]
-        ends += self.deaths.values()
+        ends += [*self.deaths.values(), *self.last_seen_s.values()]
         moments = [(op.post_s, op.wait_s, op.end_s, op.failed_s) for op in self.ops]
         ends += [t for times in moments for t in times if t is not None]
         return max(ends, default=0.0)
 
     @property
     def messages(self) -> list[Message]:
-        """Every send with the recv it went to, in order of posting.
+        """Every send with its recv, in the order in which the sends were posted.
 
-        Sends and recvs pair by group, src, dst and tag, first posted first; an any-source recv
-        takes the sender it reported.
+        A recv belongs to the first posted send of its group, src, dst and tag that no earlier recv
+        has taken. The src of an any-source recv is the sender that the recv reported.
 
         **Cost** O(number of ops).
         """
@@ -458,7 +477,7 @@ class Trace:
 
     @property
     def collectives(self) -> list[Collective]:
-        """Every collective, in order of its first post: the k-th op of each member of a group.
+        """Every collective, ordered by its first post: the k-th op of each member of a group.
 
         **Cost** O(number of ops).
         """
@@ -477,12 +496,12 @@ class Trace:
 
 
 class Evicted:
-    """Sums of the ops that a log which rolls over holds no more: they are exact, all that is left.
+    """Exact sums of the ops that a log has overwritten with later ops.
 
     Attributes
     ----------
     ops, joined : list of int
-        By rank: ops, and those of them that are collectives.
+        By rank: number of ops, and number of collectives among them.
     sent : dict of (int, int) to list of int
         (src, dst) -> messages, bytes.
     received : list of list of int
@@ -515,7 +534,7 @@ class Evicted:
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> Evicted:
-        """What `to_record` has written."""
+        """The sums that `to_record` has written."""
         found = cls(len(record["ops"]))
         found.ops, found.joined = record["ops"], record["joined"]
         found.received, found._loaded = record["received"], record["collectives"]
@@ -527,7 +546,7 @@ class Evicted:
         return any(self.ops)
 
     def add(self, op: Op, is_open: bool = False) -> None:
-        """An op is forgotten; one that ``is_open`` comes to its `end` later."""
+        """Count an op that the log forgets; for an op that ``is_open``, `end` is called later."""
         if op.kind == "new_group":
             return
         self.ops[op.rank] += 1
@@ -543,7 +562,7 @@ class Evicted:
             _count(self.received[op.rank], op)
 
     def end(self, op: Op) -> None:
-        """An op that was forgotten while it was open has ended."""
+        """Count the end of an op that was open when the log forgot it."""
         if op.kind == "recv":
             _count(self.received[op.rank], op)
             if op.any_source:
@@ -556,9 +575,9 @@ class Evicted:
             del self._ahead[channel]
 
     def without_halves(self, ops: list[Op]) -> list[Op]:
-        """The ops that are left, in order, without those whose partners are forgotten.
+        """The remaining ops, in order, without the ops whose partners are forgotten.
 
-        These are added up here, too: so what is left belongs together as it did.
+        The sums include those as well. So every remaining op still has its partners.
         """
         late = {
             (group, rank): max(counts.values()) - counts[rank]

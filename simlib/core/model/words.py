@@ -13,7 +13,7 @@ def short_bytes(nbytes: float) -> str:
 
 
 def bytes_unit(nbytes: float) -> tuple[str, float]:
-    """The unit that suits so many bytes, and how many bytes it has."""
+    """The unit for a number of bytes, and how many bytes the unit has."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     return next(((unit, scale) for unit, scale in units if nbytes >= scale), ("B", 1))
 
@@ -33,7 +33,7 @@ def seconds_text(time_s: float | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines with straight columns, to the right but for those that are named."""
+    """Rows of cells as lines with straight columns, right-aligned except for those in ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -48,13 +48,13 @@ def ranks_text(run: Any) -> str:
 
 
 MAX_LINES = 12
-"""Of what is told by rank, so many lines are shown at most."""
+"""How many lines, at most, a text with a line for each rank shows."""
 MAX_NAMES = 16
-"""So many ranks are named one by one at most."""
+"""How many ranks, at most, are named one by one."""
 
 
 def shortened(lines: list[str], ranks: Sequence[int] = ()) -> list[str]:
-    """The first of many lines, and of how many more ranks there are: one a line, or ``ranks``."""
+    """The first of many lines, and how many more ranks there are: one per line, or ``ranks``."""
     if len(lines) <= MAX_LINES:
         return lines
     shown = MAX_LINES - 2

@@ -1,9 +1,9 @@
-"""What no call may ask for: rules that a call breaks whatever the other ranks do.
+"""Rules that a call can break by itself, independent of other ranks.
 
-They are the backend's own (`transports.backends`), and a few that Gloo leaves out and then hands
-back memory nobody has written. Both engines ask here before a call is written down, so that both
-refuse it in the same sentence.
-What ranks must agree on among themselves is judged elsewhere (`simlib.core.diagnose.matching`).
+They are the backend's own rules (`transports.backends`), and a few that Gloo lacks, although it
+then returns memory that nobody has written. Both engines ask here before a call is recorded, so
+both refuse it in the same sentence. The facts on which ranks must agree are judged elsewhere
+(`simlib.core.diagnose.matching`).
 
 A check of a collective takes the call's arguments (without its options), and the rank and the size
 of the group. It costs some microseconds.
@@ -27,7 +27,9 @@ from .transports.backends import BITS, OPS, TORCHS_TAGS, Capabilities
 def check_peer(rank: int, size: int, peer: int, role: str) -> None:
     """Refuse a partner that is no other rank of the group."""
     if not 0 <= peer < size:
-        raise RefusedCall(f"{role}={peer} is no rank of this group: its ranks are 0 to {size - 1}")
+        raise RefusedCall(
+            f"{role}={peer} is not a rank of this group: its ranks are 0 to {size - 1}"
+        )
     if peer == rank:
         raise RefusedCall(
             f"{role}={peer} is the rank itself: a rank that "
@@ -61,8 +63,9 @@ def check_message(
         )
     if able.moves_memory and not tensor.is_contiguous():
         raise RefusedCall(
-            f"the tensor that is {verb} must be contiguous, its elements one after the other in "
-            f"memory, which a transposed tensor, a column or a slice with steps is not: {advice}"
+            f"the tensor that is {verb} must be contiguous: its elements must lie one after the "
+            "other in memory. A transposed tensor, a column or a slice with steps is not "
+            f"contiguous: {advice}"
         )
 
 
@@ -83,7 +86,7 @@ def _about_tag(tag, able):
 
 
 def _capabilities_for(what, tensor, capabilities):
-    """What the backend can do with a tensor; refused where it carries none from its device."""
+    """The backend's capabilities for a tensor. Refused if it carries none from its device."""
     able = capabilities.get(tensor.device.type)
     if able is not None:
         return able
@@ -92,8 +95,8 @@ def _capabilities_for(what, tensor, capabilities):
     if first.is_simulated:
         where, otherwise = "in a simulation", ". A simulated rank has no GPU"
     raise RefusedCall(
-        f"{what} {where} takes tensors on {' or '.join(capabilities)}, and this one is on "
-        f"{tensor.device}: move it there first, for example by x.cpu(){otherwise}"
+        f"{what} {where} takes tensors on {' or '.join(capabilities)}, but this tensor is on "
+        f"{tensor.device}: move the tensor first, for example by x.cpu(){otherwise}"
     )
 
 
@@ -108,7 +111,7 @@ def refuse_what_is_lacking(method: str, able: Capabilities) -> None:
 
 
 class Place(NamedTuple):
-    """Who calls: a rank of a group, and the group's size."""
+    """The caller: a rank of a group, and the group's size."""
 
     rank: int
     size: int
@@ -122,7 +125,7 @@ def check_collective(
     args: tuple,
     capabilities: Mapping[str, Capabilities],
 ) -> None:
-    """Refuse what no rank's answer could make right.
+    """Refuse calls that no answer of another rank could make right.
 
     Parameters
     ----------
@@ -144,7 +147,7 @@ def check_collective(
         _check_layouts(kind, tensors, adds_sparse=method == "allreduce" and able.adds_sparse)
     root, size = getattr(opts, "rootRank", None), place.size
     if root is not None and not 0 <= root < size:
-        raise RefusedCall(f"root {root} is no rank of this group: its ranks are 0 to {size - 1}")
+        raise RefusedCall(f"root {root} is not a rank of this group: its ranks are 0 to {size - 1}")
     check = _CHECKS.get(method)
     if check is not None:
         check(args, size, place.rank, root)
@@ -183,7 +186,7 @@ def _check_layouts(kind, tensors, adds_sparse):
     for tensor in tensors:
         if tensor.layout not in allowed:
             raise RefusedLayout(
-                f"{kind} takes dense tensors only, and this one is {_words(tensor.layout)}: "
+                f"{kind} takes dense tensors only, but this tensor is {_words(tensor.layout)}: "
                 "pass x.to_dense()"
             )
 
@@ -192,8 +195,8 @@ def _check_devices(kind, tensors):
     if len({tensor.device.type for tensor in tensors}) > 1:
         devices = " and ".join(sorted({str(tensor.device) for tensor in tensors}))
         raise RefusedCall(
-            f"the tensors of one {kind} must be on one sort of device, and these are on {devices}: "
-            "move them together, for example by x.cpu()"
+            f"the tensors of one {kind} must be on one kind of device, but these are on "
+            f"{devices}: move them all to one device, for example by x.cpu()"
         )
 
 
@@ -211,10 +214,10 @@ def _check_tensor(kind, method, tensor, able):
 
 
 _MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
-"""Of how many of a method's arguments Gloo and NCCL move the memory, from the first byte on.
+"""The number of a method's arguments whose memory Gloo and NCCL move as one block.
 
-It takes as many elements as the tensor has, whatever their strides (pytorch issue 192920): of a
-slice with steps the neighbours, of what expand() gives the memory behind it. Other methods copy.
+They move as many elements as the tensor has, and ignore strides (pytorch issue 192920). For a slice
+with steps these are its neighbours, and after expand() the memory behind it. Other methods copy.
 """
 
 
@@ -227,19 +230,19 @@ def _check_memory(kind, moved, able):
     for tensor in moved:
         if not _fills_its_memory(tensor):
             raise RefusedCall(
-                f"{kind} with {able.name} reads and writes memory without steps, and the elements "
-                "of this tensor do not fill theirs, like a slice with steps, a column or what "
-                "expand() gives: memory beside them would be overwritten. Pass y = x.contiguous(), "
-                "and copy y back afterwards"
+                f"{kind} with {able.name} reads and writes one whole piece of memory. The "
+                "elements of this tensor do not fill one piece: the tensor is perhaps a slice "
+                "with steps, a column or a result of expand(). Memory between the elements would "
+                "be overwritten: pass y = x.contiguous(), and copy y back afterwards"
             )
 
 
 def _check_order(kind, args, rank, able):
-    """Refuse a scatter or reduce_scatter of tensors that lie in another order than its output.
+    """Refuse a scatter or reduce_scatter if its tensors have another order than its output.
 
-    Each part must have the order of its receiver's output. Of other ranks' outputs this one knows
-    nothing: they are taken to lie as its own does. What a reduce_scatter leaves on its rank is
-    copied, by elements.
+    Each part must have the order of its receiver's output. This rank does not know the other ranks'
+    outputs, and assumes that they have the order of its own output. The part that a reduce_scatter
+    leaves on its rank is copied, by elements.
     """
     if kind not in ("scatter", "reduce_scatter") or not args[1]:
         return
@@ -248,9 +251,8 @@ def _check_order(kind, args, rank, able):
             is_copied = kind == "reduce_scatter" and number == rank
             if part.shape == output.shape and not is_copied and _order(part) != _order(output):
                 raise RefusedCall(
-                    f"all tensors of a {kind} must lie in memory in the same order with "
-                    f"{able.name}, and one is transposed where another is not: pass "
-                    "x.contiguous() for each"
+                    f"all tensors of a {kind} must have the same order in memory with {able.name}, "
+                    "but one is transposed and another is not: pass x.contiguous() for each"
                 )
 
 
@@ -259,14 +261,14 @@ def _fills_its_memory(tensor):
 
 
 def _order(tensor):
-    """How Gloo takes the elements of a tensor to lie: what has gaps is copied in order before."""
+    """The order of elements that Gloo assumes. A tensor with gaps is copied in order first."""
     if tensor.is_contiguous() or not _fills_its_memory(tensor):
         return ()
     return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
 
 
 def _check_reduce_op(reduce_op, tensor, able):
-    """Refuse what Gloo refuses, in its words, and what another backend lacks beside that."""
+    """Refuse the calls that Gloo refuses, in its words, and calls that another backend lacks."""
     if reduce_op is None:
         return
     name = getattr(reduce_op, "op", reduce_op).name
@@ -277,8 +279,8 @@ def _check_reduce_op(reduce_op, tensor, able):
         )
     if name in BITS and not is_whole:
         raise RefusedCall(
-            f"Cannot use ReduceOp.{name} with non-integral dtype: it combines bits, and "
-            f"{_name(tensor)} is no whole number"
+            f"Cannot use ReduceOp.{name} with non-integral dtype: it combines the bits of "
+            f"integers, and this tensor has dtype {_name(tensor)}"
         )
     if name == "AVG" and is_whole:
         raise RefusedCall(
@@ -317,13 +319,13 @@ def _check_all_gather(args, size, *_):
 def _check_all_gather_coalesced(args, size, *_):
     lists, inputs = args[:2]
     if not inputs:
-        raise RefusedLayout("all_gather_coalesced brings no tensor: pass one or more")
+        raise RefusedLayout("the list of all_gather_coalesced is empty: pass one or more tensors")
     _check_length("all_gather_coalesced's list", lists, size, "list of tensors")
     for tensors in lists:
         if len(tensors) != len(inputs):
             raise RefusedCall(
-                "each list of all_gather_coalesced's list must have one tensor for each that the "
-                f"rank brings, {len(inputs)}: one has {len(tensors)}"
+                "each inner list of all_gather_coalesced must have as many tensors as the rank "
+                f"brings, {len(inputs)}: one list has {len(tensors)}"
             )
         _refuse_expanded("all_gather_coalesced's list", tensors)
         for output, tensor in zip(tensors, inputs, strict=True):
@@ -340,7 +342,7 @@ def _check_all_gather_single(args, size, *_):
         if tuple(output.shape) != expected:
             raise RefusedCall(
                 f"{size} ranks bring {_shape(tensor)} each, so the output must have shape "
-                f"{expected}: it has {_shape(output)}"
+                f"{expected}, but its shape is {_shape(output)}"
             )
         _check_dtypes(output, tensor)
         _refuse_expanded("the output of all_gather", [output])
@@ -348,7 +350,7 @@ def _check_all_gather_single(args, size, *_):
 
 def _check_all_reduce_coalesced(args, size, *_):
     if not args[0]:
-        raise RefusedLayout("all_reduce_coalesced's list is empty: pass one tensor or more")
+        raise RefusedLayout("the list of all_reduce_coalesced is empty: pass one or more tensors")
     _refuse_expanded("all_reduce_coalesced's list", args[0])
 
 
@@ -358,7 +360,7 @@ def _check_reduce_scatter(args, size, rank, _):
         if inputs[rank].shape != output.shape:  # Gloo lets those of other ranks have other lengths
             raise RefusedCall(
                 f"tensor {rank} of reduce_scatter's list is for this rank, and must have the shape "
-                f"of what it receives, {_shape(output)}: it has {_shape(inputs[rank])}"
+                f"of the output, {_shape(output)}: it has {_shape(inputs[rank])}"
             )
 
 
@@ -366,14 +368,14 @@ def _check_reduce_scatter_single(args, size, *_):
     for output, tensor in zip(*map(_listed, args[:2]), strict=True):
         if not (output.ndim and tensor.ndim):
             raise RefusedCall(
-                "reduce_scatter cuts a tensor by its rows, and one without dimensions has none: "
-                "pass x.reshape(1)"
+                "reduce_scatter cuts a tensor by its rows, but a tensor without dimensions has no "
+                "rows: pass x.reshape(1)"
             )
         expected = (output.shape[0] * size, *output.shape[1:])
         if tuple(tensor.shape) != expected:
             raise RefusedCall(
                 f"{size} ranks receive {_shape(output)} each, so the input must have shape "
-                f"{expected}: it has {_shape(tensor)}"
+                f"{expected}, but its shape is {_shape(tensor)}"
             )
         _check_dtypes(output, tensor)
         _refuse_expanded("the output of reduce_scatter", [output])
@@ -386,8 +388,9 @@ def _check_all_to_all(args, size, *_):
     sizes = [tensor.numel() for tensor in chain(inputs, outputs)]
     if len(set(sizes)) > 1:
         raise RefusedCall(
-            "the inputs and outputs of all_to_all must be tensors of one size, and have "
-            f"{sizes[:size]} and {sizes[size:]} elements: all_to_all_single takes split sizes"
+            "the inputs and outputs of all_to_all must be tensors of one size, but have "
+            f"{sizes[:size]} and {sizes[size:]} elements. For parts of several sizes, use "
+            "all_to_all_single with split sizes"
         )
     _refuse_expanded("the outputs of all_to_all", outputs)
 
@@ -397,15 +400,16 @@ def _check_all_to_all_single(args, size, *_):
     for name, whole, refused in (("input", tensor, RefusedValue), ("output", output, RefusedCall)):
         if not whole.is_contiguous():
             raise refused(
-                f"the {name} of all_to_all_single must be contiguous, its elements one after the "
-                "other in memory, which a transposed tensor is not: pass x.contiguous()"
+                f"the {name} of all_to_all_single must be contiguous: its elements must lie one "
+                "after the other in memory, unlike those of a transposed tensor. Pass "
+                "x.contiguous()"
             )
     refused = RefusedIndex if output_splits or input_splits else RefusedCall
     for name, whole, splits in (("output", output, output_splits), ("input", tensor, input_splits)):
         if whole.ndim == 0:
             raise refused(
-                f"all_to_all_single cuts the {name} by its rows, and a tensor without dimensions "
-                "has none: pass x.reshape(1)"
+                f"all_to_all_single cuts the {name} by its rows, but a tensor without dimensions "
+                "has no rows: pass x.reshape(1)"
             )
         _check_splits(name, whole.shape[0], list(splits or ()), size)
 
@@ -415,14 +419,14 @@ def _check_splits(name, rows, splits, size):
     if not splits:
         if rows % size:
             raise RefusedCall(
-                f"the {name} has {rows} rows, which {size} ranks cannot share evenly: "
-                f"say with {name}_split_sizes how many go to each"
+                f"the {name} has {rows} rows, which {size} ranks cannot share evenly: give "
+                f"{name}_split_sizes, the number of rows for each rank"
             )
         return
     if len(splits) != size:
         raise RefusedCall(
-            f"{name}_split_sizes must have one number for each of the {size} ranks, "
-            f"and has {len(splits)}"
+            f"{name}_split_sizes must have one number for each of the {size} ranks, but has "
+            f"{len(splits)}"
         )
     if min(splits) < 0:
         raise RefusedCall(f"{name}_split_sizes {splits} must be 0 or more each")
@@ -435,7 +439,7 @@ def _check_splits(name, rows, splits, size):
 def _check_length(name, items, size, what="tensor"):
     if len(items) != size:
         raise RefusedCall(
-            f"{name} must have one {what} for each of the {size} ranks, and has {len(items)}"
+            f"{name} must have one {what} for each of the {size} ranks, but has {len(items)}"
         )
 
 
@@ -456,7 +460,7 @@ def _check_dtypes(output, tensor):
 
 
 def _refuse_expanded(name, tensors):
-    """Refuse to receive into tensors several of whose elements are one place in memory."""
+    """Refuse to receive into a tensor in which several elements share one place in memory."""
     for tensor in tensors:
         if 0 in tensor.stride() and tensor.numel() > 1:
             if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -501,4 +505,4 @@ _CHECKS = {
     "all_to_all_single": _check_all_to_all_single,
     "alltoall_base": _check_all_to_all_single,
 }
-"""What else a call must hold, by torch's name of it."""
+"""Further conditions on a call, by torch's name of the call."""

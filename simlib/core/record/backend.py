@@ -1,8 +1,8 @@
-"""Where torch takes a backend's name, that of the run means the recording group.
+"""Makes a backend's name mean the recording group, wherever torch takes such a name.
 
-`install` wraps torch's one constructor of groups, so that groups made by `new_group`, device meshes
-or FSDP2 record too, while `dist.get_backend()` still says ``gloo``, or what the run names. What
-that touches of torch's inside is in `torch_inside`.
+`install` wraps torch's one constructor of groups. So groups made by `new_group`, device meshes or
+FSDP2 record too, while `dist.get_backend()` still returns ``gloo``, or the run's own name.
+`torch_inside` has the parts of this that touch torch's internals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _torch_batch = c10d.batch_isend_irecv
 
 
 def member(recorder: Recorder, backend: Backend) -> Callable:
-    """How a real rank becomes a member of a group, for `install`: a `Backend` carries its calls."""
+    """How a real rank becomes a member of a group, for `install`. A `Backend` carries its calls."""
 
     def create(options, ranks, name):
         transport = backend.open(options, ranks)
@@ -103,7 +103,7 @@ def install(
 
 
 def _check_not_self(group, rank, role):
-    """torch asks this for `send` and `recv` only: they are refused as `isend` and `irecv` are."""
+    """torch asks this only for `send` and `recv`. They are refused like `isend` and `irecv`."""
     if group.rank() == rank:
         try:
             check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
@@ -112,30 +112,30 @@ def _check_not_self(group, rank, role):
 
 
 def _is_ours(backend, spoken):
-    """Whether a backend's name, as torch writes them, means that of the run, or torch's choice."""
+    """Whether a backend's name, in torch's form, means the run's backend, or torch's choice."""
     name = str(backend or "undefined").lower()
     cpu = [part.partition(":")[2] for part in name.split(",") if part.startswith("cpu:")]
     return (cpu[0] if cpu else name) in (*spoken.names, BACKEND, "undefined")
 
 
 def join_world(store: dist.Store, rank: int, world_size: int) -> None:
-    """Make the default group of this rank; the learner's own call will find it there."""
+    """Make the default group of this rank. The learner's own call will find it."""
     _torch_init(BACKEND, store=store, rank=rank, world_size=world_size, timeout=FOREVER)
 
 
 def _spawn(fn, args=(), nprocs=1, join=True, *others, **options):
-    """`torch.multiprocessing.spawn` in a program that starts its own ranks: they are there already.
+    """`torch.multiprocessing.spawn` in a program that starts its own ranks: they exist already.
 
-    Each rank does what the process of its number would do. Who is a rank already, by a call of
-    torch.distributed, starts helpers.
+    Each rank does the work of the process with its number. If a process is already a rank, by a
+    call of torch.distributed, it starts helpers.
     """
     world = dist.group.WORLD
     if world._recorder.has_joined or world._recorder.log.posted:
         return _torch_spawn(fn, args, nprocs, join, *others, **options)
     if nprocs != world.size() or not join:
         raise InvalidCallError(
-            f"mp.spawn asks for {nprocs} processes, and the ranks of this run are {world.size()}. "
-            f"simlib has started them already, and each calls the function once: run {nprocs} ranks"
+            f"mp.spawn asks for {nprocs} processes, but this run has {world.size()} ranks. simlib "
+            f"has already started them, and each calls the function once: run {nprocs} ranks"
             + ("" if join else ", and leave join=False out")
         )
     fn(world.rank(), *args)
@@ -143,7 +143,7 @@ def _spawn(fn, args=(), nprocs=1, join=True, *others, **options):
 
 
 def _checking_init_process_group(spoken):
-    """`init_process_group` as the learner finds it: the world is there, so it only checks."""
+    """`init_process_group` for the learner. The world exists already, so it only checks."""
 
     def init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
         world = dist.group.WORLD
@@ -157,13 +157,13 @@ def _checking_init_process_group(spoken):
 
 
 def _destroy_process_group(group=None):
-    """`destroy_process_group` as the learner finds it: the engine takes the default group down."""
+    """`destroy_process_group` for the learner. The engine itself removes the default group."""
     if group is not None and group is not dist.group.WORLD:
         _torch_destroy(group)
 
 
 def _monitored_barrier(group=dist.GroupMember.WORLD, *args, **kwargs):
-    """`monitored_barrier`, which torch itself refuses without a word of what to do instead."""
+    """`monitored_barrier`, which torch itself refuses without naming an alternative."""
     ours = group if group is not None else dist.group.WORLD
     if isinstance(ours, RecordingGroup):
         refuse_what_is_lacking("monitored_barrier", ours.transport.default_capabilities)
@@ -171,10 +171,10 @@ def _monitored_barrier(group=dist.GroupMember.WORLD, *args, **kwargs):
 
 
 def _batch_isend_irecv(p2p_op_list):
-    """`batch_isend_irecv`: its messages begin together where the backend can do that, as NCCL.
+    """`batch_isend_irecv`. Its messages begin together if the backend can do that, as NCCL can.
 
-    torch asks it of its own class of groups only. One after the other, two ranks that both send
-    first would wait for each other.
+    torch does this only for its own class of groups. If messages began one after the other, two
+    ranks that both send first would wait for each other.
     """
     first = p2p_op_list[0] if p2p_op_list else None
     if isinstance(first, dist.P2POp):
@@ -189,28 +189,28 @@ def _batch_isend_irecv(p2p_op_list):
 def _check_init(spoken, backend, told, true):
     """Refuse an `init_process_group` that contradicts the run."""
     if backend is not None and not _is_ours(backend, spoken):
-        first, *others = spoken.names
+        first = spoken.names[0]
         raise InvalidCallError(
-            f"init_process_group asks for the backend {str(backend)!r}; the ranks of this run "
-            f"speak {first!r}: name that, or {', or '.join(map(repr, others))}, or none"
+            f"init_process_group asks for the backend {str(backend)!r}, but the ranks of this run "
+            f"use {first!r}: pass {' or '.join(map(repr, spoken.names))}, or leave the backend out"
         )
     for name, truth in true.items():
         value = told.get(name, -1)
         if value not in (-1, None, truth):
             raise InvalidCallError(
-                f"init_process_group says {name}={value}, but here {name} is {truth}: "
-                f"pass the {name} that the rank function was given"
+                f"init_process_group says {name}={value}, but here {name} is {truth}: pass the "
+                f"{name} that the rank function received"
             )
 
 
 class Membership:
-    """This rank's place in the world: what a run may change of it, and the way back."""
+    """This rank's place in the world: the things that a run may change, and the way back."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
 
     def begin(self, run_number: int) -> None:
-        """A run begins: groups are counted anew, and find each other where no older run has been.
+        """A run begins: groups are counted again, and meet at places that no older run has used.
 
         ``run_number`` must be the same on all ranks.
         """
@@ -219,7 +219,7 @@ class Membership:
         torch_inside.count_groups_anew(world, world.transport.name, store)
 
     def end(self) -> None:
-        """Take down every group but the default one, which gets its own timeout back."""
+        """Remove every group except the default one, which gets its own timeout back."""
         default = dist.group.WORLD
         default.forget_timeout()
         for group in torch_inside.groups_here():
@@ -231,7 +231,7 @@ STAGES = "torch.distributed.pipelining.stage"
 
 
 def name_pieces() -> None:
-    """Put a `span` around all that torch's pipeline stages compute; once in a process."""
+    """Put a `span` around all computing of torch's pipeline stages; once in a process."""
     when_imported(STAGES, _name_pieces_of)
 
 

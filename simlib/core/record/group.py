@@ -1,9 +1,9 @@
 """The recording process group: torch's calls -> ops of the log -> Gloo, NCCL or MPI.
 
-torch hands every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
-collectives), to the methods of a `dist.ProcessGroup`; `RecordingGroup` writes each down and passes
-it to what moves the data of the same ranks (`transports`). `backend` puts it in
-the place of torch's own.
+torch passes every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
+collectives), to the methods of a `dist.ProcessGroup`. `RecordingGroup` records each call and passes
+it to the transport of the same ranks (`transports`). `backend` puts it in the place of torch's own
+group.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .transports.backends import Transport
 
 ONCE, PARTS = "once", "parts"
 MAX_CHECKED = 1000
-"""How many calls that differ a group keeps in mind."""
+"""The number of different calls that a group remembers."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
 _TENSORS = torch.Tensor, torch.nn.Parameter
@@ -54,10 +54,11 @@ _API_FILES = frozenset(
 
 
 class Definition(NamedTuple):
-    """A group as torch calls it, and its members as ranks of the world."""
+    """A group in the form that torch calls, with its members as ranks of the world."""
 
     name: str
     ranks: tuple
+    description: str = ""
 
     def __hash__(self):
         return hash(self.name)  # looked up at every op: not of thousands of ranks
@@ -70,8 +71,8 @@ class RecordingGroup(GroupOfItsOwn):
     ----------
     recorder : Recorder
     transport : Transport
-        What the calls are passed on to. One that does not copy results into their tensors by torch
-        says so (``copies_results`` of its ``group``), as a `SimulatedGroup` does.
+        The transport that gets the calls. If it does not copy results into their tensors by torch,
+        its ``group`` says so (``copies_results``), as a `SimulatedGroup` does.
     rank, size : int
     name : str
         torch's name of the group; empty for the default group.
@@ -111,7 +112,7 @@ class RecordingGroup(GroupOfItsOwn):
             self._set_default_backend(sort)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long an op of this group may take, as ``timeout=`` told torch."""
+        """The longest time of an op of this group, from torch's ``timeout=``."""
         recorder, limit_s = self._recorder, timeout.total_seconds()
         self.transport.set_timeout(timeout)
         if hasattr(self._group, "patience_s"):
@@ -124,7 +125,7 @@ class RecordingGroup(GroupOfItsOwn):
                 self._limit = timeout
 
     def forget_timeout(self) -> None:
-        """No op of this group is given up any more."""
+        """From now on no op of this group is given up."""
         self.transport.set_timeout(FOREVER)
         self._is_limited, self._limit = False, None
 
@@ -150,13 +151,16 @@ class RecordingGroup(GroupOfItsOwn):
 
     def _set_group_desc(self, description):
         self._description = description
+        if description not in ("undefined", "default_pg"):
+            self._definition = self._definition._replace(description=description)
+            self._number = None, None
         super()._set_group_desc(description)
 
     def _post(self, kind, signature, *, frame=None, to=(None, NOBODY), flags=0):
         """Write one call down; returns its place in the log.
 
-        ``signature`` is the recorder's. ``frame`` is where to begin to look for the learner's line,
-        if not at the caller's caller; ``to`` is peer and tag.
+        ``signature`` is the recorder's. The search for the learner's line begins at ``frame``,
+        by default at the caller's caller. ``to`` is peer and tag.
         """
         peer, tag = to
         recorder = self._recorder
@@ -182,7 +186,7 @@ class RecordingGroup(GroupOfItsOwn):
         return start
 
     def _checked(self):
-        """What was found in calls of plain tensors: one that is alike breaks no rule either."""
+        """The check's result for calls of plain tensors. An equal call breaks no rule either."""
         numbers, checked = self._checked_calls
         if numbers is not self._log.numbers or len(checked) > MAX_CHECKED:
             checked = {}
@@ -190,9 +194,9 @@ class RecordingGroup(GroupOfItsOwn):
         return checked
 
     def _pass_on(self, start, method, *args):
-        """Call the transport; where it refuses, the op has failed (its peer may have died).
+        """Call the transport. If it refuses, the op has failed (its peer may have died).
 
-        A blocking op of NCCL gives no request: its stream waits, and nobody else.
+        A blocking op of NCCL gives no request, because only its stream waits.
         """
         try:
             work = getattr(self._group, method)(*args)
@@ -203,13 +207,13 @@ class RecordingGroup(GroupOfItsOwn):
 
     def _group_number(self):
         numbers, number = self._number
-        if numbers is not self._log.numbers:  # a log that is cleared begins anew
+        if numbers is not self._log.numbers:  # a log that is cleared begins again
             number = self._recorder.group(self._definition)
             self._number = self._log.numbers, number
         return number
 
     def post_new_group(self, ranks: Sequence[int] | None, members_only: bool) -> int:
-        """Write down a call of `new_group`: all ranks of the world meet in it, or its members."""
+        """Write down a call of `new_group`. All ranks of the world meet in it, or its members."""
         asked = tuple(sorted(ranks)) if ranks is not None else self._ranks
         recorder = self._recorder
         if recorder.before_op is not None:
@@ -217,15 +221,15 @@ class RecordingGroup(GroupOfItsOwn):
         key = "new_group", asked
         signature = recorder.log.define(key, "signature", ((), "", None, asked))
         site = recorder.site(sys._getframe(1))
-        where = (f"of {asked}", asked) if members_only else self._definition
+        where = Definition(f"of {asked}", asked) if members_only else self._definition
         group = recorder.group(where)
         return self._log.post(KIND_ID["new_group"], 0, site, group, signature, NOBODY, NOBODY, 0)
 
     @staticmethod
     def _caller():
-        """Flags of a send or recv, and the frame that asked torch for it.
+        """Flags of a send or recv, and the frame from which torch was called.
 
-        torch's send and recv call its isend and irecv: so look above.
+        torch's send and recv call its isend and irecv, so the frame above counts.
         """
         frame = sys._getframe(2).f_back
         flags = ASYNC
@@ -245,7 +249,7 @@ class RecordingGroup(GroupOfItsOwn):
         return self._message("recv_anysource", tensors, tag)
 
     def _message(self, method, tensors, tag, peer=None):
-        """Record a message and pass it on; ``peer`` is None for one of any source."""
+        """Record a message and pass it on; ``peer`` is None for a recv of any source."""
         check_message(method, tensors[0], tag, self._capabilities)
         kind = "send" if method == "send" else "recv"
         if peer is not None:
@@ -269,9 +273,9 @@ class RecordingGroup(GroupOfItsOwn):
 
     @contextlib.contextmanager
     def together(self, device: torch.device) -> Iterator[list]:
-        """Messages begin together that are posted within; yields a list for their requests.
+        """Messages posted within the block begin together; yields a list for their requests.
 
-        Where the backend of this device cannot do that, they begin one after the other.
+        If the backend of this device cannot do that, they begin one after the other.
         """
         works: list[RecordedWork] = []
         backends = {of.type: backend for of, _, backend in self.transport.registered}
@@ -292,9 +296,9 @@ class RecordingGroup(GroupOfItsOwn):
         self._recorder.check_fingerprint(start, meeting, dtype, count_bytes(tensor))
 
     def _keep(self, work, flags, buffers):
-        """Keep the learner's own request, and watch its buffers, until it is waited for.
+        """Keep the learner's own request, and watch its buffers, until the learner waits for it.
 
-        Gloo forgets a message whose request is dropped, and its receiver waits for ever.
+        Gloo forgets a message whose request is dropped, and then its receiver waits for ever.
         """
         pending = self._recorder.pending
         if flags & REQUEST:
@@ -332,7 +336,7 @@ class RecordingGroup(GroupOfItsOwn):
         self._log.wait_end(start)
 
     def _signature_of(self, kind, its, tensors, args, reduce_op):
-        """The signature of a collective, and what its fingerprint takes: dtype and size."""
+        """The signature of a collective, and the facts for its fingerprint: dtype and size."""
         splits = its.splits(args, len(self._ranks)) if its.splits else None
         size = None if kind in _UNLIKE_SIZES else sum(map(torch.Tensor.numel, tensors))
         dtype = tensors[0].dtype if len(tensors) and size != 0 else None
@@ -346,13 +350,13 @@ class RecordingGroup(GroupOfItsOwn):
 
     @property
     def _counts(self):
-        """Who counts the collectives of this group, for torch."""
+        """The counter of this group's collectives, for torch."""
         group = self._group
         return group if isinstance(group, dist.ProcessGroup) else self.transport.registered[-1][2]
 
 
 def _plain(args, opts):
-    """All that the rules see of one or two dense tensors, each alone; None for anything else."""
+    """All facts for the rules about one or two dense tensors, each alone; None for other cases."""
     found: list[Any] = []
     for arg in args:
         if arg is opts or (type(arg) is list and not arg):
@@ -366,13 +370,13 @@ def _plain(args, opts):
 
 
 def _async_flag(opts):
-    """ASYNC for a call that returned a request, REQUEST too where the learner has it."""
+    """ASYNC for a call that returned a request; also REQUEST if the learner has the request."""
     is_async = opts is not None and opts.asyncOp
     return ASYNC | _request_flag(sys._getframe(1).f_back) if is_async else 0
 
 
 def _request_flag(frame):
-    """REQUEST where the learner's own code made the call, not one of torch's modules."""
+    """REQUEST if the learner's own code made the call, and not one of torch's modules."""
     while frame is not None:
         file = frame.f_code.co_filename
         if is_learners(file):
@@ -385,7 +389,7 @@ def _request_flag(frame):
 
 @dataclass(frozen=True)
 class _Traits:
-    """What is special about one sort of collective.
+    """The special properties of one kind of collective.
 
     Attributes
     ----------
@@ -393,7 +397,7 @@ class _Traits:
         Gloo copies the result into each tensor of the first argument by torch: once, or in as many
         parts as there are ranks.
     divides : bool
-        For a mean Gloo adds up, and then divides the first argument by torch.
+        For a mean, Gloo adds up, and then divides the first argument by torch.
     """
 
     reduces: bool = False
@@ -404,10 +408,10 @@ class _Traits:
 
 
 def _collective(kind, method, payload, **traits):
-    """A method of `RecordingGroup` that records one sort of collective.
+    """A method of `RecordingGroup` that records one kind of collective.
 
-    ``payload`` takes the call's arguments and gives the tensors that count as this rank's bytes;
-    ``traits`` are those of `_Traits`.
+    ``payload`` takes the call's arguments and returns the tensors that count as this rank's bytes.
+    ``traits`` are the fields of `_Traits`.
     """
     its = _Traits(**traits)
 
@@ -458,7 +462,7 @@ def _collective(kind, method, payload, **traits):
 
 _AVG = hash(dist.ReduceOp.AVG)
 _UNLIKE_SIZES = ("scatter", "all_to_all")
-"""Collectives whose ranks may rightly bring different amounts."""
+"""Collectives in which ranks may contribute different amounts."""
 
 
 def _sizes_of_lists(args, size):

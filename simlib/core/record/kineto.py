@@ -6,6 +6,7 @@ a GPU names the operator that launched it by an ``External id``, which both have
 
 from __future__ import annotations
 
+import bisect
 import functools
 import gzip
 import json
@@ -19,51 +20,53 @@ from typing import Any, BinaryIO
 from ..model.profile import COMMUNICATION, COMPUTE, COPY, DeviceSpan, Part
 
 COMMUNICATES = ("nccl", "rccl", "msccl")
-"""How the names of kernels begin that move data between GPUs."""
+"""The beginnings of names of kernels that move data between GPUs."""
 ON_GPU = {"kernel": COMPUTE, "gpu_memcpy": COPY, "gpu_memset": COPY}
 ODD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
-"""What is raised where a file or an event does not hold what it should."""
+"""The errors for a file or an event with wrong contents."""
 MOST_US = 1e18
-"""No clock of a trace goes so far: some 30,000 years."""
+"""A limit above every clock of a trace: about 30,000 years."""
 COLLECTIVE = "record_param_comms"
-"""The operator by which NCCL's group says what it was asked for."""
+"""The operator in which NCCL's group records its calls."""
 CALLS = ("c10d::", "gloo:", "nccl:", COLLECTIVE)
-"""How operators are called that only post communication: how long it takes, they do not know."""
+"""Names of operators that only post communication, and do not know how long it takes."""
 MOST_BYTES = 2 << 30
-"""Of text that is read of one file; its objects take some ten times as much memory."""
+"""The most text of one file. Its objects take about ten times as much memory."""
 
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """What is read of one rank's file; times in seconds since the file's first event.
+    """The data from one rank's file; times in seconds since the file's first event.
 
     Attributes
     ----------
     began_ns : int
-        When the first event was, in nanoseconds since 1970.
+        The time of the first event, in nanoseconds since 1970.
     device_spans : list of DeviceSpan
-        What ran on GPUs.
+        The work of GPUs.
     operators : list of DeviceSpan
-        What ran on the CPU: of each thread the operators that no other operator had called. The
+        The work of the CPU: the operators of each thread that no other operator had called. The
         stream is the thread.
     marks : dict of str to list of (float, float)
-        What the program has named by `torch.profiler.record_function`: its times.
+        The times of pieces that the program has named by `torch.profiler.record_function`.
     mark_threads : dict of str to int
-        By the same names, the thread that did it last.
+        By the same names, the last thread that did it.
     mark_works : dict of str to list of ((float, float) or None)
-        By the same names and in the same order, when GPUs worked at it.
+        By the same names and in the same order, the times at which GPUs worked on it.
     world : dict
-        What the file says of the job: rank, world size, groups. Nothing of it is checked.
+        The file's facts about the job: rank, world size, groups. None of them is checked.
+    host : str
+        The name of the host; empty if the file does not contain it.
     calls, works : list of dict
-        Events by which the rank called torch.distributed, and Gloo's of what it did. Their times
-        are sound, all else is as in the file.
+        Events in which the rank called torch.distributed, and events of Gloo's work. Only their
+        times are checked.
     first_us : float
         The ``ts`` of the first event.
     kernel_times : dict of int to (float, float)
         By the ``External id`` of the operator that launched them: from the start of the first
         kernel that communicates to the end of the last.
     busy : dict of int to list of (float, float)
-        By thread: when it was in an operator, in order.
+        By thread: the times in which it was in an operator, in order.
     """
 
     began_ns: int = 0
@@ -73,6 +76,7 @@ class KinetoTrace:
     mark_threads: dict[str, int] = field(default_factory=dict)
     mark_works: dict[str, list[Part | None]] = field(default_factory=dict)
     world: dict[str, Any] = field(default_factory=dict)
+    host: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     works: list[dict[str, Any]] = field(default_factory=list)
     first_us: float = 0.0
@@ -81,7 +85,7 @@ class KinetoTrace:
 
 
 def read_kineto(path: str | Path) -> KinetoTrace:
-    """Read one file; single events that cannot be are left out.
+    """Read one file. Impossible events are left out.
 
     Parameters
     ----------
@@ -91,9 +95,9 @@ def read_kineto(path: str | Path) -> KinetoTrace:
     Raises
     ------
     ValueError
-        The file is no trace of torch's profiler.
+        If the file is no trace of torch's profiler.
     OSError
-        It cannot be read.
+        If it cannot be read.
 
     **Cost** O(n log n) for n events, all of them in memory.
     """
@@ -105,14 +109,14 @@ def read_kineto(path: str | Path) -> KinetoTrace:
 
 
 def read_json(path: str | Path) -> Any:
-    """What a file of JSON holds, plain or gzipped; None where it holds no JSON.
+    """The contents of a JSON file, plain or gzipped; None if it contains no JSON.
 
     Raises
     ------
     ValueError
-        There are more than 2 GiB of it.
+        If it has more than 2 GiB.
     OSError
-        It cannot be read.
+        If it cannot be read.
     """
     path = Path(path)
     open_it: Any = gzip.open if path.suffix == ".gz" else open
@@ -136,13 +140,13 @@ def _read(file: BinaryIO, path: Path) -> bytes:
         if len(text) <= MOST_BYTES:
             return text
     raise _TooLarge(
-        f"{path.name} holds more than {MOST_BYTES >> 30} GiB of JSON, too much to read: profile "
-        "fewer steps, as by torch.profiler.schedule(wait=1, warmup=1, active=2)"
+        f"{path.name} holds more than {MOST_BYTES >> 30} GiB of JSON. This is too much to read: "
+        "profile fewer steps, for example with torch.profiler.schedule(wait=1, warmup=1, active=2)"
     )
 
 
 def trace_of(content: dict[str, Any]) -> KinetoTrace | None:
-    """What the JSON of a file says; None where it is not that of torch's profiler."""
+    """The data in a file's JSON; None if it is not from torch's profiler."""
     try:
         return _trace_of(content)
     except (*ODD, RecursionError):
@@ -163,7 +167,7 @@ def _trace_of(content: dict[str, Any]) -> KinetoTrace:
         for sort in ("cpu_op", "user_annotation")
     )
     names = dict(_each(lambda event: (_id_of(event), event["name"]), operators + annotations))
-    trace = KinetoTrace(began_ns, first_us=first)
+    trace = KinetoTrace(began_ns, first_us=first, host=str(content.get("host_name", ""))[:255])
     if isinstance(content.get("distributedInfo"), dict):
         trace.world.update(content["distributedInfo"])
     for sort, what in ON_GPU.items():
@@ -171,12 +175,14 @@ def _trace_of(content: dict[str, Any]) -> KinetoTrace:
         trace.device_spans.extend(_each(read, by_sort[sort]))
     trace.kernel_times.update(_times_by_id(filter(_communicates, by_sort["kernel"]), first))
     worked = _times_by_id(by_sort["gpu_user_annotation"], first)
+    launched = _launched(by_sort, first)
     for event in annotations:
         name = event["name"]
         trace.marks.setdefault(name, []).append(_times_of(event, first))
         trace.mark_threads[name] = event["tid"]
         number = next(_each(_id_of, [event]), -1)
-        trace.mark_works.setdefault(name, []).append(worked.get(number))
+        work = _work_of(trace.marks[name][-1], worked.get(number), launched)
+        trace.mark_works.setdefault(name, []).append(work)
         if name.startswith("gloo:"):
             trace.works.append(event)
     trace.calls.extend(event for event in operators if event["name"].startswith(CALLS))
@@ -201,7 +207,7 @@ def _is_sound(event: Any) -> bool:
 
 
 def _each(read: Callable[[dict[str, Any]], Any], events: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    """What is read of each event, without those in which it does not stand."""
+    """One value of each event, without events that lack it."""
     for event in events:
         try:
             yield read(event)
@@ -219,7 +225,12 @@ def _times_of(event: dict[str, Any], first: float) -> Part:
 
 
 def _communicates(event: dict[str, Any]) -> bool:
-    return event["name"].lower().startswith(COMMUNICATES)
+    return _is_communication(event["name"])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_communication(kernel: str) -> bool:
+    return kernel.lower().startswith(COMMUNICATES)
 
 
 def _times_by_id(events: Iterable[dict[str, Any]], first: float) -> dict[int, Part]:
@@ -229,6 +240,27 @@ def _times_by_id(events: Iterable[dict[str, Any]], first: float) -> dict[int, Pa
         start, end = found.get(number, (start_s, end_s))
         found[number] = min(start, start_s), max(end, end_s)
     return found
+
+
+def _launched(by_sort: dict[str, list], first: float) -> list[tuple[float, float, float]]:
+    """When each kernel and copy was launched, and its first and last second; ordered by launch."""
+    calls = by_sort["cuda_runtime"] + by_sort["cuda_driver"]
+    moments = dict(_each(lambda e: (int(e["args"]["correlation"]), _times_of(e, first)[0]), calls))
+    on_gpu = (event for sort in ON_GPU for event in by_sort[sort])
+    numbered = _each(lambda e: (int(e["args"]["correlation"]), _times_of(e, first)), on_gpu)
+    return sorted((moments[at], *times) for at, times in numbered if at in moments)
+
+
+def _work_of(times: Part, worked: Part | None, launched: list[tuple]) -> Part | None:
+    """The times of a GPU's work for a span: all that was launched in it, by whatever thread.
+
+    The profiler's own annotation lacks what other threads launch, such as that of backward.
+    """
+    low, high = (bisect.bisect_left(launched, (moment,)) for moment in times)
+    parts = [part[1:] for part in launched[low:high]] + ([worked] if worked else [])
+    if not parts:
+        return None
+    return min(start for start, _ in parts), max(end for _, end in parts)
 
 
 def _span_of(event: dict[str, Any], sort: str, first: float, names: dict) -> DeviceSpan:
@@ -241,7 +273,7 @@ def _span_of(event: dict[str, Any], sort: str, first: float, names: dict) -> Dev
 
 
 def _outermost(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The operators of each thread that lie in no other one, in order."""
+    """The operators of each thread that are not inside another one, in order."""
     until: dict[Any, float] = {}
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         thread = event["tid"]

@@ -1,4 +1,4 @@
-"""Lightning on the ranks of simlib: `environment` is the plug-in that tells it who it is."""
+"""Lightning on the ranks of simlib: the plug-in `environment` gives Lightning its rank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..model.errors import InvalidCallError
 def environment() -> Any:
     """The cluster environment of the calling rank, for Lightning's Trainer and Fabric.
 
-    Lightning would start processes of its own; told by this that they are there, it uses the ranks
-    that `run`, `simulate` or `submit` has started, and their process group::
+    Without this plug-in Lightning would start its own processes. With it, Lightning uses the ranks
+    and the process group that `run`, `simulate` or `submit` has started::
 
         def main(rank, world_size):
             trainer = lightning.Trainer(
@@ -29,9 +29,9 @@ def environment() -> Any:
     Raises
     ------
     InvalidCallError
-        Outside of ranks; and in the Trainer, where it is for another number of ranks.
+        If there is no calling rank, or the Trainer asks for another number of ranks.
     ImportError
-        Where Lightning is not installed (``pip install "simlib[frameworks]"``).
+        If Lightning is not installed (``pip install "simlib[frameworks]"``).
     """
     if not dist.is_initialized():
         raise InvalidCallError(
@@ -42,12 +42,12 @@ def environment() -> Any:
 
 
 def _environment_class() -> Any:
-    """Made here, as Lightning takes a second to import and may be missing."""
+    """A class that is made here, because Lightning takes a second to import and may be missing."""
     need("frameworks", "lightning", what="simlib.lightning.environment()")
     from lightning.fabric.plugins.environments import ClusterEnvironment
 
     class RanksOfSimlib(ClusterEnvironment):
-        """Ranks that are there already, with a process group of their own."""
+        """Ranks that exist already, with their own process group."""
 
         creates_processes_externally = True
         main_address, main_port = "127.0.0.1", 0  # of a rendezvous that has been
@@ -83,7 +83,7 @@ def _environment_class() -> Any:
             if num_devices * num_nodes != self._world_size:
                 raise InvalidCallError(
                     f"devices={num_devices} on num_nodes={num_nodes} asks for "
-                    f"{num_devices * num_nodes} ranks, and this world has {self._world_size}: say "
+                    f"{num_devices * num_nodes} ranks, but this world has {self._world_size}: set "
                     f"devices={self._world_size}"
                 )
 

@@ -1,19 +1,19 @@
 """The op log: shared memory in which a rank writes its ops and the kernel reads them.
 
-One log belongs to one rank. Only that rank writes it; the kernel maps the same memory and may read
-at any moment, also while the rank hangs or after it was killed. Nothing is sent, nobody is woken:
-recording an op costs a rank a few microseconds.
+One log belongs to one rank. Only that rank writes it. The kernel maps the same memory and may read
+at any moment, also while the rank hangs or after it was killed. Nothing is sent, and no process is
+woken. So recording an op costs a rank only a few microseconds.
 
-Layout: a header of `HEADER` bytes, then records one after the other. A record is an op or a piece
-of computing that the learner has named (of fixed size; times are filled in place later), or a
-definition (site, group, signature or name of a piece, pickled once and referred to by number). All
-fields are aligned, so that each is read and written in one go.
+Layout: a header of `HEADER` bytes, then records one after the other. A record may be an op or a
+named piece of computing, with a fixed size and times that are filled in place later. Or it is a
+definition (site, group, signature or name of a piece), pickled once and referred to by number. All
+fields are aligned, so that each is read and written in one step.
 
-A log that is full counts the further ops only; one that rolls over (`rolling`) goes on in its
-oldest segment. There an offset keeps growing, so it means one record for good.
+A log that is full only counts further ops. A log that rolls over (`rolling`) continues in its
+oldest segment. There an offset keeps growing, so it always means one record.
 
 Times are seconds of the rank's own clock: the machine's monotonic one on real ranks, the virtual
-one on simulated ranks; `NEVER` stands for a moment that has not come.
+one on simulated ranks. `NEVER` is the value of a moment that has not come.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 FORMAT = 3
-"""Which layout this is: grows with every change of it, since logs of jobs outlive the simlib that
-wrote them."""
+"""The number of this layout. It grows with every change, because logs of jobs outlive the simlib
+that wrote them."""
 
 CAPACITY = 256 << 20
 """Address space of one log, in bytes (about 2.5 million ops); memory is taken as it is used."""
@@ -48,25 +48,25 @@ KIND_ID = {name: number for number, name in enumerate(KINDS)}
 
 ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN, FAILED, IN_THREAD = 1, 2, 4, 8, 16, 32
 """Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
-parts post async ops whose requests nobody waits for in Python); C++ code took its future, to wait
-for it before `backward` returns; it raised, at the moment that stands for its end; a thread that
-the learner has started posted it."""
+parts post async ops for whose requests no Python code waits); C++ code took its future and waits
+for it before `backward` returns; it raised, at the moment in its end; a thread that the learner has
+started posted it."""
 NOBODY = -1
 
 HEADER = 64
 COMMITTED, PROGRESS, WAITING, ENTERED, LEFT, DROPPED, FUTURES, READERS = range(0, 64, 8)
 """Offsets of the header's 64-bit fields: end of the valid records; ops posted and ended so far;
-offset of the op the rank waits for (0: none); when the rank function was entered and left; ops
-that found the log full; 1 once C++ code has taken the future of an op; what the reader writes: of a
-log that rolls over, the offset up to which there is room. Neighbours are written together."""
+offset of the op for which the rank waits (0: none); entry and exit of the rank function; ops that
+found the log full; 1 if C++ code has taken the future of an op; the reader's field: for a log that
+rolls over, the offset up to which there is space. Neighbours are written together."""
 
 NEVER = -1.0
 U64 = struct.Struct("q")
 _TWO = struct.Struct("qq")
 TIME = struct.Struct("d")
 OP = struct.Struct("BBHIIIqqqdddq")
-"""Type, kind, flags, site, group, signature, peer, tag, nbytes; when it was posted, when it ended,
-when the rank began to wait for it, and how many ops it had posted by then."""
+"""Type, kind, flags, site, group, signature, peer, tag, nbytes; the times of its post, of its end,
+and of the beginning of the rank's wait for it; the number of ops that the rank had posted then."""
 CALL, TIMES = struct.Struct("BBHIIIqqq"), struct.Struct("dddq")  # the two halves of an op
 _OP_PEER, OP_TIMES, _OP_END, _OP_WAIT = 16, CALL.size, CALL.size + 8, CALL.size + 16
 _WAIT = struct.Struct("dq")
@@ -75,15 +75,15 @@ DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, 
 PIECE, _PIECE_END = struct.Struct("BxxxIdd"), 16  # type, number of its name, start, end
 OP_SIZE, PIECE_SIZE = OP.size, PIECE.size
 IS_OP, IS_DEFINITION, IS_PIECE, IS_LATE, IS_TURN, IS_PART = 1, 2, 3, 4, 5, 6
-"""`IS_PART` begins a definition that is longer than a segment: what follows it goes on there."""
+"""`IS_PART` begins a definition that is longer than a segment. The next one continues it."""
 LATE = struct.Struct("BBxxxxxxqdq")
-"""Type, number of the change, offset of the record that changes, and what the change takes."""
+"""Type, number of the change, offset of the changed record, and the data of the change."""
 TURN = 8
-"""Bytes that end a segment: their first says that the log goes on in the next one."""
+"""Bytes that end a segment. The first says that the log continues in the next one."""
 SEGMENTS = 8
-"""Of a log that rolls over."""
+"""The number of segments of a log that rolls over."""
 ROOM_LOOK_S = 0.0005
-"""How often a rank that has filled all segments looks if the kernel has read the oldest one."""
+"""Seconds between looks of a rank with full segments whether the kernel has read the oldest."""
 
 
 def _moved(when, moment):
@@ -129,7 +129,7 @@ def _end_piece(memory, at, moment, _):
 CHANGES = (
     _begin_wait, _end, _end_if_open, _fail_if_open, _take_future, _find_peer, _end_piece,
 )  # fmt: skip
-"""What may come to be known of a record after it was written; the number is that of `LATE`."""
+"""Facts that may become known after a record was written; the number is that of `LATE`."""
 
 
 def create_shared_memory(name: str, size: int) -> int:
@@ -153,7 +153,7 @@ class OpLogWriter:
     clock : callable
         The rank's time, in seconds; never negative.
     dumps : callable
-        Makes bytes of a definition.
+        It makes bytes from a definition.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class OpLogWriter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything; a log that has grown large gives its memory back (Linux)."""
+        """Forget everything. A log that has grown large gives its memory back (Linux)."""
         if getattr(self, "_end", 0) > KEPT_MEMORY and hasattr(mmap, "MADV_REMOVE"):
             self._memory.madvise(mmap.MADV_REMOVE)
         self._memory[:HEADER] = bytes(HEADER)
@@ -198,7 +198,7 @@ class OpLogWriter:
             TIME.pack_into(self._memory, field, NEVER)
 
     def roll_over(self, segment: int) -> None:
-        """From now on, and until the log is cleared, go on in the oldest segment when all are full.
+        """From now on, until the log is cleared, continue in the oldest segment if all are full.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class OpLogWriter:
         U64.pack_into(self._memory, COMMITTED, first)
 
     def _turn(self):
-        """Go on in the next segment, as soon as the kernel has read what was in there."""
+        """Continue in the next segment, as soon as the kernel has read its contents."""
         following = self._first + self._segment
         while U64.unpack_from(self._memory, READERS)[0] < following + self._segment:
             time.sleep(ROOM_LOOK_S)
@@ -225,7 +225,7 @@ class OpLogWriter:
         self._pieces.clear()  # numbered steps are ever new, and the kernel forgets them as well
 
     def _reserve(self, size):
-        """The offset of so many bytes at the end of the log; 0 where it is full."""
+        """The offset of so many bytes at the end of the log; 0 if it is full."""
         if self._end + size > self._limit and self._segment:
             self._turn()
         # A full log stays so: a later op may refer to what was left out.
@@ -237,7 +237,7 @@ class OpLogWriter:
         TIME.pack_into(self._memory, ENTERED, self._clock())
 
     def leave(self, is_alone: bool = True) -> None:
-        """The rank has left its function, and maybe threads that go on."""
+        """The rank has left its function; perhaps threads of it continue."""
         TIME.pack_into(self._memory, LEFT, self._clock())
         if not is_alone:
             self._define(2, "keys", True)
@@ -245,8 +245,8 @@ class OpLogWriter:
     def define(self, key: Hashable, table: str, value: Any) -> int:
         """Write a definition down and remember its number under ``key`` in `numbers`.
 
-        ``table`` is one of the reader's; ``value`` is what the kernel gets.
-        Callers look ``key`` up in `numbers` first: it is the fast way, taken by nearly every op.
+        ``table`` is one of the reader's; ``value`` is for the kernel. Callers look ``key`` up in
+        `numbers` first. This fast way is enough for nearly every op.
         """
         with self._lock:
             number = self.numbers.get(key)
@@ -281,31 +281,31 @@ class OpLogWriter:
     def tell_race(self, how: str, start: int, other: int, place: tuple[str, int, str]) -> None:
         """Buffers of the op at ``start`` were touched, at ``place``, or by the op at ``other``.
 
-        ``how`` is a word of the findings'.
+        ``how`` is a word from the findings.
         """
         with self._lock:
             self._races += 1
             self._define(self._races, "race", (how, start, other, place))
 
     def tell_keys(self, call: str, keys: Sequence[str]) -> None:
-        """The rank waits in this method of a store for these keys; for none: it waits no more."""
+        """The rank waits in this method of a store for these keys; an empty list ends the wait."""
         with self._lock:
             self._define(0, "keys", (call, tuple(keys)))
             self._waits += 1
             self.waits_for_keys = bool(keys)
 
     def tell_gpu_memory(self, device: int, allocated: int, reserved: int) -> None:
-        """The most bytes that the rank has held on one of its GPUs."""
+        """The rank's largest memory on one of its GPUs."""
         with self._lock:
             self._define(device, "gpu", (allocated, reserved))
 
     def tell_work(self, start: int, work: tuple) -> None:
-        """What the device did of the piece at an offset, at 0 of all: the fields of a `Work`."""
+        """The device's work for the piece at an offset, or for all at 0: the fields of a `Work`."""
         with self._lock:
             self._define(start, "work", work)
 
     def tell_look(self, number: int) -> None:
-        """The keys were not there when the rank looked, for so many times in this wait."""
+        """The keys were missing when the rank looked, so many times in this wait."""
         with self._lock:
             self._define(1, "keys", (self._waits, number))
 
@@ -316,10 +316,10 @@ class OpLogWriter:
     def post(self, *call: int) -> int:
         """Record a call; returns the op's offset, by which its times are filled in later.
 
-        What it says of itself is what `CALL` holds after the type: kind, flags, site, group,
-        signature, peer, tag, nbytes.
+        Its fields are those of `CALL` after the type: kind, flags, site, group, signature, peer,
+        tag, nbytes.
 
-        Past the capacity the op is counted only, and 0 is returned.
+        If the log is full, the op is only counted, and 0 is returned.
         """
         with self._lock:
             start = self._reserve(OP.size)
@@ -338,7 +338,7 @@ class OpLogWriter:
         return start
 
     def begin_piece(self, name: str, numbers: tuple) -> int:
-        """A piece of computing begins; returns its offset, 0 where the log is full.
+        """A piece of computing begins; returns its offset, or 0 if the log is full.
 
         ``numbers`` are pairs of a word and a number.
         """
@@ -356,10 +356,10 @@ class OpLogWriter:
         return start
 
     def _change(self, start, change, moment=0.0, number=0):
-        """Fill in what has come to be known of the record at an offset; none at 0.
+        """Fill in facts about the record at an offset that have become known; none at 0.
 
-        The segment that is being written is this side's, older ones are the reader's: what changes
-        there is told it by a record more.
+        This side owns the segment that is being written, and the reader owns older ones. A change
+        there needs another record for the reader.
         """
         if not start:
             return
@@ -385,7 +385,7 @@ class OpLogWriter:
     def wait_begin(self, start: int, alone: bool = True) -> None:
         """The rank begins to wait for this op.
 
-        Where other threads of the rank may make ops (not ``alone``) it does not count as waiting.
+        If other threads of the rank may make ops (not ``alone``), it does not count as waiting.
         """
         if start:
             self._change(start, _begin_wait, self._clock(), self.posted)
@@ -393,11 +393,11 @@ class OpLogWriter:
                 U64.pack_into(self._memory, WAITING, start)
 
     def begin_hidden_wait(self, start: int) -> None:
-        """The rank cannot go on before this op has its data, and nobody's code shows it."""
+        """The rank cannot continue before this op has its data, and no code shows this wait."""
         U64.pack_into(self._memory, WAITING, start)
 
     def wait_end(self, start: int, end_s: float | None = None) -> None:
-        """The op the rank waited for is complete: now, or since ``end_s``."""
+        """The op for which the rank waited is complete: now, or since ``end_s``."""
         self._change(start, _end, self._clock() if end_s is None else end_s)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
@@ -409,21 +409,21 @@ class OpLogWriter:
             U64.pack_into(self._memory, FUTURES, 1)
 
     def wait_failed(self, start: int = 0) -> None:
-        """The wait ended by an error; for good, where the op at ``start`` is named."""
+        """The wait ended by an error. If the op at ``start`` is named, the op has failed."""
         self._change(start, _fail_if_open, self._clock())
         U64.pack_into(self._memory, WAITING, 0)
 
     def ended(self, start: int, end_s: float | None = None) -> None:
-        """The op completed, seen without waiting for it: now, or at ``end_s``."""
+        """The rank saw the op complete without waiting for it: now, or at ``end_s``."""
         self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
 
     def retime(
         self, when: Callable[[float], float], ends: dict[int, float | None], by_streams: bool
     ) -> None:
-        """Move all moments: ``when(moment)`` is the new one of what the rank itself has seen.
+        """Move all moments: ``when(moment)`` is the new value of a moment that the rank has seen.
 
-        ``ends`` are the ends of ops that it has not seen: where it waits ``by_streams``, of all,
-        else of those whose futures were taken. The log is one that does not roll over.
+        ``ends`` are the ends of ops that it has not seen: of all ops if it waits ``by_streams``,
+        else of ops whose futures were taken. The log must not roll over.
         """
         memory = self._memory
         moved = functools.partial(_moved, when)
@@ -452,12 +452,12 @@ class OpLogWriter:
         return next(key for key, one in self.numbers.items() if one == number)
 
     def found_peer(self, start: int, peer: int) -> None:
-        """An any-source recv has learnt whom its message came from."""
+        """An any-source recv has learnt the sender of its message."""
         self._change(start, _find_peer, number=peer)
 
 
 def place_in(offset: int, segment: int) -> int:
-    """Where in memory the record at an offset is; ``segment`` is 0 where the log never rolls."""
+    """The place in memory of the record at an offset; ``segment`` is 0 if the log never rolls."""
     return HEADER + (offset - HEADER) % (SEGMENTS * segment) if segment else offset
 
 
@@ -480,8 +480,8 @@ class FingerprintTable:
     """One rank's view of the shared memory; ``fd`` is a descriptor of `size_of_table` bytes.
 
     Each slot has one cell for each rank. A cell is one 64-bit number, meeting above and word below,
-    so that it is written and read in one piece. A rank fills its own cell first and looks at the
-    others' then: of two that come at the same moment at least one sees the other.
+    so that it is written and read in one step. A rank first fills its own cell, and then looks at
+    the others' cells. If two ranks come at the same moment, at least one sees the other.
     """
 
     def __init__(self, fd: int, world_size: int, rank: int) -> None:
@@ -491,12 +491,12 @@ class FingerprintTable:
         self._cells = memoryview(self._memory).cast("Q")
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._cells.release()
         self._memory.close()
 
     def agrees(self, meeting: int, number: int, word: int) -> bool:
-        """Whether nobody has left another word for the same meeting; leaves this one.
+        """Whether no rank has left another word for the same meeting; leaves this one.
 
         ``meeting`` and ``word`` are numbers of `word_for`; ``number`` counts the meetings there.
         """
@@ -511,5 +511,5 @@ class FingerprintTable:
 
 
 def word_for(*parts: Any) -> int:
-    """A 32-bit number that stands for these values, the same in every process; never 0."""
+    """A 32-bit number for these values, the same in every process; never 0."""
     return zlib.crc32(repr(parts).encode()) or 1

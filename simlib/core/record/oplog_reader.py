@@ -14,9 +14,9 @@ from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
 
 class Shared:
-    """What the readers of a run have in common: equal groups, and equal sites, are one object.
+    """The things that the readers of a run share: equal groups and equal sites are one object.
 
-    So thousands of ranks at one line read it once, and their groups compare in no time.
+    So thousands of ranks at one line read it once, and their groups are compared at once.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Shared:
         self._sites: dict[tuple, Site] = {}
         self._lines: dict[tuple, str] = {}
 
-    def group(self, name: str, ranks: Sequence[int]) -> Group:
+    def group(self, name: str, ranks: Sequence[int], description: str = "") -> Group:
         """The `Group` of a definition, whose ranks are a tuple or a range."""
-        key = name, ranks
+        key = name, ranks, description
         if key not in self._groups:
-            self._groups[key] = Group(name, tuple(ranks))
+            self._groups[key] = Group(name, tuple(ranks), description)
         return self._groups[key]
 
     def site(
@@ -46,7 +46,7 @@ class Shared:
         return self._sites[key]
 
     def forget_sites(self) -> None:
-        """Make them anew, as lines of programs that call with ever new numbers are many."""
+        """Empty the tables, because programs that call with ever new numbers have many lines."""
         self._sites.clear()
 
 
@@ -62,7 +62,7 @@ class OpLogReader:
         self.restart(shared)
 
     def restart(self, shared: Shared | None = None) -> None:
-        """Begin again at the first record (the rank has cleared its log)."""
+        """Begin again at the first record, because the rank has cleared its log."""
         self._position = HEADER
         self._offsets = array("q")
         self._pieces = array("q")
@@ -87,7 +87,7 @@ class OpLogReader:
         return self._memory
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
 
     def _field(self, offset):
@@ -114,22 +114,22 @@ class OpLogReader:
 
     @property
     def entered_s(self) -> float | None:
-        """When the rank entered its function, on its clock; None: not yet."""
+        """When the rank entered its function, on its clock; None before that."""
         return self._moment(oplog.ENTERED)
 
     @property
     def left_s(self) -> float | None:
-        """When the rank left its function; None: not yet."""
+        """When the rank left its function; None before that."""
         return self._moment(oplog.LEFT)
 
     def read_on(self) -> None:
-        """Take in the records written since the last call."""
+        """Read the records written since the last call."""
         committed = self._field(oplog.COMMITTED)
         while self._position < committed:
             self._position = self._read_record(self._position)
 
     def _read_record(self, offset):
-        """Take in the record at an offset; returns that of the next."""
+        """Read the record at an offset; returns the offset of the next record."""
         memory, at = self._where(offset)
         if memory[at] == oplog.IS_OP:
             self._offsets.append(offset)
@@ -143,16 +143,16 @@ class OpLogReader:
         return offset + DEFINITION.size + length
 
     def _define(self, offset, payload):
-        """Take in the definition at an offset."""
+        """Read the definition at an offset."""
         number, table, value = self._loads(payload)
         self._definitions[table][number] = value
 
     def _where(self, offset):
-        """The memory in which the record at an offset is, and its place there."""
+        """The memory that contains the record at an offset, and the record's place there."""
         return self._memory, offset
 
     def _known(self):
-        """(number, offset) of all ops that are known, in order."""
+        """(number, offset) of all known ops, in order."""
         return enumerate(self._offsets)
 
     def _flags_and_times(self, offset):
@@ -161,16 +161,16 @@ class OpLogReader:
 
     @property
     def waiting_offset(self) -> int:
-        """Where in the log the op is that the rank waits for; 0: it waits for nothing."""
+        """The place in the log of the op for which the rank waits; 0 if it waits for nothing."""
         return self._field(WAITING)
 
     @property
     def state(self) -> tuple[int, int]:
-        """What changes with every step of the rank: its progress, and what it waits for."""
+        """A value that changes with every step of the rank: its progress, and its wait."""
         return self.progress, self.waiting_offset
 
     def waiting_site(self, cells: dict[str, int]) -> Site | None:
-        """The `Site` of the op the rank waits for; None where it waits for nothing.
+        """The `Site` of the op for which the rank waits; None if it waits for nothing.
 
         ``cells`` maps the file names of notebook cells to their execution counts.
         """
@@ -182,13 +182,13 @@ class OpLogReader:
 
     @property
     def count(self) -> int:
-        """How many ops there have been, of those that were read."""
+        """The number of ops so far, of those that were read."""
         return len(self._offsets)
 
     def ops(
         self, origin_s: float, cells: dict[str, int], first: int = 0, until: int | None = None
     ) -> list[Op]:
-        """The ops recorded so far from number ``first`` on; `name_groups` has yet to name groups.
+        """The ops so far from number ``first`` on, before `name_groups` names their groups.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class OpLogReader:
         return Piece(self.rank, name, dict(numbers), start - origin_s, end_s, work)
 
     def work(self, origin_s: float, start: int = 0) -> Work | None:
-        """What the rank's device did in all, or of the piece at an offset; None: nobody knows."""
+        """The device's work in all, or for the piece at an offset; None if it is unknown."""
         self.read_on()
         if start not in self._definitions["work"]:
             return None
@@ -227,12 +227,12 @@ class OpLogReader:
         return Work(*sums, *times)
 
     def awaited_keys(self) -> tuple[str, tuple[str, ...]]:
-        """In which method of a store the rank waits, and for which keys; none: it waits in none."""
+        """The store's method in which the rank waits, and the keys; empty if it does not wait."""
         self.read_on()
         return self._definitions["keys"].get(0, ("", ()))
 
     def looks(self) -> tuple[int, int]:
-        """In which of its waits for keys the rank has looked for them, and how often in vain."""
+        """The wait for keys in which the rank has looked for them, and how often in vain."""
         self.read_on()
         return self._definitions["keys"].get(1, (0, 0))
 
@@ -242,7 +242,7 @@ class OpLogReader:
         return 2 in self._definitions["keys"]
 
     def gpu_memory(self) -> GpuMemory | None:
-        """The peaks of the GPUs that the rank used; None where it used none, or has not told."""
+        """The peaks of the GPUs that the rank used; None if it used none, or wrote none."""
         self.read_on()
         peaks = sorted(self._definitions["gpu"].items())
         allocated, reserved = ({f"cuda:{n}": pair[i] for n, pair in peaks} for i in range(2))
@@ -264,11 +264,11 @@ class OpLogReader:
         return bisect.bisect_left(self._offsets, offset)
 
     def offset_of(self, seq: int) -> int | None:
-        """Where in the log the op with this number is; None where it is forgotten."""
+        """The place in the log of the op with this number; None if it is forgotten."""
         return self._offsets[seq]
 
     def requests_never_waited(self) -> list[int]:
-        """Numbers of the ops whose request the learner got, and neither waited for nor saw done."""
+        """Numbers of ops whose request the learner got, but did not wait for or see complete."""
         found = []
         for seq, offset in self._known():
             flags, end, wait = self._flags_and_times(offset)
@@ -282,7 +282,7 @@ class OpLogReader:
         return bool(self._field(oplog.FUTURES))
 
     def futures_taken(self) -> list[int]:
-        """Offsets of the ops that C++ code waits for and that have not ended, in order."""
+        """Offsets of unfinished ops for which C++ code waits, in order."""
         self.read_on()
         found = []
         for _, offset in self._known():
@@ -330,8 +330,8 @@ class OpLogReader:
 def name_groups(ops: Iterable[Op]) -> dict[Group, Group]:
     """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
 
-    ``ops`` is ordered; until here a group is called what torch calls it, the world "". Returns the
-    new `Group` of each old one.
+    ``ops`` is ordered. Until now a group has torch's name, the world "". Returns the new `Group` of
+    each old one.
     """
     names: dict[Group, Group] = {}
     for op in ops:

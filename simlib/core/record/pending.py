@@ -1,13 +1,13 @@
-"""What is under way on a rank: buffers of open requests, and ops that end on a GPU.
+"""The ops under way on a rank: buffers of open requests, and ops that end on a GPU.
 
-Nobody may touch the buffers of a request before it is waited for.
+No code may touch the buffers of a request before the wait for it.
 
-An op on a GPU ends by an event, and nobody waits for the GPU. A request of NCCL is waited for by
-the stream, not by the rank: `wait` returns at once, and the op ends some time later. So an event
-is put into the stream behind it. Now and then the rank asks the events that the GPU has passed when
-that was: at an op, before it waits, and at its end.
+An op on a GPU ends by an event, and no thread waits for the GPU. For a request of NCCL the stream
+waits, and not the rank: `wait` returns at once, and the op ends some time later. So an event is put
+into the stream behind the op. Now and then the rank asks which events the GPU has passed, and when:
+at an op, before a wait, and at its end.
 
-Here, too, is how to tell a tensor that has no data, and so no memory that ops might race for.
+This module also recognises tensors that have no data, and so no memory for races between ops.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ import torch
 from torch import Tensor
 
 MAX_WORK = 1000
-"""Of how many candidates it is tried at most whether two tensors in pieces have them in common."""
+"""The most candidates that are tried to find out whether two tensors in pieces overlap."""
 
 
 # Tensors without data: torch's own, of any size. Their storages differ, and all begin at one
 # address that holds nothing. So one look tells them, and any number of them takes no memory.
 
 places: dict[int, Tensor] = {}
-"""The common address, if there is one -> what keeps its memory."""
+"""The common address, if there is one -> the object that keeps its memory."""
 
 
 def is_without_data(tensor: Tensor) -> bool:
     """Whether a tensor has no data.
 
-    **Cost** half a microsecond; nothing where there has been no such tensor.
+    **Cost** half a microsecond; nothing if there has been no such tensor.
     """
     if not places or not has_memory(type(tensor)) or tensor.layout is not torch.strided:
         return False
@@ -48,12 +48,12 @@ def is_without_data(tensor: Tensor) -> bool:
 
 
 def has_memory(kind: Any) -> bool:
-    """Whether tensors of a class have memory of their own, unlike those that wrap others."""
+    """Whether tensors of a class have their own memory, unlike tensors that wrap others."""
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def is_storage_without_data(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage is that of a tensor without data."""
+    """Whether a storage belongs to a tensor without data."""
     return storage.data_ptr() in places
 
 
@@ -61,15 +61,14 @@ def is_storage_without_data(storage: torch.UntypedStorage) -> bool:
 
 
 class Buffer(NamedTuple):
-    """A tensor that an op is going to read or write: made before the op begins.
+    """A tensor that an op will read or write. It is made before the op begins.
 
     Attributes
     ----------
     tensor : Tensor
     is_written : bool
     version : int or None
-        What its version will be when the op is through, if nobody else writes it; None where that
-        says nothing.
+        Its version after the op, if no other code writes it; None if versions say nothing here.
     """
 
     tensor: torch.Tensor
@@ -80,7 +79,7 @@ class Buffer(NamedTuple):
     def of(cls, tensor: torch.Tensor, is_written: bool, own_writes: int = 0) -> Buffer:
         """A tensor that the op itself writes so often through torch.
 
-        Gloo copies some results into their tensors so: a thread of its own, or `wait`.
+        Gloo copies some results into their tensors in this way, in its own thread or in `wait`.
         """
         version = _version(tensor)
         return cls(tensor, is_written, None if version is None else version + own_writes)
@@ -98,19 +97,19 @@ def buffers_of(args: Sequence, is_written: bool, own_writes: int = 0) -> list[Bu
 
 
 class Pending:
-    """The requests of one rank that are not waited for yet, and their buffers.
+    """The requests of one rank for which it has not waited yet, and their buffers.
 
-    Noticed are writes through torch, by the tensor's version, where the tensor is no view (views of
-    one tensor share its version); and two requests on the same memory, one of which writes.
-    Tensors with steps between their elements may lie within each other without sharing any.
-    Not noticed on real ranks: reads, and writes by numpy, by ``.data`` or by native code. A request
-    whose future somebody has taken is over when that future is complete: whether the program has
-    waited for the future, nobody sees.
+    Two things are noticed. The first is writes through torch, by the tensor's version, if the
+    tensor is no view (views of one tensor share its version). The second is two requests on the
+    same memory, of which one writes. Tensors with steps between their elements may be interleaved
+    without sharing any. On real ranks, reads are not noticed, nor writes by numpy, by ``.data`` or
+    by native code. A request whose future was taken is over when that future is complete, because
+    no record shows whether the program has waited for the future.
 
     Attributes
     ----------
     requests : dict
-        Those that are open -> where their buffers are, and their versions in the end.
+        The open requests -> the places of their buffers, and their versions at the end.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -125,7 +124,7 @@ class Pending:
         self._places = Places()
 
     def add(self, work: Any, buffers: list[Buffer]) -> None:
-        """A request has been posted; ``buffers`` is a list of `Buffer`."""
+        """A request was posted; ``buffers`` is a list of `Buffer`."""
         places = self.compare(work, buffers)
         with self._lock:
             for place in places:
@@ -135,7 +134,7 @@ class Pending:
         self.requests[work] = places, versions
 
     def compare(self, work: Any, buffers: list[Buffer]) -> list[Place]:
-        """Look whether an op uses memory of an open request; returns where its buffers are."""
+        """Check whether an op uses memory of an open request; returns the places of its buffers."""
         places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
         places = [place for place in places if place.first < place.end]
         with self._lock:
@@ -146,7 +145,7 @@ class Pending:
         return places
 
     def forget(self, work: Any) -> list[tuple[torch.Tensor, int]]:
-        """A request is over; returns its tensors, and what their versions should be."""
+        """A request is over; returns its tensors, and their expected versions."""
         places, versions = self.requests.pop(work, ((), ()))
         with self._lock:
             for place in places:
@@ -154,7 +153,7 @@ class Pending:
         return versions
 
     def waited(self, work: Any) -> None:
-        """The learner has waited for a request: look whether its buffers were left alone."""
+        """The learner has waited for a request: check whether its buffers are unchanged."""
         versions = self.forget(work)
         for tensor, version in versions:
             if tensor._version != version:
@@ -176,7 +175,7 @@ class Place(NamedTuple):
     is_written : bool
         Whether its owner writes it.
     pieces : tuple or None
-        Shape, steps in bytes, and bytes of an element, where bytes between may be of others.
+        Shape, steps in bytes, and bytes of an element, if there may be gaps between elements.
     """
 
     first: int
@@ -186,7 +185,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
-        """Where a tensor lies; an empty place where it has no such memory."""
+        """The place of a tensor; an empty place if it has no such memory."""
         if tensor.layout is not torch.strided or is_without_data(tensor):
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
@@ -201,8 +200,8 @@ class Place(NamedTuple):
     def clashes_with(self, other: Place) -> bool:
         """Whether one of two owners writes memory of the other's.
 
-        **Cost** O(1) without pieces. With them a few microseconds, and some hundred at most; where
-        that does not tell, the answer is no.
+        **Cost** O(1) without pieces. With them a few microseconds, and at most some hundred. If
+        this is not enough to decide, the answer is no.
         """
         if not (self.is_written or other.is_written):
             return False
@@ -217,7 +216,7 @@ class Place(NamedTuple):
 
 
 class _Memory:
-    """A place as numpy describes arrays; what is in it is not read."""
+    """A place in numpy's form for arrays. Its contents are not read."""
 
     def __init__(self, place):
         shape, steps, itemsize = place.pieces or ((place.end - place.first,), (1,), 1)
@@ -231,12 +230,12 @@ class _Memory:
 
 
 class Places:
-    """Runs of memory, to be found by address.
+    """Runs of memory that can be found by address.
 
-    They are kept by their size in powers of two, each sort in order of first bytes: what may
-    overlap begins less than one such size before.
+    They are sorted by their size in powers of two, and within one size by their first bytes. A run
+    that may overlap begins less than one such size before.
 
-    **Cost** O(sizes in use + log(runs) + met) to look, and the move of a list to add or remove.
+    **Cost** O(sizes in use + log(runs) + met) to look; moving a list to add or remove.
     """
 
     def __init__(self) -> None:
@@ -245,7 +244,7 @@ class Places:
         ] = {}  # power of two -> list of (first byte, id of owner, place, owner)
 
     def add(self, place: Place, owner: Any) -> None:
-        """Note memory, and whose it is."""
+        """Note memory and its owner."""
         runs = self._by_size.setdefault((place.end - place.first).bit_length(), [])
         insort(runs, (place.first, id(owner), place, owner), key=_address)
 
@@ -259,7 +258,7 @@ class Places:
             del self._by_size[power]
 
     def overlapping(self, place: Place) -> Iterator[Any]:
-        """The owners of memory that this place shares, where one of the two is written."""
+        """The owners of memory that this place shares, if one of the two is written."""
         for power, runs in self._by_size.items():
             at = bisect_left(runs, (place.first - (1 << power), 0), key=_address)
             while at < len(runs) and runs[at][0] < place.end:
@@ -274,11 +273,11 @@ def _address(entry):
 
 
 def _that_count(buffers):
-    """The buffers of an op whose versions in the end are known.
+    """The buffers of an op whose versions at the end are known.
 
-    Tensors of one memory may share their version, though none is a view: where the op writes one,
-    such as a result that holds what the rank brings, only that one's is. Where it writes several,
-    none is.
+    Tensors of one memory may share their version, even if none is a view. If the op writes one of
+    them, only the version of that one is known. An example is a result in the memory of the rank's
+    own data. If the op writes several, no version is known.
     """
     together = defaultdict(list)
     for buffer in buffers:
@@ -290,33 +289,34 @@ def _that_count(buffers):
 
 
 def _storage(tensor):
-    """What tensors of one memory have in common."""
+    """A key that tensors of one memory share."""
     is_plain = tensor.layout is torch.strided
     return tensor.untyped_storage().data_ptr() if is_plain else id(tensor)
 
 
 def _version(tensor):
-    """What grows with every write through torch; None where that says nothing.
+    """A number that grows with every write through torch; None if it says nothing.
 
-    Of a tensor on a GPU it says nothing: how often a backend writes it by torch is not known.
+    For a tensor on a GPU it says nothing, because a backend writes it by torch an unknown number of
+    times.
     """
     counts = tensor._base is None and not tensor.is_inference() and not tensor.is_cuda
     return tensor._version if counts else None
 
 
 LAST_S, LOOK_S = 1.0, 0.001
-"""How long a rank that has left its function waits to see its ops end, and how often it looks."""
+"""How long a rank that has left its function waits for its ops' ends, and how often it looks."""
 
 
 EVERY, AT_LEAST_S = 32, 0.001
-"""After how many ops, or seconds, a rank looks which events its GPU has passed: it costs some us
-for each."""
+"""After so many ops, or seconds, a rank checks which events its GPU has passed. Each event costs
+some us."""
 
 
 def record_event(device: torch.device, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
-    """An event behind what the device's current stream has been given so far.
+    """An event behind all present work of the device's current stream.
 
-    ``event`` is one that nobody asks any more, to be used again: making one costs more.
+    ``event`` is an old event that is no longer needed. Using it again costs less than making one.
     """
     if event is None:
         event = torch.cuda.Event(enable_timing=True)
@@ -325,7 +325,7 @@ def record_event(device: torch.device, event: torch.cuda.Event | None = None) ->
 
 
 class StreamEnds:
-    """The ops of one rank whose end is an event that a GPU has yet to pass.
+    """The ops of one rank that end by an event which a GPU has not passed yet.
 
     Parameters
     ----------
@@ -334,24 +334,24 @@ class StreamEnds:
         ``(device, event or None)`` -> an event, as of `torch.cuda`: it has ``query()`` and
         ``elapsed_time(later)``.
     clock : callable
-        The log's.
+        The log's clock.
 
     Attributes
     ----------
     open : dict
-        Device -> deque of (op, event, when it was recorded). It is empty as long as no op was on a
-        GPU: then nobody needs to `look`.
+        Device -> deque of (op, event, time of its recording). It is empty while no op was on a GPU:
+        then `look` is not needed.
 
     Notes
     -----
-    Events tell how long after another one they were passed. When the one before was, by the rank's
-    own clock, is known or estimated; and no event is passed before it is recorded. So an estimate
-    is at worst too early, by what a stream had to do when the first event was put into it, and is
-    exact from the first event on that is recorded where the stream has nothing left to do.
+    Events say how long after another event they were passed. For the event before, the time on the
+    rank's own clock is known or estimated. No event is passed before it is recorded. So an estimate
+    may be too early by the work that was in the stream when the first event was put into it. It is
+    exact from the first event on that is recorded while the stream has no more work.
     """
 
     holds_rank_up = True
-    """Whether a rank may have to wait in `wait`, as NCCL's options have it."""
+    """Whether a rank may have to wait in `wait`, by NCCL's options."""
 
     def __init__(
         self, log: Any, record: Callable = record_event, clock: Callable = time.perf_counter
@@ -377,17 +377,17 @@ class StreamEnds:
 
     @staticmethod
     def device_of(tensors: Sequence[torch.Tensor]) -> torch.device | None:
-        """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
+        """The GPU on which an op of these tensors ends; None if the op completes on `wait()`."""
         return tensors[0].device if len(tensors) and tensors[0].is_cuda else None
 
     def begin(self, device: torch.device) -> None:
-        """An op is about to be posted on this device: there is an event before it."""
+        """An op will be posted on this device now: make sure that there is an event before it."""
         if device not in self._passed:
             recorded_s = self._clock()
             self._passed[device] = self._record_one(device), recorded_s
 
     def mark(self, start: int, device: torch.device) -> None:
-        """The op ends when the device's stream has come to here; `begin` was called before it."""
+        """The op ends when the device's stream reaches this point. Call `begin` before it."""
         recorded_s = self._clock()
         event = self._record_one(device)
         self.open.setdefault(device, deque()).append((start, event, recorded_s))
@@ -400,7 +400,7 @@ class StreamEnds:
         return self._record(device, free)
 
     def look_in_turn(self) -> None:
-        """An op comes: `look` at every so many, and where the last look is some time ago."""
+        """An op is posted: `look` after so many ops, and if the last look is some time ago."""
         self._posted += 1
         if self._posted >= EVERY or self._clock() - self._looked_s > AT_LEAST_S:
             self.look()
@@ -425,9 +425,9 @@ class StreamEnds:
             self._log.ended(start, end_s)
 
     def last_look(self, sleep: Callable[[float], Any] = time.sleep) -> None:
-        """Look until all ends are known; a GPU that does not come to them is not waited for.
+        """Look until all ends are known. Do not wait for a GPU that does not reach them.
 
-        Of one that has failed (by a device-side assert, say) no end is ever told.
+        A GPU that has failed, for example by a device-side assert, never reports an end.
         """
         until_s = self._clock() + LAST_S
         with contextlib.suppress(RuntimeError):

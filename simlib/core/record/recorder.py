@@ -1,7 +1,7 @@
-"""What one rank writes down: its ops with the learner's lines, and when it waits for them.
+"""The records of one rank: its ops with the learner's lines, and its waits for them.
 
-`Recorder` belongs to the rank; all its process groups write through it, and so do the requests that
-they hand out.
+`Recorder` belongs to the rank. All its process groups write through it, and so do the requests that
+they return.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ REDUCE_NAMES = {
 }
 
 NOWHERE = "", 0, ""
-"""The place of what no line of the learner's led to."""
+"""The place of calls to which no line of the learner's led."""
 _AUTOGRAD_FILE = torch.autograd.graph.__file__
 
 MAX_LOOKS = 100_000
-"""How often in a row a rank may ask whether a message is complete, which Gloo never says before
+"""How often in a row a rank may ask whether a message is complete. Gloo never says so before
 `wait`."""
 HELD_BACK_S = 2.0
-"""How long an op that seems to disagree is held back; the kernel judges within a fraction of it."""
+"""Seconds for which a disagreeing op is delayed. The kernel judges in a fraction of them."""
 
 
 def _innermost(frame):
-    """The innermost frame that is the learner's; None: there is none."""
+    """The innermost frame of the learner's code; None if there is none."""
     while frame is not None and not is_learners(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -57,7 +57,7 @@ def _place_of(frame):
 
 
 def _in_backward(frame):
-    """The frame that waits for autograd's threads, on the way to this one; None: there is none."""
+    """The frame above this one that waits for autograd's threads; None if there is none."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "_engine_run_backward" and code.co_filename == _AUTOGRAD_FILE:
@@ -67,32 +67,32 @@ def _in_backward(frame):
 
 
 class Recorder:
-    """What all groups of one rank share: its op log, and where the learner's lines are.
+    """The things that all groups of one rank share: its op log, and the learner's lines.
 
     Parameters
     ----------
     log : OpLogWriter
     is_alone : callable
-        Whether nobody else can make ops of this rank now, and so end a wait of it.
+        Whether no other thread can make ops of this rank now, and so end its wait.
     before_op : callable, optional
-        Called before an op is written down: a simulated rank lets those behind it go first, a real
-        one that was made slow sleeps.
+        It is called before an op is written down. A simulated rank lets earlier ranks go first, and
+        a real rank that was made slow sleeps.
 
     Attributes
     ----------
     before_wait : callable or None
-        The same before it waits for a request.
+        The same before a wait for a request.
     stream_ends : StreamEnds
         Ops that end on a GPU.
     survives : bool
-        Whether the run goes on when another rank dies.
+        Whether the run continues when another rank dies.
     has_joined : bool
         Whether the program has called `init_process_group`.
     timeout_s : float
         Seconds without progress after which the run is ended.
     limited : set of int
-        Ops, by their place in the log, that their group gives up by itself when they take longer
-        than its ``timeout=``: no wait for them is for ever.
+        Ops, by their place in the log, that their group gives up by itself after its ``timeout=``.
+        So no wait for them is endless.
     thread : int
         The thread that runs the rank's function.
     """
@@ -121,7 +121,7 @@ class Recorder:
         ] = {}  # (id of code, instruction) -> (number, code, which keeps the id its own)
 
     def site(self, frame: FrameType | None) -> int:
-        """The number of the learner's line that is being run in this frame, or led to it."""
+        """The number of the learner's line that runs in this frame, or led to it."""
         frame = self._learners(frame)
         key = (id(frame.f_code), frame.f_lasti) if frame is not None else (0, 0)
         known = self._sites.get(key)
@@ -136,10 +136,11 @@ class Recorder:
         return _place_of(self._learners(frame))
 
     def _learners(self, frame):
-        """The learner's frame that led to this one, be it in another thread; None: there is none.
+        """The learner's frame that led to this one, perhaps in another thread; None if none did.
 
-        autograd runs what is on a GPU in a thread of its own, which has no Python frame above it.
-        Its line is that of the thread which waits in ``backward()``; the rank's own comes first.
+        autograd runs work on a GPU in a thread of its own, which has no Python frame above it. Its
+        line is the line of the thread that waits in ``backward()``. The rank's own thread comes
+        first.
         """
         found = _innermost(frame)
         is_pythons = threading.get_ident() == self.thread or self.flag_of_thread()
@@ -159,13 +160,13 @@ class Recorder:
 
     @staticmethod
     def flag_of_thread() -> int:
-        """The flag of an op of another thread: none where native code, as autograd, began it."""
+        """The flag of an op of another thread; 0 if native code (autograd) started the thread."""
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         is_pythons = thread is not None and not isinstance(thread, threading._DummyThread)
         return IN_THREAD if is_pythons else 0
 
     def signature(self, tensors: Sequence, reduce_op: Any, splits: Any) -> tuple[int, int]:
-        """The number of what must agree between ranks, and the payload in bytes."""
+        """The number of the facts on which ranks must agree, and the payload in bytes."""
         if len(tensors) == 1:
             (tensor,) = tensors
             key = tensor.shape, tensor.dtype, reduce_op, splits
@@ -181,7 +182,7 @@ class Recorder:
         return number, nbytes
 
     def begin(self, fingerprints: FingerprintTable | None) -> None:
-        """A run begins; ``fingerprints`` is its table, or None where nothing is checked."""
+        """A run begins; ``fingerprints`` is its table, or None if nothing is checked."""
         self.fingerprints = fingerprints
 
     def end(self) -> None:
@@ -198,10 +199,11 @@ class Recorder:
         self._sites.clear()
 
     def check_fingerprint(self, start: int, meeting: Any, *what: Any) -> None:
-        """Hold an op back that disagrees with those who came to the same meeting before it.
+        """Delay an op that disagrees with earlier ops of the same meeting.
 
-        ``meeting`` names what ranks count alike: the collectives of a group, the messages of two
-        ranks with a tag; ``what`` is what must agree. The kernel ends the run while this waits.
+        ``meeting`` names something that ranks count alike: the collectives of a group, or the
+        messages of two ranks with a tag. ``what`` has the facts on which they must agree. The
+        kernel ends the run during this delay.
         """
         if self.fingerprints is None:
             return
@@ -218,25 +220,25 @@ class Recorder:
             self.log.wait_failed()
 
     def gpu_of(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
-        """The GPU on which an op of these tensors ends; None: it ends when it was waited for."""
+        """The GPU on which an op of these tensors ends; None if the op completes on `wait()`."""
         device = self.stream_ends.device_of(tensors)
         if device is not None:
             self.stream_ends.begin(device)
         return device
 
-    def group(self, definition: tuple[str, tuple[int, ...]]) -> int:
-        """The number of a group, defined as (name within torch, ranks)."""
+    def group(self, definition: tuple[str, tuple[int, ...], str]) -> int:
+        """The number of a group in the log."""
         number = self.log.numbers.get(definition)
         if number is None:
-            name, ranks = definition
+            name, ranks, description = definition
             everyone = range(len(ranks))  # short to write down and to compare
             members = everyone if ranks == tuple(everyone) else ranks
-            number = self.log.define(definition, "group", (name, members))
+            number = self.log.define(definition, "group", (name, members, description))
         return number
 
 
 def function_of(code: CodeType) -> str:
-    """The name of the function that code is in: of a comprehension or a lambda, the one around."""
+    """The function that contains code; for a comprehension or a lambda, the function around it."""
     names = [name for name in code.co_qualname.split(".") if not name.startswith("<")]
     return names[-1] if names else code.co_name
 
@@ -257,7 +259,7 @@ def _signature_in_words(tensors, reduce_op, splits):
 
 
 class _Request:
-    """The transport's own request, with the moments noted at which the rank waits and has it."""
+    """The transport's own request. It notes the moments of the rank's wait and of its end."""
 
     __slots__ = ()
 
@@ -308,7 +310,7 @@ class _Request:
 
 
 class _Nothing:
-    """The request of an op that is complete for whoever asks."""
+    """The request of an op that is always complete."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -325,7 +327,7 @@ NOTHING_TO_WAIT_FOR = _Nothing()
 
 
 class BlockingCall(_Request):
-    """What a blocking call gets, which does nothing with it but wait: lighter than a `Work`."""
+    """The request of a blocking call, which only waits for it: lighter than a `Work`."""
 
     __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "gpu")
 
@@ -336,9 +338,9 @@ class BlockingCall(_Request):
 class RecordedWork(_Request, dist.Work):
     """A request that the learner, or torch, may keep and ask.
 
-    It lives until it is complete; one of a single number until another such one is. torch's C++
-    code (DDP's, for the number of ranks in `join`) keeps the C++ part alone, waits and then asks
-    for the future. With the Python part gone, that wait would be for ever.
+    It lives until it is complete. A request of a single number lives until there is another one.
+    torch's C++ code (DDP's, for the number of ranks in `join`) keeps only the C++ part, waits and
+    then asks for the future. Without the Python part that wait would never end.
     """
 
     def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
@@ -356,7 +358,7 @@ class RecordedWork(_Request, dist.Work):
         return result
 
     def is_part_of(self, whole: Any) -> None:
-        """Its op began together with others, and ``whole`` is the transport's request for all."""
+        """Its op began together with others. ``whole`` is the transport's request for all."""
         self._work = whole
 
     def _let_go(self):
@@ -385,11 +387,11 @@ class RecordedWork(_Request, dist.Work):
         return future
 
     def has_come(self) -> bool:
-        """Whether its future is complete, though `_ended` may be about to be told so."""
+        """Whether its future is complete, even if `_ended` has not been called yet."""
         return self._future is not None and self._future.done()
 
     def _ended(self):
-        """The op's future is complete: told in any thread, some time after the rank may know it."""
+        """The op's future is complete. Any thread may call this, perhaps after the rank knows."""
         if self.gpu is None:
             self._recorder.log.ended(self.start)
         else:
@@ -419,7 +421,7 @@ class RecordedWork(_Request, dist.Work):
 
 
 class RecordedMessage(RecordedWork):
-    """The request of an isend or irecv: with Gloo it is complete once it has been waited for."""
+    """The request of an isend or irecv. With Gloo it is complete only after a wait."""
 
     def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
         super().__init__(work, recorder, start, source)
@@ -434,16 +436,16 @@ class RecordedMessage(RecordedWork):
         self._looked_after = last
         if self._looks > MAX_LOOKS:
             raise InvalidCallError(
-                f"this request of an isend or irecv was asked {MAX_LOOKS:,} times in a row if it "
-                "is complete: with Gloo it never says so before wait() has been called, so call it"
+                f"the program asked {MAX_LOOKS:,} times in a row whether this isend or irecv is "
+                "complete. With Gloo a request never says so before wait(): call wait()"
             )
         return False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._result is not None:
             raise InvalidCallError(
-                "this request of an isend or irecv has been waited for already: with Gloo a second "
-                "wait() never returns, so wait for each request once"
+                "the rank has already waited for this isend or irecv. With Gloo a second wait() "
+                "never returns: wait for each request only once"
             )
         return super().wait(timeout)
 

@@ -1,4 +1,4 @@
-"""What a rank's function returned or raised, as bytes for the kernel; for every engine."""
+"""The result or exception of a rank's function, as bytes for the kernel; for every engine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from . import safe_pickle
 
 LONGEST = 8000
 _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "recorder.py")}
-"""The files in which calls of torch.distributed are passed on, and waited for."""
+"""The files that pass on calls of torch.distributed and wait for them."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
-"""What Gloo puts before the words that a learner can use."""
+"""Gloo's prefix before words that a learner can use."""
 _CUDAS = re.compile(r"(?:CUDA|HIP) error: (.+)")
 _NCCLS = re.compile(r"Cuda failure (?:\d+ )?'([^']+)'")
-"""What torch and NCCL say of a GPU that has failed, whatever it did then."""
+"""The words of torch and NCCL for a failed GPU, after any work of it."""
 _OF_THE_CALL = re.compile("ncclInvalid(Usage|Argument)")
-"""Where NCCL refuses a call; its other words are of what has failed."""
+"""NCCL's words if it refuses a call. Its other words are about failures."""
 LOST = re.compile(
     "connection (closed|reset) by (remote )?peer|broken pipe|socket closed|ncclRemoteError", re.I
 )
-"""What Gloo and NCCL say where the other rank's process is gone, be it when a call begins."""
+"""The words of Gloo and NCCL if the other rank's process has ended, even before the call."""
 
 
 def answer_of(
     call: Callable[[], Any], is_script: bool = False, dumps: Callable = safe_pickle.dumps
 ) -> bytes:
-    """Call ``call()`` and put what comes of it into bytes: ``(word, content)``, pickled.
+    """Call ``call()`` and put its result into bytes: ``(word, content)``, pickled.
 
     The word is ``result``, ``unpicklable``, ``exit`` or ``error``. ``dumps`` is as
     `safe_pickle.dumps`.
@@ -69,7 +69,7 @@ def _result_as_bytes(result, dumps):
 
 
 def _exit_as_bytes(error, is_script, dumps):
-    """A script may end itself with ``sys.exit(0)``; in a function `sys.exit` is an early end."""
+    """A script may end itself with ``sys.exit(0)``. In a function, `sys.exit` is an early end."""
     code = error.code if isinstance(error.code, int | str) or error.code is None else 1
     if is_script and not code:
         return dumps(("result", None))
@@ -121,7 +121,7 @@ def describe(error: BaseException) -> FailureReport:
 
 
 def _words_of_a_gpu(error, message):
-    """CUDA's own words, where they are what is told; the call that tells them need not be wrong."""
+    """CUDA's own words, if the error reports them. The call that reports them need not be wrong."""
     found = _CUDAS.match(message) if isinstance(error, RuntimeError) else None
     if isinstance(error, dist.DistBackendError):
         found = _NCCLS.search(message)
@@ -129,7 +129,7 @@ def _words_of_a_gpu(error, message):
 
 
 def _has_failed(error, message):
-    """Whether something has failed during a call, which may be right."""
+    """Whether something has failed during a call that may be right."""
     if isinstance(error, dist.DistBackendError):
         return not _OF_THE_CALL.search(message)
     return isinstance(error, torch.OutOfMemoryError) or message.startswith("CUDA error: ")

@@ -1,9 +1,9 @@
 """The reader of a log that rolls over, for runs that are watched for hours.
 
-The log's memory is a ring of segments. The kernel reads all that is written, soon after; so a rank
-that goes on in the oldest segment overwrites nothing that nobody has seen. (It waits there, should
-the kernel be a whole ring behind.) What the kernel keeps of it is bounded: the ops that are in the
-ring still, those that have not ended yet, and sums of the others.
+The log's memory is a ring of segments. The kernel soon reads all records. So a rank that continues
+in the oldest segment overwrites only records that were read. (If the kernel is a whole ring behind,
+the rank waits.) The kernel keeps a limited part: the ops that are still in the ring, the ops that
+have not ended yet, and sums of the others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .oplog import DEFINITION, HEADER, LATE, NEVER, PIECE, SEGMENTS, place_in
 from .oplog_reader import OpLogReader
 
 KEPT_BYTES = 64 << 20
-"""Of all logs of a watched run together: room for 900,000 ops, three quarters of which are always
-there. The kernel makes objects of them in the end."""
+"""The bytes of all logs of a watched run together: room for 900,000 ops, of which three quarters
+are always there. At the end the kernel makes objects of them."""
 LEAST_SEGMENT = 1 << 10
 MAX_RACES = 1000
-"""Touched buffers that are kept, of one rank."""
+"""The most touched buffers that are kept for one rank."""
 MAX_CALLS = 10_000
-"""Calls that differ, after which what is known of them is read anew."""
+"""The number of different calls after which their known facts are read again."""
 
 
 def segment_of(world_size: int) -> int:
@@ -45,7 +45,7 @@ class RollingReader(OpLogReader):
     cells : dict
         File name of a notebook cell -> its execution count.
     forgotten : Evicted
-        One for all ranks; it sums up what the log no longer holds.
+        One object for all ranks. It has the sums of records that the log no longer has.
     """
 
     def __init__(self, memory: mmap, rank: int, segment: int, cells: dict, forgotten: Any) -> None:
@@ -69,7 +69,7 @@ class RollingReader(OpLogReader):
         self._old_names: set[int] = set()  # numbers of those that only held pieces may have
 
     def let_go(self, taken: int) -> None:
-        """Give back the segments that the rank needs next; so many ops have been taken in."""
+        """Release the segments that the rank needs next; so many ops have been read."""
         for offset in self._ended[0]:
             self._drop(offset)
         self._ended = self._ended[1], []
@@ -110,7 +110,7 @@ class RollingReader(OpLogReader):
         self._forget_names(oldest - self._segment)  # a piece comes at most a turn after its name
 
     def _forget_names(self, until):
-        """Forget the definitions of pieces before an offset, but those of pieces that are held."""
+        """Forget the definitions of pieces before an offset, except for pieces that are kept."""
         while self._named and self._named[0][0] < until:
             self._old_names.add(self._named.popleft()[1])
         held = {PIECE.unpack_from(self._held[offset])[1] for offset in self._held_pieces()}
@@ -126,7 +126,7 @@ class RollingReader(OpLogReader):
         self._held[offset] = bytearray(memory[at : at + size])
 
     def _drop(self, offset):
-        """A held record has ended; the rest of what the rank had to say of it has been read."""
+        """A kept record has ended, and the rest of the rank's facts about it have been read."""
         if offset in self._held_seqs:
             self._sums.end(self.op_at(offset, self._held_seqs.pop(offset), 0, self._cells))
         del self._held[offset]
@@ -146,7 +146,7 @@ class RollingReader(OpLogReader):
         return super()._read_record(offset)
 
     def _change_late(self, start, change, moment, number):
-        """A record of a segment that is the reader's has changed."""
+        """A record in a segment of the reader has changed."""
         if start < self._oldest and start not in self._held:
             return  # it had ended, and is forgotten
         memory, at = self._where(start)
@@ -190,7 +190,7 @@ class RollingReader(OpLogReader):
     def ops(
         self, origin_s: float, cells: dict[str, int], first: int = 0, until: int | None = None
     ) -> list[Op]:
-        """The same as `OpLogReader.ops`, of the ops that are kept."""
+        """The same as `OpLogReader.ops`, for the ops that are kept."""
         self.read_on()
         first = max(first, self._first)
         until = None if until is None else max(until, first) - self._first
@@ -200,7 +200,7 @@ class RollingReader(OpLogReader):
         ]
 
     def pieces(self, origin_s: float) -> list[Piece]:
-        """The same as `OpLogReader.pieces`, of those that are kept, or have not ended."""
+        """The same as `OpLogReader.pieces`, for pieces that are kept, or have not ended."""
         held = [self._piece_at(offset, origin_s) for offset in self._held_pieces()]
         return held + super().pieces(origin_s)
 
@@ -216,7 +216,7 @@ class RollingReader(OpLogReader):
         return self._first + super().seq_at(offset)
 
     def offset_of(self, seq: int) -> int | None:
-        """Where in the log the op with this number is; None where it is forgotten."""
+        """The place in the log of the op with this number; None if it is forgotten."""
         if seq >= self._first:
             return self._offsets[seq - self._first]
         return next((offset for offset, number in self._held_seqs.items() if number == seq), None)
@@ -228,5 +228,5 @@ class RollingReader(OpLogReader):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many records are kept, and how many are held beside them."""
+        """The number of records in the log, and of records that are kept beside them."""
         return len(self._offsets) + len(self._pieces), len(self._held)

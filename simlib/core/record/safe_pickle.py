@@ -1,13 +1,13 @@
-"""What ranks send, as data only where the code they run is not to be trusted.
+"""Data that ranks send. If their code is not trusted, they are sent as plain data only.
 
-A pickle may call anything when it is read, and even one that makes numbers and arrays only can lay
-them out so that memory is read that is not theirs. The kernel of a grading run holds what students
-must not reach. So there a rank's values cross as a *tree* of Python's own plain types, and the
-unpickler that reads it finds no class and no function at all. What the tree says of tensors and the
-like is made here, from sizes that are checked and bytes that are copied.
+A pickle may call anything when it is read. Even a pickle that makes only numbers and arrays can
+arrange them so that foreign memory is read. The kernel of a grading run has data that students must
+not reach. So there, a rank's values are sent as a *tree* of Python's own plain types, and the
+unpickler that reads it finds no class and no function at all. The tree's descriptions of tensors
+and similar objects are turned into objects here, from checked sizes and copied bytes.
 
-In a tree a tuple that begins with a bytearray stands for what `MAKERS` makes by that name; so
-bytearrays stand for nothing else. All other plain values stand for themselves.
+In a tree, a tuple that begins with a bytearray is an object that `MAKERS` makes by that name. So
+bytearrays have no other meaning. All other plain values mean themselves.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NUMBERS = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
     "float16 float32 float64 complex64 complex128".split()
 )
-"""Kinds of numpy's numbers that cross."""
+"""The kinds of numpy's numbers that can be sent."""
 ELEMENTS = NUMBERS | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-"""Kinds of torch's elements that cross."""
+"""The kinds of torch's elements that can be sent."""
 DTYPES = {
     str(one).removeprefix("torch."): one
     for one in vars(torch).values()
@@ -45,7 +45,7 @@ DTYPES = {
 
 
 class Exchanged(list):
-    """A list of tensors in which an answer put others in their place, and ``at_first``: those."""
+    """A list of tensors in which an answer has replaced tensors; ``at_first`` has the old ones."""
 
     def __init__(self, now: list, at_first: list) -> None:
         super().__init__(now)
@@ -53,21 +53,21 @@ class Exchanged(list):
 
 
 RECORDS = {one.__name__: one for one in (Exchanged, FailureReport, Group, Ledger, WireMessage)}
-"""Classes of our own that cross, by name."""
+"""Our own classes that can be sent, by name."""
 MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
-"""Of a tensor; one that repeats its elements has more of them than bytes."""
+"""The most elements of a tensor. If it repeats its elements, they are more than its bytes."""
 
 
 def dumps(value: Any, otherwise: Callable[..., bytes] = pickle.dumps) -> bytes:
-    """What a rank sends, as bytes for `loads`; by ``otherwise`` where ranks are trusted.
+    """A rank's data as bytes for `loads`; ``otherwise`` makes them if ranks are trusted.
 
-    Of a subclass of Python's containers, numbers and texts its contents are sent: checks compare
-    those only.
+    For a subclass of Python's containers, numbers and texts, only its contents are sent, because
+    checks compare only the contents.
 
     Raises
     ------
     PicklingError
-        It holds what cannot be sent as data.
+        If it contains something that cannot be sent as data.
     """
     return otherwise(value) if are_ranks_trusted() else dumps_tree(value)
 
@@ -78,41 +78,41 @@ def dumps_tree(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """What a rank has sent."""
+    """The data that a rank has sent."""
     return reader()(data)
 
 
 def reader() -> Callable[[bytes], Any]:
-    """What reads what ranks send: pickle itself where they are trusted."""
+    """The reader of ranks' data: pickle itself if the ranks are trusted."""
     return pickle.loads if are_ranks_trusted() else loads_tree
 
 
 def loads_tree(data: bytes) -> Any:
-    """What a rank that is not trusted has sent."""
+    """The data that an untrusted rank has sent."""
     tree = TreeUnpickler(io.BytesIO(data)).load()
     try:
         return value_of(tree, {})
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # the rank's own bytes: anything may be wrong with them
-        words = f"this is no plain data: {type(error).__name__}: {error}"
+        words = f"this is not plain data: {type(error).__name__}: {error}"
         raise pickle.UnpicklingError(words[:300]) from None
 
 
 class TreeUnpickler(pickle.Unpickler):
-    """Makes what the opcodes of a pickle make by themselves; finds nothing that can be called.
+    """Makes the values that a pickle's opcodes make by themselves. It finds nothing to call.
 
-    So no opcode that calls, makes an object or sets its state has anything to act on but
-    containers, numbers and texts of Python's own, which have no state to be set.
+    Some opcodes call, make an object or set its state. Here they can only act on containers,
+    numbers and texts of Python's own, which have no state to set.
     """
 
     def find_class(self, module: str, name: str) -> None:
-        """Nothing."""
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+        """Refuse every name."""
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
 
 def tree_of(value: Any, done: dict) -> Any:
-    """The tree of a value; ``done`` holds those of objects met before, which stay one object."""
+    """The tree of a value; ``done`` has the trees of earlier objects, which stay one object."""
     sort = type(value)
     if sort in SCALARS:
         return value
@@ -135,7 +135,7 @@ def tree_of(value: Any, done: dict) -> Any:
 
 
 def other_tree(value: Any, done: dict) -> Any:
-    """`tree_of` what is no list, and no dict of simple keys."""
+    """`tree_of` a value that is no list and no dict of simple keys."""
     parts = parts_of(value)
     if parts is not None:
         name, *parts = parts
@@ -146,11 +146,11 @@ def other_tree(value: Any, done: dict) -> Any:
         if isinstance(value, base):
             return tree_of(simple(value), done)
     sort = type(value)
-    raise pickle.PicklingError(f"{sort.__module__}.{sort.__qualname__} is no plain data")
+    raise pickle.PicklingError(f"{sort.__module__}.{sort.__qualname__} is not plain data")
 
 
 def parts_of(value: Any) -> Any:
-    """The name of a value's maker and what it is given; None where there is none."""
+    """The name of a value's maker, and the maker's arguments; None if there is no maker."""
     sort = type(value)
     if RECORDS.get(sort.__name__) is sort:
         return "record", sort.__name__, fields_of(value)
@@ -180,7 +180,7 @@ CONTENTS: tuple[tuple[type, str, Callable], ...] = (
     (frozenset, "frozenset", list),
     (collections.deque, "deque", list),
 )
-"""Class, maker, and what the maker is given of a value of that class."""
+"""Class, maker, and a function for the maker's arguments from a value of that class."""
 SIMPLER: tuple[tuple[type, Callable], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -188,23 +188,23 @@ SIMPLER: tuple[tuple[type, Callable], ...] = (
     (bytes, lambda value: bytes(memoryview(value))),
     (list, lambda value: [*list.__iter__(value)]),
 )
-"""Class, and what stands for a value of a subclass."""
+"""Class, and a function that replaces a value of a subclass."""
 
 
 def fields_of(record: Any) -> Any:
-    """What the class of a record is given to make the same again."""
+    """The arguments with which the class of a record makes the same record again."""
     if dataclasses.is_dataclass(record):
         return tuple(getattr(record, field.name) for field in dataclasses.fields(record))
     return list(record), record.at_first
 
 
 def tensor_parts(tensor: torch.Tensor) -> Any:
-    """`parts_of` a tensor. Elements that repeat along a dimension (`expand`) are sent once."""
+    """`parts_of` a tensor. Elements that `expand` repeats along a dimension are sent once."""
     kind = str(tensor.dtype).removeprefix("torch.")
     if is_without_data(tensor):
-        raise pickle.PicklingError("a tensor without data is no plain data")
+        raise pickle.PicklingError("a tensor without data is not plain data")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or kind not in ELEMENTS:
-        words = f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device} is no plain data"
+        words = f"a tensor of {tensor.layout}, {tensor.dtype} on {tensor.device} is not plain data"
         raise pickle.PicklingError(words)
     base = tensor.detach().as_subclass(torch.Tensor)
     for dim, stride in enumerate(base.stride()):
@@ -225,8 +225,8 @@ SEQUENCES = frozenset({list, tuple, set, frozenset})
 def is_plain(value: Any) -> bool:
     """Whether a value is plain data, without anything that a tree of `safe_pickle` would lose.
 
-    A subclass is no plain data: its tree would give the class that it derives from. No more is what
-    is nested more deeply than Python calls.
+    A subclass is not plain data: its tree would give the class that it derives from. A value that
+    is nested more deeply than Python's recursion limit is not plain data either.
     """
     try:
         return _is_plain(value, set())
@@ -257,7 +257,7 @@ def _is_plain(value, met):
 
 
 def _is_plain_tensor(tensor):
-    """Whether all that there is to a tensor are its numbers, and whether it is trained."""
+    """Whether a tensor consists only of its numbers, and of the flag whether it is trained."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -271,7 +271,7 @@ def _is_plain_tensor(tensor):
 
 
 def value_of(tree: Any, done: dict) -> Any:
-    """The value of a tree; ``done`` holds those of trees met before, which stay one object."""
+    """The value of a tree; ``done`` has the values of earlier trees, which stay one object."""
     sort = type(tree)
     value: Any
     if sort in SCALARS:
@@ -285,7 +285,7 @@ def value_of(tree: Any, done: dict) -> Any:
         value = done[id(tree)] = {}
         value.update((value_of(key, done), value_of(one, done)) for key, one in tree.items())
     elif sort is not tuple:
-        raise pickle.UnpicklingError(f"{sort.__name__} is no plain data")
+        raise pickle.UnpicklingError(f"{sort.__name__} is not plain data")
     elif tree and type(tree[0]) is bytearray:
         maker = MAKERS[tree[0].decode("ascii")]
         value = done[id(tree)] = maker(*(value_of(part, done) for part in tree[1:]))
@@ -297,7 +297,7 @@ def value_of(tree: Any, done: dict) -> Any:
 def make_tensor(
     kind: str, stored: tuple, shape: tuple, data: bytes, requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
-    """A tensor with its own memory; elements repeat where ``stored`` has 1 and ``shape`` more."""
+    """A tensor with its own memory. Elements repeat if ``stored`` has 1 and ``shape`` more."""
     dtype = DTYPES[one_of(kind, ELEMENTS)]
     check_shape(shape)
     elements = make_bytes(stored, data, dtype.itemsize)
@@ -324,7 +324,7 @@ def make_array(kind: str, shape: tuple[int, ...], data: bytes, is_array: bool) -
 
 
 def make_bytes(shape: tuple[int, ...], data: bytes, itemsize: int) -> Any:
-    """A copy of ``data`` as numpy's bytes, if they are what elements of a shape take."""
+    """A copy of ``data`` as numpy's bytes, if it has the size of elements of a shape."""
     check_shape(shape)
     if len(only(data, bytes)) != math.prod(shape) * itemsize:
         raise ValueError(f"{len(data)} bytes for shape {shape} of {itemsize} bytes each")
@@ -332,7 +332,7 @@ def make_bytes(shape: tuple[int, ...], data: bytes, itemsize: int) -> Any:
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Hold that a shape is one: few numbers, none negative, not too many elements."""
+    """Refuse an impossible shape: too many numbers, a negative one, or too many elements."""
     sizes = [only(size, int) for size in only(shape, tuple)]
     if len(sizes) > MAX_DIMENSIONS or min(sizes, default=0) < 0:
         raise ValueError(f"{shape} is no shape")
@@ -369,14 +369,14 @@ def made_of(maker: Callable, sort: Any) -> Callable:
 def one_of(value: Any, allowed: Collection[str]) -> Any:
     """The value, if it is one of the allowed ones."""
     if value not in allowed:
-        raise ValueError(f"{value!r} is none of {sorted(allowed)}")
+        raise ValueError(f"{value!r} is not one of {sorted(allowed)}")
     return value
 
 
 def only(value: Any, sort: Any) -> Any:
     """The value, if it is of exactly this type."""
     if type(value) is not sort:
-        raise TypeError(f"a {type(value).__name__} where a {sort.__name__} is to be")
+        raise TypeError(f"a {type(value).__name__} where a {sort.__name__} is expected")
     return value
 
 
@@ -395,4 +395,4 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "frozenset": made_of(frozenset, list),
     "deque": made_of(collections.deque, list),
 }
-"""What makes a value of the parts that a tree holds of it."""
+"""The function that makes a value from its parts in a tree."""

@@ -1,4 +1,4 @@
-"""For which keys of a store a rank waits, told to the kernel; and whether they are there by now."""
+"""The keys of a store for which a rank waits, for the kernel; and whether they exist by now."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .this_rank import here
 
 
 def name_awaited_keys() -> None:
-    """Write down for which keys of a store a rank waits, by torch's methods; once in a process."""
+    """Record the keys of a store for which a rank waits in torch's methods; once in a process."""
     for name in ("get", "multi_get", "wait"):
         setattr(dist.Store, name, naming_keys(getattr(dist.Store, name)))
 
 
 def naming_keys(method):
-    """Let a method of a store say for which keys the rank waits in it."""
+    """Let a method of a store record the keys for which the rank waits in it."""
 
     @functools.wraps(method)
     def named(store, keys, *args, **kwargs):
@@ -42,15 +42,16 @@ def naming_keys(method):
 
 
 LOOK_S, TOLD = 0.01, 10
-"""How often a real rank that waits for keys looks for them, and after how many looks it says so."""
+"""Seconds between looks of a waiting real rank for keys, and the looks until it reports this."""
 NO_LIMIT = timedelta(minutes=5)
-"""The limit that torch has by itself."""
+"""torch's own limit."""
 
 
 def _look_for(store, names, limit, log):
-    """Whether keys come within a limit; the kernel is told of looks in vain, if no thread may help.
+    """Whether keys appear within a limit. The kernel learns of vain looks, if no thread may help.
 
-    By looking: a wait of a ``FileStore`` that ends without them takes seconds for its traceback.
+    It looks again and again, because a failed wait of a ``FileStore`` takes seconds for its
+    traceback.
     """
     deadline = time.monotonic() + limit.total_seconds()
     for number in itertools.count(1):
@@ -64,7 +65,7 @@ def _look_for(store, names, limit, log):
 
 
 def _time_is_over(method, store, keys, limit):
-    """Let torch say that keys have not come within a limit, and not wait once more for it."""
+    """Let torch report that keys did not appear within a limit, without another wait for them."""
     own = store.timeout
     store.set_timeout(timedelta(milliseconds=1))
     try:

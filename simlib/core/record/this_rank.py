@@ -1,4 +1,4 @@
-"""What the calling rank does and has: `compute` and `span`, its own work; `held` and `hold`."""
+"""Functions about the calling rank: its work (`compute`, `span`), its memory (`held`, `hold`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..model.errors import InvalidCallError
 from ..model.ledger import CATEGORIES
 
 here = threading.local()
-"""What belongs to the rank of this thread: on real ones its log, on simulated ones also what
-`simlib.core.engines.virtual.per_rank` puts there."""
+"""The data of this thread's rank. For real ranks this is the log. For simulated ranks,
+`simlib.core.engines.virtual.per_rank` adds more."""
 
 LONGEST_NAME = 20
 
 
 def compute(seconds: float) -> None:
-    """Let the calling rank be busy for so long: it sleeps, or its virtual clock goes on.
+    """Keep the calling rank busy for so many seconds. It sleeps, or its virtual clock advances.
 
     Parameters
     ----------
     seconds : float
-        In a simulation with ``slow={rank: factor}``, that many times longer on this rank.
+        With ``slow={rank: factor}``, this rank is busy ``factor`` times longer.
 
     Raises
     ------
     InvalidCallError
-        Where ``seconds`` is no number, or negative.
+        ``seconds`` is not a number, or is negative.
     """
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds < float("inf"):
@@ -43,34 +43,35 @@ def compute(seconds: float) -> None:
 def span(name: str, /, **numbers: int) -> Iterator[None]:
     """Name a piece of the calling rank's work: ``with simlib.span("F", micro=3):``.
 
-    It is drawn with its name and numbers, counted by `Run.bubble`, and chosen by `Run.mfu` and
-    `Run.exposed`; ``run.trace.pieces`` has all of them. One within another is drawn on top of it.
-    Outside of ranks, nothing happens. Torch's own pipeline schedules name their pieces so: ``F``
-    forward, ``B`` backward, ``I`` backward of the inputs alone, ``W`` of the weights alone, with
-    ``stage=`` (where a rank has several) and ``micro=``.
+    Pictures show the piece with its name and numbers. `Run.bubble` counts pieces. `Run.mfu` and
+    `Run.exposed` can choose among the pieces. ``run.trace.pieces`` lists all pieces. A piece within
+    another piece is drawn on top of it. Outside of ranks, ``span`` has no effect. Torch's own
+    pipeline schedules name their pieces and use ``micro=``, and also ``stage=`` if a rank has
+    several stages. ``F`` is forward and ``B`` is backward. ``I`` is backward of the inputs alone,
+    and ``W`` is backward of the weights alone.
 
     Parameters
     ----------
     name : str
-        A short word: at most 20 characters.
+        A short name: at most 20 characters.
     **numbers : int
-        Which one it is: of which micro-batch, stage, layer.
+        Numbers that identify the piece: its micro-batch, stage or layer.
 
     Raises
     ------
     InvalidCallError
-        Where the name is no such word, or a number is none.
+        The name is empty or too long, or a number is not a whole number.
     """
     log = getattr(here, "log", None)
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise InvalidCallError(
-            f"span({name!r}): name the piece by a word of 1 to {LONGEST_NAME} characters"
+            f"span({name!r}): give the piece a name of 1 to {LONGEST_NAME} characters"
         )
     try:
         pairs = tuple((word, operator.index(number)) for word, number in numbers.items())
     except TypeError:
         raise InvalidCallError(
-            f"span({name!r}, ...): {numbers} are to be whole numbers, as in micro=3"
+            f"span({name!r}, ...): {numbers} must be whole numbers, as in micro=3"
         ) from None
     if log is None:
         yield
@@ -84,21 +85,22 @@ def span(name: str, /, **numbers: int) -> Iterator[None]:
 
 
 def hold(tensors: Any, category: str) -> None:
-    """Say to which category of the ledger tensors belong, where simlib cannot know.
+    """Say to which category of the ledger some tensors belong, if simlib cannot know it.
 
-    A master copy of the parameters, say, that is an `nn.Parameter` itself, or optimizer state kept
-    by hand. It holds until their memory is released. Where nobody counts, nothing happens.
+    Examples are a master copy of the parameters that is an `nn.Parameter` itself, and optimizer
+    state kept by hand. The category is valid until the memory of the tensors is released. If simlib
+    does not count memory, the call has no effect.
 
     Parameters
     ----------
-    tensors : Tensor, or a list or dict of such
-        Their whole storages count: views of one tensor are of one category.
+    tensors : Tensor, or a list or dict of tensors
+        Their whole storages count, so all views of one tensor have one category.
     category : {"parameters", "gradients", "optimizer state", "activations and temporaries"}
 
     Raises
     ------
     InvalidCallError
-        The category is none of these.
+        The category is not one of these.
     """
     if category not in CATEGORIES:
         names = ", ".join(f'"{name}"' for name in CATEGORIES)
@@ -109,10 +111,10 @@ def hold(tensors: Any, category: str) -> None:
 
 
 def held() -> dict[str, int]:
-    """Bytes that the calling rank holds now, as ``{category: bytes}``.
+    """Return the bytes of the calling rank's tensors now, as ``{category: bytes}``.
 
-    The categories are those of a `Ledger` (`run.memory`): parameters, gradients, optimizer state,
-    activations and temporaries. Asking takes no virtual time and allocates nothing.
+    The categories are the same as in a `Ledger` (`run.memory`): parameters, gradients, optimizer
+    state, activations and temporaries. The call takes no virtual time and allocates nothing.
 
     Returns
     -------
@@ -121,7 +123,8 @@ def held() -> dict[str, int]:
     Raises
     ------
     InvalidCallError
-        Where nobody counts: outside of `simulate`, or on a cluster without a device.
+        simlib does not count memory, because the call is outside of `simulate` or the cluster has
+        no device.
     """
     meter = getattr(here, "meter", None)
     if meter is None:

@@ -1,7 +1,7 @@
-"""The inside of torch: what no documentation promises, and a new version may change.
+"""The internals of torch, which no documentation promises, and which a new version may change.
 
-All of it that simlib touches to stand in the place of torch's own groups is here, so that a version
-that differs is met in one file, by one function for each difference:
+simlib touches them to replace torch's own groups. All of them are in this file, with one function
+for each difference between versions of torch:
 
 ==========================  ========  ==============================================================
 what differs                since     where
@@ -12,8 +12,8 @@ a group's rank and size     2.15      `GroupOfItsOwn`: torch asks the C++ backen
 
 (*) ``comms``, at the latest; in 2.15 ``pg_flight_recorder_hooks``.
 
-Which versions have been tried is in `torch_versions`. Patches of single modules of torch (FSDP2's
-parameters, pipeline stages) stand where they are used, by `when_imported`.
+`torch_versions` lists the tested versions. Patches of single modules of torch (FSDP2's parameters,
+pipeline stages) are next to their use, by `when_imported`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch._C._dynamo import eval_frame
 from torch.distributed import distributed_c10d as c10d
 
 MODULES_OF_STORES = (dist, c10d, compiled)
-"""Where torch looks for ``TCPStore`` and ``FileStore``."""
+"""The modules in which torch looks for ``TCPStore`` and ``FileStore``."""
 
 FakeProcessGroup = compiled.FakeProcessGroup
 """A C++ backend of any rank and size that moves nothing."""
@@ -46,7 +46,7 @@ class GroupOfItsOwn(dist.ProcessGroup):
     """A group that knows its rank and size itself.
 
     torch 2.15 asks the C++ backend for both. Groups of a simulation have a stand-in of one rank
-    there, so FSDP2 would train in a world of one, and nobody would say so.
+    there. So FSDP2 would train in a world of one, without any error.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -72,17 +72,17 @@ def fields_of_world() -> dict[str, Callable]:
 
 
 def use_world(world: Any) -> None:
-    """Put another table of groups in the place of torch's; threads share no names of groups."""
+    """Replace torch's table of groups by another one. Threads share no names of groups."""
     c10d._world = world
     compiled._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
 
 
 def keep_stand_in_for_cuda() -> None:
-    """Let this thread, which outlives all others, own what torch puts in the place of CUDA.
+    """Let this thread, which outlives all others, own torch's stand-in for CUDA.
 
-    A torch that is built with CUDA does so for its fake tensors, which DTensor uses, where it sees
-    no GPU. The stand-in is known to all threads and ends with the thread that asked first. Other
-    threads then crash.
+    A torch with CUDA makes a stand-in for its fake tensors, which DTensor uses, if it sees no GPU.
+    All threads know the stand-in, and it ends with the thread that asked first. Other threads then
+    crash.
     """
     compiled_torch = torch._C
     if hasattr(compiled_torch, "_ensureCUDADeviceGuardSet"):
@@ -90,12 +90,12 @@ def keep_stand_in_for_cuda() -> None:
 
 
 def configurations() -> Any:
-    """torch's own property of a world that tells the configuration of its groups."""
+    """torch's own property of a world for the configuration of its groups."""
     return c10d._World.pg_config_info
 
 
 def make_default_group(rank: int, ranks: dict[int, int], store: dist.Store, timeout: Any) -> None:
-    """Make the default group, as `init_process_group` does, but without meeting anybody.
+    """Make the default group, as `init_process_group` does, but without meeting other ranks.
 
     ``ranks`` is torch's table ``{rank: rank}`` of the world. It is not copied.
     """
@@ -108,7 +108,7 @@ def make_default_group(rank: int, ranks: dict[int, int], store: dist.Store, time
 
 
 def constructor_of_groups() -> Callable:
-    """The one function of torch that makes groups, as it is now."""
+    """torch's present function that makes groups, the only one."""
     return c10d._new_process_group_helper
 
 
@@ -118,7 +118,7 @@ def use_constructor_of_groups(make: Callable) -> None:
 
 
 def new_group_call() -> Callable:
-    """What `new_group` and device meshes call, as it is now."""
+    """The present function that `new_group` and device meshes call."""
     return c10d._new_group_with_tag
 
 
@@ -133,29 +133,29 @@ def use_check_not_self(check: Callable) -> None:
 
 
 def use_meeting(meet: Callable) -> None:
-    """Let ``meet(rank, store, name, how_many, ...)`` be where members of a new group wait."""
+    """Let members of a new group wait in ``meet(rank, store, name, how_many, ...)``."""
     c10d._store_based_barrier = meet
 
 
 def name_backend(group: Any, name: str, config: str, store: dist.Store) -> None:
-    """Let torch's tables say that a group has the backend ``name``, and ``config`` by device."""
+    """Let torch's tables give a group the backend ``name``, and ``config`` by device."""
     c10d._world.pg_map[group] = name, store
     c10d._world.pg_backend_config[group] = config
 
 
 def count_groups_anew(world: Any, name: str, store: dist.Store) -> None:
-    """Begin again with the names of groups, in a ``store`` where none has been."""
+    """Begin again with the names of groups, in a ``store`` without such names."""
     c10d._world.pg_map[world] = name, store
     c10d._world.group_count = 1
 
 
 def groups_here() -> list:
-    """All groups that this rank is in, the default one among them."""
+    """All groups of this rank, with the default one among them."""
     return list(c10d._world.pg_map)
 
 
 def leave_uncompiled(function: Callable) -> None:
-    """Let torch.compile neither look into a function nor into what it calls."""
+    """Keep torch.compile from looking into a function and the functions that it calls."""
     eval_frame.set_code_exec_strategy(function.__code__, _RUN_AS_IT_IS)
 
 
@@ -167,29 +167,29 @@ def is_composite(op: Any) -> bool:
 
 
 def is_in_backward() -> bool:
-    """Whether autograd runs the caller, as a backward pass or what that recomputes."""
+    """Whether autograd runs the caller, in a backward pass or in its recomputation."""
     return torch._C._current_graph_task_id() != -1
 
 
 def wrap_backward(wrap: Callable[[Callable], Callable]) -> None:
-    """Put ``wrap(run)`` in the place of what runs a backward pass, for `backward` and `grad`."""
+    """Replace the function that runs a backward pass by ``wrap(run)``, also for `grad`."""
     run = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call ``act(module)`` when the module of this name is there: now, or right after its import.
+    """Call ``act(module)`` when the module of this name exists: now, or right after its import.
 
-    Nothing is imported for it: that may take seconds, which a rank that does without the module
-    need not wait for.
+    Nothing is imported for this. That may take seconds, and a rank that does not use the module
+    need not wait for it.
 
     Parameters
     ----------
     name : str
         The module's full name.
     act : callable
-        What is done to it, once in a process.
+        The function to call with the module, once in a process.
     """
     if name in sys.modules:
         act(sys.modules[name])
@@ -198,7 +198,7 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _AtImport:
-    """Finds the module as Python would, and acts once it is there."""
+    """Finds the module as Python would, and acts when it exists."""
 
     def __init__(self, name, act):
         self._name, self._act = name, act
@@ -234,7 +234,7 @@ class _Flag:
 
 
 def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
-    """Where and what the functions are that set flags of torch's C++ part, and the flags.
+    """The places of functions that set flags of torch's C++ part, with their names and flags.
 
     Each flag has an attribute ``value``, to read and to set.
     """
@@ -265,26 +265,26 @@ def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
 
 
 def is_itself(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no stand-in by which `torch.func` differentiates or makes batches."""
+    """Whether a tensor is no stand-in with which `torch.func` differentiates or makes batches."""
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
-"""Within it, subclasses of tensors are tensors as any other."""
+"""Within the block, subclasses of tensors count as normal tensors."""
 
 
 def works_out_shapes() -> bool:
-    """Whether what the calling thread makes are fake tensors, as where DTensor tries an op."""
+    """Whether the calling thread makes fake tensors, for example because DTensor tries an op."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
-    """A storage of memory that somebody else keeps."""
+    """A storage of memory that another object keeps."""
     return torch._C._construct_storage_from_data_pointer(address, torch.device("cpu"), nbytes)
 
 
 def group_by_name(group: Any) -> dist.ProcessGroup:
-    """The group that torch's functional collectives call by this name; a group stays what it is."""
+    """The group that torch's functional collectives call by this name. A group stays unchanged."""
     return c10d._resolve_process_group(group) if isinstance(group, str) else group
 
 

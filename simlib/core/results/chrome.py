@@ -1,12 +1,12 @@
 """A run as Chrome trace JSON, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
-Each rank is a process with a thread of the same name. The thread holds the rank function, the calls
-that block and the waits, nested. What goes on beside it, the asynchronous ops, is on further
-threads, because slices of one thread may nest but never overlap. An arrow (a pair of flow events)
-leads from each send to its receive, and from the rank that came last to a collective to the others.
+Each rank is a process with a thread of the same name. The thread has slices for the rank function,
+the calls that block and the waits, nested. Asynchronous ops are on further threads, because slices
+of one thread may nest but never overlap. An arrow (a pair of flow events) leads from each send to
+its receive, and from the last rank that called a collective to the other ranks.
 
-Beside the slices stands the record that `simlib.load` reads; trace viewers pass over keys that they
-do not know.
+The file also contains the record that `simlib.load` reads. Trace viewers ignore keys that they do
+not know.
 
 Source: "Trace Event Format", the Chromium project's description of the JSON.
 """
@@ -28,7 +28,7 @@ VERSION = 1
 PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
 WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
 MOST_BYTES = 10 << 20
-"""Of a rank's result that a trace holds."""
+"""The most bytes of a rank's result that a trace contains."""
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
 
@@ -122,7 +122,7 @@ class _Slices:
         return events
 
     def _inside(self, op: Op, until: float, begin: int, end: int) -> Any:
-        """What the rank did while it was blocked in a call: slices one after the other."""
+        """The states of the rank while it was blocked in a call: slices one after the other."""
         slices, free = [], begin
         for state, start_s, end_s in blocked_parts(op, until, self.run.transfers):
             first, last = min(max(_ns(start_s), free), end - LEAST_NS), min(_ns(end_s), end)
@@ -132,7 +132,7 @@ class _Slices:
         return slices
 
     def _pieces(self, rank: int, pid: int, until: float) -> Any:
-        """What the program has named of the rank's work, on a thread of its own."""
+        """The pieces of the rank's work that the program has named, on a thread of their own."""
         pieces = [piece for piece in self.trace.pieces if piece.rank == rank]
         if not pieces:
             return
@@ -180,7 +180,7 @@ def _slice(name: str, pid: int, tid: int, begin: int, end: int, args: dict) -> d
 
 
 def _placed(start_s: float, end_s: float, free: int = 0) -> tuple[int, int]:
-    """Begin and end in ns: not before the thread is free, and long enough to bind an arrow."""
+    """Begin and end in ns: after the thread is free, and long enough to bind an arrow."""
     begin = max(_ns(start_s), free)
     return begin, max(_ns(end_s), begin + LEAST_NS)
 
@@ -194,7 +194,7 @@ def _ns(seconds: float) -> int:
 
 
 def _args(op: Op) -> dict[str, Any]:
-    """What Perfetto shows of an op when it is clicked."""
+    """The data that Perfetto shows when you click an op."""
     args = {
         "bytes": op.nbytes,
         "peer": op.peer,
@@ -210,7 +210,7 @@ def _args(op: Op) -> dict[str, Any]:
 
 
 def _flows(trace: Trace, of_op: dict) -> list[dict]:
-    """Pairs of flow events, from the slice that lets another one end to that one."""
+    """Pairs of flow events, each from one slice to another slice that waits for it."""
     pairs = [
         ("message", message.send, message.recv)
         for message in trace.messages
@@ -236,7 +236,7 @@ def _where(event: dict, ts: Any) -> dict:
 
 
 def record_of(run: Any) -> dict[str, Any]:
-    """What `load` needs of a run, as plain data; sites and groups are written once."""
+    """The data of a run that `load` needs, as plain data; sites and groups are written once."""
     sites: dict[Any, int] = {}
     groups: dict[Any, int] = {}
 
@@ -299,6 +299,7 @@ def record_of(run: Any) -> dict[str, Any]:
         "groups": [(group.name, group.ranks, group.description) for group in groups],
         "clock_offsets_s": list(run.trace.clock_offsets_s.items()),
         "missing": run.trace.missing,
+        "last_seen_s": list(run.trace.last_seen_s.items()),
         "sites": [asdict(site) for site in sites],
         "ops": ops,
         "wire": None if run.wire is None else wires,
@@ -308,7 +309,7 @@ def record_of(run: Any) -> dict[str, Any]:
 
 
 def _kept(result: Any) -> dict[str, str]:
-    """A result as text: plain data, tensors and arrays too; or why it is left out."""
+    """A result (plain data, tensors, arrays) as text, or the reason why it is left out."""
     try:
         data = dumps_tree(result)
     except Exception as error:  # whatever a tensor of some sort, say, does not like

@@ -1,4 +1,4 @@
-"""`compare`: what the ranks of several runs said to each other, side by side."""
+"""`compare`: the messages and collectives of several runs, side by side."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparedOp:
-    """One sort of op, and how often it came in each of the runs.
+    """One kind of op, and how often each of the runs has it.
 
     Attributes
     ----------
     call : str
         ``"all_reduce(SUM)"``, ``"message"``.
     nbytes : int
-        The largest payload any of its ranks brought.
+        The largest payload of any of its ranks.
     ranks : int
-        How many ranks take part; 2 in a message.
+        How many ranks take part; 2 for a message.
     label : str
-        ``"all_reduce(SUM), 38.9 kB"``; of less than the world with its ranks.
+        ``"all_reduce(SUM), 38.9 kB"``. If not all ranks of the world take part, it contains the
+        number of ranks.
     counts : tuple of int
-        By run: collectives, or messages.
+        By run: number of collectives, or of messages.
     lines : tuple of dict of str to int
-        By run: the learner's lines that it came from, ``"main, line 12: dist.all_reduce(x)"``, and
-        how often from each.
+        By run: the learner's lines that made the op, ``"main, line 12: dist.all_reduce(x)"``, and
+        how often each line did.
     """
 
     call: str
@@ -50,22 +51,24 @@ class ComparedOp:
 
     @property
     def is_common(self) -> bool:
-        """Whether it came equally often in all runs."""
+        """Whether all runs have it equally often."""
         return len(set(self.counts)) == 1
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison(Displayed):
-    """What several runs sent, see `compare`.
+    """The ops of several runs, side by side: see `compare`.
 
     Attributes
     ----------
     names : tuple of str
-        The runs.
+        The names of the runs.
     ops : list of ComparedOp
-        Those common to all first, then in order of the runs in which they come first.
+        First the ops that all runs have equally often, then the others. Each of these two parts
+        begins with the ops of the first run, in the order in which they first appear. Then come
+        the ops that only later runs have.
     runs : tuple of Run
-        For `to_html`; a comparison of chosen ops needs none.
+        The runs that `to_html` shows. The tuple is empty if the comparison compares chosen ops.
     """
 
     names: tuple[str, ...]
@@ -74,12 +77,12 @@ class Comparison(Displayed):
 
     @property
     def common(self) -> list[ComparedOp]:
-        """What came equally often in all runs."""
+        """The ops that all runs have equally often."""
         return [op for op in self.ops if op.is_common]
 
     @property
     def differences(self) -> list[ComparedOp]:
-        """What came in some runs more often than in others."""
+        """The ops that some runs have more often than others."""
         return [op for op in self.ops if not op.is_common]
 
     def __repr__(self) -> str:
@@ -93,16 +96,16 @@ class Comparison(Displayed):
                 for line, count in op.lines[index].items():
                     by_line[line].append(f"{count} x {op.label}" if count > 1 else op.label)
             if by_line:
-                lines += ["", f"{name}, what not all have so often:"]
+                lines += ["", f"{name}, ops whose number differs:"]
                 lines += [f"  {line}\n      {'; '.join(sent)}" for line, sent in by_line.items()]
         return "\n".join(lines)
 
     def picture(self) -> Figure:
-        """Draw it: a row for each sort of op, a column for each run."""
+        """Draw the comparison: a row for each kind of op, a column for each run."""
         return draw.draw_comparison(self.names, self._rows())
 
     def in_words(self) -> str:
-        """What the picture shows, in sentences: for whoever does not see it."""
+        """The content of the picture in sentences, for readers who cannot see it."""
         return comparison_in_words(self.names, self._rows())
 
     def _rows(self) -> list[tuple[str, tuple[int, ...], bool]]:
@@ -115,21 +118,25 @@ class Comparison(Displayed):
         ranks: Iterable[int] | None = None,
         between: tuple[float, float] | None = None,
     ) -> Path:
-        """Write the runs as one HTML file: their players on one time axis, and what differs.
+        """Write one HTML file with the runs' players on one time axis, and with their differences.
 
-        The players go together: what one plays, zooms or steps to, all show. Needs no kernel and
-        no network; see `Run.to_html`.
+        The players move together. If you play, zoom or step in one player, all players do the same.
+        The file needs no kernel and no network. See `Run.to_html`.
 
         Raises
         ------
         InvalidCallError
-            As `Run.to_html`; or the comparison was made without its runs.
+            As for `Run.to_html`. Or the comparison has no runs, because it compares chosen ops.
         """
         if not self.runs:
-            raise InvalidCallError("this comparison has no runs to show: take that of compare()")
+            raise InvalidCallError(
+                "this comparison has no runs to show: use one that compare() returned"
+            )
         title = f"{' and '.join(self.names)}, compared"
+        shown = ranks, between
         return draw.save_page(
-            path, title, self.runs, self.names, (ranks, between), draw.differences_of(self)
+            path,
+            lambda: draw.page_of(title, self.runs, self.names, shown, draw.differences_of(self)),
         )
 
     def _repr_png_(self) -> bytes:
@@ -137,13 +144,13 @@ class Comparison(Displayed):
 
 
 def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
-    """Lay what several runs sent side by side: which ops, how many, and from which lines.
+    """Compare the ops of several runs side by side: the kinds, the numbers and the lines of ops.
 
     Parameters
     ----------
     *runs : Run
-        Two or more; or, as one argument, a sequence of them, or a dict by their names. Without
-        one a run has its function's.
+        Two runs or more. One argument can also be a sequence of runs, or a dict from names to runs.
+        Without a dict, a run has the name of its function.
 
     Returns
     -------
@@ -152,7 +159,7 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     Raises
     ------
     InvalidCallError
-        Fewer than two runs, or worlds of different sizes.
+        There are fewer than two runs, or their worlds have different sizes.
 
     Examples
     --------
@@ -171,7 +178,7 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
         raise InvalidCallError("simlib.compare needs two runs or more: compare(one, another)")
     for name, run in named.items():
         if not isinstance(run, Run):
-            raise InvalidCallError(f"simlib.compare: {name!r} is {type(run).__name__}, and no run")
+            raise InvalidCallError(f"simlib.compare: {name!r} is {type(run).__name__}, not a run")
     sizes = {name: run.world_size for name, run in named.items()}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} has {size} ranks" for name, size in sizes.items())

@@ -1,4 +1,4 @@
-"""How well communication hid behind computing, by rank, where a run knows what its devices did."""
+"""How well communication was hidden behind computing, by rank, if a run knows its devices' work."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .states import MAX_ROWS, Recorded, chosen_pieces, device_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exposed:
-    """Seconds of each rank's device, all of shape (world_size,); NaN where nobody knows them.
+    """Seconds of each rank's device, all of shape (world_size,); NaN if they are unknown.
 
     Attributes
     ----------
     exposed_s : ndarray of float
-        An op of torch.distributed was under way, or waited for other ranks, in one of the streams,
-        and no stream computed.
+        Seconds in which one stream ran an op of torch.distributed, or waited in it for other ranks,
+        while no stream computed.
     communicating_s : ndarray of float
-        An op was under way in one of the streams, whatever the others did.
+        Seconds in which one stream ran such an op, with any work of the other streams.
     computing_s : ndarray of float
-        One of the streams computed.
+        Seconds in which one stream or more computed.
     """
 
     exposed_s: np.ndarray
@@ -34,12 +34,12 @@ class Exposed:
 
     @property
     def share(self) -> float:
-        """The share of the communication of all ranks that was exposed; 0 where there was none."""
+        """The exposed share of the communication of all ranks; 0 if there was no communication."""
         whole_s = float(np.nansum(self.communicating_s))
         return float(np.nansum(self.exposed_s)) / whole_s if whole_s else 0.0
 
     def table(self) -> str:
-        """A row for each rank, at most 20."""
+        """A text with a row for each rank, at most 20."""
         columns = self.exposed_s, self.communicating_s, self.computing_s
         rows: list[tuple[str, ...]] = [("rank", "exposed", "communication", "computing")]
         for rank, seconds in enumerate(zip(*columns, strict=True)):
@@ -59,7 +59,7 @@ def exposed_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) -> E
     Raises
     ------
     InvalidCallError
-        Nobody knows what the devices of this run did, or there is no such piece.
+        The run does not know what its devices did, or it has no such piece.
     """
     device = device_of(run.profile)
     if device is None or device.on == "cpu":

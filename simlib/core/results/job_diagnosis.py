@@ -1,45 +1,49 @@
-"""What went wrong in a real job, from the dumps of its flight recorders: `simlib.diagnose`."""
+"""The cause of a real job's failure, from the dumps of its flight recorders: `simlib.diagnose`."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import draw
 from ..diagnose.verdicts import WaitGraph
 from ..draw.display import Displayed
-from ..formats.dump_files import read_folder
+from ..environment import without_collector
+from ..formats.dump_files import Moves, read_folder
 from ..formats.dump_verdict import Judge
 from ..formats.flight_recorder import add_from_log, read_dumps
+from ..formats.live_look import look_at
 from ..formats.nccl_log import read_nccl_logs
 from ..record.oplog_reader import name_groups
 from .run import Run
 
+APART_S = 2.0
+"""The seconds between two looks at a job that still runs."""
+
 
 @dataclass(slots=True, repr=False)
 class JobDiagnosis(Displayed):
-    """What the records of a job tell.
+    """The verdict on a job, from its records.
 
     Attributes
     ----------
     kind : str
-        ``"healthy"``: every recorded call is over. ``"mismatch"``: calls that meet differ.
-        ``"deadlock"``: ranks wait for each other, or for ranks that do not come. ``"slow"``: they
-        wait for ranks that came as late before. ``"stuck"``: all members of a group have made the
-        same call, and it does not end.
+        ``"healthy"`` means that every recorded call is over. ``"mismatch"`` means that calls that
+        belong together differ. ``"deadlock"`` means that ranks wait for each other, or for ranks
+        that never call. ``"slow"`` means that ranks wait for ranks that were as late before.
+        ``"stuck"`` means that all members of a group have made the same call, and the call does not
+        end.
     message : str
         The verdict in words.
     ranks : tuple of int
-        Where to look first: ranks that differ from the others, or for which others wait.
+        Look at these ranks first. They differ from the other ranks, or other ranks wait for them.
     notes : list of str
-        What else the records say, and what they do not.
+        Further facts in the records, and gaps in them.
     graph : WaitGraph or None
-        Who waits for whom.
+        Which rank waits for which.
     sites : dict of int to Site
-        Where the ranks were of which the verdict speaks.
+        The line of each rank that the verdict mentions.
     run : Run
         The calls as a run, for its pictures and tables.
     """
@@ -58,7 +62,7 @@ class JobDiagnosis(Displayed):
     __repr__ = __str__
 
     def in_words(self) -> str:
-        """What the picture of waits shows."""
+        """The content of the picture of waits, in words."""
         return self.graph.in_words() if self.graph else self.message
 
     def _repr_png_(self) -> Any:
@@ -66,10 +70,14 @@ class JobDiagnosis(Displayed):
 
     def to_html(self, path: str | Path) -> Path:
         """Write the verdict, the waits and the calls as one page; see `Run.to_html`."""
-        return self.run.to_html(path)
+        title = f"{self.run.name}: {self.run.world_size:,} ranks of a job"
+        return draw.save_page(
+            path,
+            lambda: draw.page_of(title, [self.run], more=draw.parts_of(self.run), said=str(self)),
+        )
 
     def to_record(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """The diagnosis as plain data, for JSON."""
         waits = self.graph.waits.values() if self.graph else ()
         return {
             "kind": self.kind,
@@ -94,26 +102,15 @@ def _wait_record(wait: Any) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Without looks for garbage: of a million objects of a job nearly all are in use."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def diagnose(path: str | Path) -> JobDiagnosis:
-    """Say why a job hangs, from the dumps of torch's flight recorder that its ranks left.
+    """Find out why a job hangs, from the dumps of torch's flight recorder that its ranks left.
 
     Parameters
     ----------
     path : str or Path
-        A folder with the dumps of a job, pickle or JSON, of NCCL or Gloo, by any names. Some may be
-        missing. Logs of NCCL in the folder are read as well: they say roots and reduce ops.
+        A folder with the dumps of a job, pickle or JSON, of NCCL or Gloo, with any names. Some
+        dumps may be missing. simlib also reads logs of NCCL in the folder, because they contain
+        roots and reduce ops.
 
     Returns
     -------
@@ -122,26 +119,58 @@ def diagnose(path: str | Path) -> JobDiagnosis:
     Raises
     ------
     ValueError
-        There is no dump, or those that are there cannot be judged: a sentence says why.
+        The folder contains no dump, or simlib cannot judge its dumps. The message says why.
     OSError
         The folder cannot be read.
 
     **Cost** O(number of calls) in time and memory.
     """
-    with _without_collector():
+    return _diagnose(path, Moves())
+
+
+def _diagnose(path: str | Path, moves: Moves) -> JobDiagnosis:
+    with without_collector():
         folder = read_folder(path)
         recorded = read_dumps(folder.dumps)
         log = read_nccl_logs(folder.logs) if folder.logs else None
         if log is not None:
             add_from_log(recorded, log)
-        found = Judge(recorded, folder.written_ns).verdict()
+        folder.dumps.clear()  # or the next look for garbage goes through them
+        found = Judge(recorded, folder.written_ns, moves).verdict()
     name_groups(recorded.trace.ops)
     size = recorded.trace.world_size
     run = Run(Path(path).resolve().name, recorded.trace, [None] * size, [""] * size)
     if found.error is not None:
         run.ended_in(found.error)
-    unread = [f"{words}. Its rank counts as one without a dump" for words in folder.unread]
+    unread = [f"{words}. So simlib has no dump of this rank" for words in folder.unread]
     network = [log.in_words()] if log is not None else []
     notes = [*unread, *found.notes, *filter(None, network)]
     sites = found.error.sites if found.error is not None else {}
     return JobDiagnosis(found.kind, found.message, found.ranks, notes, run.graph, sites, run)
+
+
+def diagnose_job(
+    pid: int | None = None, folder: str | Path | None = None, apart_s: float = APART_S
+) -> JobDiagnosis:
+    """Find out why a running job of torchrun on this host hangs. The job continues as before.
+
+    Parameters
+    ----------
+    pid : int or None
+        Process id of torchrun or of a rank. With None, the only job of this user on this host.
+    folder : str, Path or None
+        A new folder for the dumps. With None, ``dumps-of-PID`` in the current folder.
+    apart_s : float
+        Seconds between two looks at the job. A rank that continues between them does not hang.
+
+    Raises
+    ------
+    ValueError
+        There is no such job, the job does not answer, or simlib cannot judge its dumps.
+    OSError
+        The folder cannot be written.
+    """
+    look = look_at(pid, folder, apart_s)
+    found = _diagnose(look.folder, look.moves)
+    found.notes[:0] = [*look.places(found.ranks), *look.notes]
+    return found

@@ -1,8 +1,8 @@
-"""What `load` reads: the record that `Run.save` puts into its file, and traces of torch's profiler.
+"""`load` reads the record that `Run.save` puts into its file, and traces of torch's profiler.
 
-Perfetto's slices have lost what is needed to draw a run again (who waited since when, which
-collectives belong together), so the file has the ops themselves beside them, under a key that trace
-viewers pass over.
+Perfetto's slices are not enough to draw a run again. They do not show when a rank began to wait, or
+which ops belong to one collective. So the file also contains the ops themselves, under a key that
+trace viewers ignore.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from ..diagnose.findings import Finding
 from ..diagnose.matching import Wait
 from ..diagnose.verdicts import WaitGraph
+from ..environment import without_collector
 from ..formats.kineto import RankTrace, join, read_rank
 from ..model.ledger import GpuMemory, Ledger
 from ..model.profile import Profile
@@ -26,41 +27,44 @@ from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
 TRACES = (".json", ".json.gz")
-"""How the files of traces end in a folder."""
+"""The endings of the files of traces in a folder."""
 
 
 def load(path: str | Path | Sequence[str | Path]) -> Run:
-    """Read a run that `Run.save` wrote, or what torch's profiler wrote of the ranks of a job.
+    """Read a run that `Run.save` wrote, or traces that torch's profiler wrote for a job's ranks.
 
-    A result that is no plain data, no tensor and no array is not in the file of a run: a `NotKept`
-    says so in its place. Nor are earlier ``attempts``, and the other run of a race.
+    The file of a run contains only results that are plain data, tensors or arrays. A `NotKept`
+    replaces every other result. Earlier ``attempts`` and the other run of a race are not in the
+    file either.
 
     Parameters
     ----------
     path : str or Path, or a sequence of them
-        A run's file. Of traces of torch's profiler: their folder, a pattern as
-        ``"traces/*.json.gz"``, or the files, one of each rank.
+        A run's file. For traces of torch's profiler, give their folder, a pattern such as
+        ``"traces/*.json.gz"``, or the files, one for each rank.
 
     Returns
     -------
     Run
-        Of a saved run with the same trace, so with the same pictures, table of messages and player.
-        Of traces with their calls, the profile of each rank, and a span ``"step"`` for each step
-        of the profiler; clocks of hosts are compared, see ``run.trace.clock_offsets_s``.
+        The file of a run gives a run with the same trace. So it has the same pictures, table of
+        messages and player. Traces give a run with their calls, the profile of each rank, and a
+        span ``"step"`` for each step of the profiler. simlib compares the clocks of the hosts. See
+        ``run.trace.clock_offsets_s``.
 
     Raises
     ------
     ValueError
-        A file is neither, or they are not of one job.
+        A file is neither a run nor a trace, or the files do not belong to one job.
     OSError
-        It cannot be read.
+        A file cannot be read.
     """
     files = _files_of(path)
-    read = [_read(file, len(files) == 1) for file in files]
-    ranks = [one for one in read if isinstance(one, RankTrace)]
-    if isinstance(read[0], Run):
-        return read[0]
-    found = join(ranks)
+    with without_collector():
+        read = [_read(file, len(files) == 1) for file in files]
+        ranks = [one for one in read if isinstance(one, RankTrace)]
+        if isinstance(read[0], Run):
+            return read[0]
+        found = join(ranks)
     size = found.trace.world_size
     run = Run(_name_of(path, files), found.trace, [None] * size, [""] * size)
     run.profile = found.profiles
@@ -70,17 +74,22 @@ def load(path: str | Path | Sequence[str | Path]) -> Run:
 
 
 def _read(file: Path, is_alone: bool) -> Run | RankTrace:
-    """One file; what its JSON holds is gone before the next one is read."""
+    """Read one file; the content of its JSON is freed before the next file is read."""
     content = read_json(file)
+    if content is None:
+        raise ValueError(
+            f"{file.name} is incomplete or contains no JSON: copy the file again, or leave it "
+            "out. Its rank then counts as missing"
+        )
     if isinstance(content, dict) and KEY in content:
         if not is_alone:
-            raise ValueError(f"{file.name} is a run, which is loaded alone: load one file")
+            raise ValueError(f"{file.name} is a whole run: load this file alone")
         return _saved_run(file, content)
     return read_rank(file, content, is_alone)
 
 
 def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files that are meant, in order of their names."""
+    """The files that a path means, ordered by their names."""
     if not isinstance(path, str | Path):
         files = list(map(Path, path))
     elif Path(path).is_dir():
@@ -89,13 +98,18 @@ def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
         files = list(map(Path, glob.glob(str(path), recursive=True)))
     else:
         files = [Path(path)]
+        if not files[0].exists():
+            raise FileNotFoundError(f"there is no file or folder {path}")
     if not files:
-        raise ValueError(f"there is no file of a trace, {' or '.join(TRACES)}, in {path}")
+        raise ValueError(
+            f"there is no file of a trace, {' or '.join(TRACES)}, in {path}; use simlib.diagnose "
+            "for dumps of the flight recorder"
+        )
     return sorted(files)
 
 
 def _name_of(path: str | Path | Sequence[str | Path], files: list[Path]) -> str:
-    """What the run is called: its folder, or its file."""
+    """The name of the run: the name of its folder or of its file."""
     if isinstance(path, str | Path) and Path(path).is_dir():
         return Path(path).resolve().name
     return files[0].name.partition(".")[0] if len(files) == 1 else files[0].resolve().parent.name
@@ -108,32 +122,34 @@ def _saved_run(path: Path, content: dict[str, Any]) -> Run:
             return run_of(record)
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path.name} is not a run that run.save() wrote") from None
-    raise ValueError(f"{path.name} was written by another version of simlib: save it anew")
+    raise ValueError(f"{path.name} was written by another version of simlib: save it again")
 
 
 def load_chakra(folder: str | Path) -> Run:
-    """Read the traces of a job in Chakra's format, as `Run.to_chakra` or others wrote them.
+    """Read the traces of a job in Chakra's format, which `Run.to_chakra` and other tools write.
 
-    A trace is a graph. One that a single thread can have gone through, working, calling and
-    waiting, is a run; one of several streams that compute side by side is none. Moments are those
-    that the durations in the files add up to; `Run.replay` says how long it takes on a network.
+    A trace is a graph. Its nodes are work, calls and waits. simlib can read a trace if one thread
+    alone could have executed all its nodes. It cannot read a trace of streams that compute side by
+    side. simlib adds up the durations in the files to find the moments of the run. `Run.replay`
+    computes the times on a network.
 
     Parameters
     ----------
     folder : str or Path
-        With a file ``NAME.N.et`` for each rank N, and ``comm_groups.json`` where there are groups.
+        A folder with a file ``NAME.N.et`` for each rank N, and ``comm_groups.json`` if the job has
+        groups.
 
     Returns
     -------
     Run
-        Without results and output.
+        A run without results and output.
 
     Raises
     ------
     ValueError
-        A file is missing, is no trace of Chakra's, or has streams side by side.
+        A file is missing, is not a Chakra trace, or has streams side by side.
     OSError
-        It cannot be read.
+        A file cannot be read.
     """
     from ..formats.chakra import read_trace
 
@@ -168,6 +184,7 @@ def run_of(record: dict[str, Any]) -> Run:
     trace = Trace(record["world_size"], ops, spans, record["dropped"], error_s, pieces, deaths)
     trace.clock_offsets_s = dict(map(tuple, record.get("clock_offsets_s", ())))
     trace.missing = tuple(record.get("missing", ()))
+    trace.last_seen_s = dict(map(tuple, record.get("last_seen_s", ())))
     if record.get("forgotten"):
         trace.forgotten = Evicted.of_record(record["forgotten"])
     # An older file has fewer keys.
@@ -220,7 +237,7 @@ def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
 
 
 class NotKept:
-    """What stands in a loaded run for a result that could not be saved; its words say why."""
+    """Replaces a result that could not be saved, in a loaded run; its text says why."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -248,5 +265,5 @@ def _ledger_of(entry: dict[str, Any]) -> Ledger | GpuMemory:
 
 
 def deep_tuple(value: Any) -> Any:
-    """A value with tuples for its lists, as ops hold them."""
+    """A value with tuples in place of its lists, as ops have them."""
     return tuple(map(deep_tuple, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""`Run`: what every engine gives back, and how it is made of what its monitor knows."""
+"""`Run`: the result of every engine, and how simlib makes it from the data of a monitor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import draw
 from ..diagnose.findings import Finding
+from ..diagnose.stragglers import Stragglers, stragglers_of
 from ..draw.display import Displayed
 from ..draw.text import run_in_words, run_table
 from ..model.cluster import Cluster
@@ -53,56 +54,62 @@ class Run(Displayed):
         Name of the rank function.
     world_size : int
     results : list
-        What each rank returned, by rank; None for a rank that did not return, or not run.
+        The return value of each rank, by rank. None if a rank did not return or did not run.
     output : list of str
-        What each rank printed, by rank.
+        The text that each rank printed, by rank.
     trace : Trace
         Every op of every rank.
     time_s : float or None
-        Seconds from the last rank's entry to the last exit or death; None where a rank never left.
+        Seconds from the last rank's entry to the last exit or death. None if a rank never left.
     deaths : dict of int to float
-        Rank -> when it died, in seconds since the first rank entered.
+        When each dead rank died, by rank, in seconds since the first rank entered.
     findings : list
-        What looked wrong without stopping the run.
+        Problems that did not stop the run.
     failure : str or None
-        The words of the error that the run ended in.
+        The text of the error that ended the run.
     graph : WaitGraph or None
-        Who waited for whom, where ranks waited for ever.
+        Which ranks waited for which, if ranks waited forever.
     engine : str
-        ``"real"``: processes of this machine, wall clock; ``"simulated"``: a modelled cluster,
-        virtual clock; ``"replayed"``: a recorded run on another cluster.
+        ``"real"`` means processes of this machine and a wall clock. ``"simulated"`` means a
+        modelled cluster and a virtual clock. ``"replayed"`` means a recorded run on another
+        cluster.
     wire : list of WireMessage or None
-        With ``simulate(..., expand=True)``: the messages that the collectives were made of.
+        The messages of the collectives, if the run was simulated with ``expand=True``.
     memory : list of Ledger or GpuMemory, or None
-        What each simulated rank held, where the cluster has a device; of real ranks, the peaks of
-        their GPUs. None where no rank has either, and for a rank that does not.
+        The memory of each simulated rank, if the cluster has a device. For real ranks these are the
+        peaks of their GPUs. It is None if no rank has a record. In the list, None stands for a rank
+        without a record.
     flops : list of int or None
-        Floating-point operations of each simulated rank, of all its threads; 0 where the cluster
-        has no device that takes time for them.
+        Floating-point operations of each simulated rank, in all its threads. The number is 0 if the
+        cluster has no device that needs time for operations.
     work : list of Work or None
-        The same with what was recomputed of them, and the time they take at the rates of the
-        device; None where it has none, and for a rank that never left its function. Those of each
-        `simlib.span` are in ``run.trace.pieces``.
+        The same operations, the number of recomputed operations, and the time of all of them at the
+        rates of the device. It is None if the device has no rates. In the list, None stands for a
+        rank that never left its function. ``run.trace.pieces`` contains the work of each
+        `simlib.span`.
     processes : list of int or None
-        How many processes each simulated rank started. Nothing that they compute is counted.
+        The number of processes that each rank started. simlib does not count their computing.
     profile : list of Profile or None
-        What each rank's GPU did, by rank, None for a rank that died: with ``run(profile=True)``,
-        and of a simulation on a cluster whose device is asynchronous.
+        The work of each rank's GPU, by rank. In the list, None stands for a rank that died. There
+        is a profile after ``run(profile=True)``, and after a simulation on a cluster whose device
+        is asynchronous.
     attempts : list of Run
-        With ``restarts=``: this run and those before it that failed, in order.
+        The earlier attempts that failed, in order, and this run, if the run used ``restarts=``.
     began_s : float
-        When it began, in seconds since the first of its attempts did.
+        When this attempt began, in seconds since the first attempt began.
     seed : int or None
-        What the ranks' seeds were drawn from: with ``seed=`` of the same number their random
-        numbers come again.
+        The number from which the ranks' seeds were derived. Pass this number as ``seed=`` to repeat
+        the random numbers of the ranks.
     shared : dict of str to str
-        Of a simulation: packages that the ranks imported and of which all have one copy, and why.
+        The packages of which all simulated ranks share one copy, with the reasons.
     classes : list of list of int, or None
-        With ``simulate(alike=...)``: the ranks of each class, of which the first and the last ran.
+        The ranks of each class, after ``simulate(alike=...)``. The first and the last rank of a
+        class ran.
     ran : sequence of int
-        The ranks whose ops are in the trace: all, but for those that others stood for.
+        The ranks whose ops are in the trace: all ranks, except those that others represent.
     repeats : bool
-        Whether every repeat takes the same time to the bit: a virtual clock, no measured compute.
+        Whether every repeat takes exactly the same time, because the clock is virtual and no
+        compute was measured.
     """
 
     def __init__(
@@ -145,7 +152,7 @@ class Run(Displayed):
 
     @property
     def time_s(self) -> float | None:
-        """Seconds from the last rank's entry to the last exit; None where a rank never left."""
+        """Seconds from the last rank's entry to the last exit. None if a rank never left."""
         spans = self.trace.spans
         starts = [start for start, _ in spans]
         ends = [self.deaths.get(rank, end) for rank, (_, end) in enumerate(spans)]
@@ -157,12 +164,12 @@ class Run(Displayed):
 
     @property
     def deaths(self) -> dict[int, float]:
-        """Rank -> when it died, in seconds since the first rank entered."""
+        """When each dead rank died, by rank, in seconds since the first rank entered."""
         return self.trace.deaths
 
     @property
     def messages(self) -> list[int]:
-        """Point-to-point messages sent, by rank (collectives are not counted here)."""
+        """Point-to-point messages sent, by rank. Collectives do not count."""
         return [sum(1 for _ in self._sends(rank)) for rank in range(self.world_size)]
 
     @property
@@ -183,9 +190,9 @@ class Run(Displayed):
     def transfers(self) -> Transfers:
         """When the data of each op moved: ``{(rank, seq): [(start_s, end_s), ...]}``.
 
-        Of a run on real ranks, data move from the moment at which the last of those has come whom
-        the rank needs; of a simulation, while one of the messages of its rank is under way, or is
-        added up. An op for which somebody never came is not in there.
+        On real ranks, data begin to move when the last rank that the op needs has called it. In a
+        simulation, data move while a message of the rank travels or the rank adds it up. The dict
+        leaves out ops that some rank never called.
         """
         if self._transfers is None:
             exact = self._exact() if self._exact and has_collectives(self.trace) else None
@@ -198,12 +205,12 @@ class Run(Displayed):
 
     @property
     def states(self) -> States:
-        """How much of its time each rank computed, waited for others, and transferred data.
+        """Return how much of its time each rank computed, waited for others, and transferred data.
 
         Returns
         -------
         States
-            With an array for each state, and ``table()``.
+            An object with an array for each state, and ``table()``.
         """
         return states_in(self)
 
@@ -240,7 +247,7 @@ class Run(Displayed):
         ranks: Iterable[int] | None = None,
         between: tuple[float, float] | None = None,
     ) -> Player:
-        """Show the run as a player, in a notebook: play it, scrub, zoom, ask each call what it was.
+        """Show the run as a player in a notebook: play it, scrub, zoom, and hover over its calls.
 
         Parameters
         ----------
@@ -252,21 +259,24 @@ class Run(Displayed):
         Returns
         -------
         Player
-            A widget. Where no widgets are shown, the timeline of the same run stands in its place.
-            Of more than 1,000 events some are shown, and the player says how many.
+            A widget. If widgets cannot be shown, the timeline of the run appears instead. If the
+            run has more than 1,000 events, the player shows only some of the events, and says how
+            many.
         """
         return draw.Player(self, ranks, between)
 
     def bubble(self) -> Bubble:
-        """How much of their time ranks computed none of the pieces that the program has named.
+        """Return the share of time in which ranks computed nothing that the program named.
 
-        The time is that from the first piece's start to the last one's end, of any rank: the step
-        of a pipeline. `simlib.span` names pieces; torch's pipeline schedules name their own.
+        The time runs from the start of the first piece to the end of the last piece, over all
+        ranks: a step of a pipeline. `simlib.span` names pieces, and torch's pipeline schedules name
+        their own.
 
         Returns
         -------
         Bubble
-            With ``share``, and by rank ``by_rank``, ``busy_s`` and ``idle_s``.
+            ``share`` is the share over all ranks. ``by_rank``, ``busy_s`` and ``idle_s`` are
+            numbers for each rank.
 
         Raises
         ------
@@ -276,28 +286,32 @@ class Run(Displayed):
         return bubble_in(self)
 
     def mfu(self, span: str | None = None, /, **numbers: int) -> Utilisation:
-        """Which share of its time each rank's device would need at its full rate: MFU and HFU.
+        """Return MFU and HFU of each rank: the time at the full rate, divided by the time taken.
 
-        The rate is that of the operation's dtype: ``Device(rates=...)``, or ``flops_per_s``. What
-        counts are products of matrices, convolutions and attention, as in ``run.flops``, with both
-        halves of causal attention, as in the formulas of most publications. ``mfu`` (model flops
-        utilisation) leaves out what checkpoints of activations compute anew; ``hfu`` (hardware
-        flops utilisation) counts it. Recomputed is what runs within backward and builds a graph:
-        with ``create_graph=True`` that is all of it. Scores that fused attention computes again
-        in its own backward count as the model's.
+        The time at the full rate is the time that the rank's operations would take at the device's
+        full rate. It depends on their dtype: ``Device(rates=...)``, or ``flops_per_s``. Matrix
+        products, convolutions and attention count, as in ``run.flops``. Both halves of causal
+        attention count, as in the formulas of most publications. ``hfu`` (hardware flops
+        utilisation) includes operations that activation checkpointing computes again, and ``mfu``
+        (model flops utilisation) does not. An operation counts as recomputed if it runs within
+        backward and builds a graph. With ``create_graph=True`` every operation of backward counts
+        as recomputed. Fused attention recomputes scores in its own backward. They count as the
+        model's operations.
 
         Parameters
         ----------
         span : str, optional
-            Only what a `simlib.span` of this name has launched, over the time in which the device
-            worked at it. Without it: all, over the time that the rank was in its function.
+            Count only operations that a `simlib.span` of this name launched. The time is then the
+            time in which the device worked on the span. Without a name, all operations and the
+            rank's time in its function count.
         **numbers : int
-            Only spans with these numbers: ``run.mfu("step", number=3)``.
+            Count only spans with these numbers: ``run.mfu("step", number=3)``.
 
         Returns
         -------
         Utilisation
-            With ``mfu``, ``hfu``, ``flops``, ``recomputed_flops`` and ``time_s`` by rank.
+            ``mfu``, ``hfu``, ``flops``, ``recomputed_flops`` and ``time_s`` are numbers for each
+            rank.
 
         Raises
         ------
@@ -307,17 +321,19 @@ class Run(Displayed):
         return utilisation_in(self, span, numbers)
 
     def exposed(self, span: str | None = None, /, **numbers: int) -> Exposed:
-        """How long communication was under way on each rank's device while nothing computed.
+        """Return how long each rank's device communicated while it computed nothing.
 
         Parameters
         ----------
         span, **numbers
-            Only while the device worked at spans of this name and these numbers, as for `mfu`.
+            Count only the time in which the device worked on spans with this name and these
+            numbers, as for `mfu`.
 
         Returns
         -------
         Exposed
-            With ``exposed_s``, ``communicating_s`` and ``computing_s`` by rank, and ``share``.
+            ``exposed_s``, ``communicating_s`` and ``computing_s`` are numbers for each rank.
+            ``share`` is the share over all ranks.
 
         Raises
         ------
@@ -327,16 +343,39 @@ class Run(Displayed):
         """
         return exposed_in(self, span, numbers)
 
+    def stragglers(self) -> Stragglers:
+        """Find the ranks that are late for collectives, and how long others waited for them.
+
+        Step times do not show late ranks, because waiting ranks take as long as the late rank.
+
+        Returns
+        -------
+        Stragglers
+            ``ranks`` lists the late ranks. ``late_s`` and ``longest_s`` are numbers for each rank.
+            ``in_words()`` gives the answer in a sentence.
+
+        Raises
+        ------
+        InvalidCallError
+            The run was simulated on asynchronous devices. Their ops show only the host's calls.
+        """
+        if self.engine == "simulated" and self.profile:
+            raise InvalidCallError(
+                "run.stragglers() compares when ranks reached collectives, but the ops of an "
+                "asynchronous device only say when its host called them: see run.exposed() for "
+                "the waits of each rank"
+            )
+        return stragglers_of(self.trace)
+
     def heat_map(self) -> Figure:
-        """Draw `traffic`: who sent how many bytes to whom. Returns a matplotlib Figure."""
+        """Draw the bytes from each rank to each rank (`traffic`). Returns a matplotlib Figure."""
         return draw.draw_traffic(self)
 
     def replay(self, cluster: Cluster, placement: str | list[int] = "block", **options: Any) -> Run:
-        """Time the recorded ops anew on another cluster, without running anything.
+        """Time the recorded ops again on another cluster, without running anything.
 
-        What a rank did between its ops takes as long as it was recorded; ops take what ``cluster``
-        makes them take. Works for runs of every engine. A receive of any source keeps the sender
-        it had.
+        Computing between ops takes as long as in the record, and ``cluster`` determines the times
+        of ops. A run of any engine can be replayed. A receive from any source keeps its sender.
 
         Parameters
         ----------
@@ -345,13 +384,13 @@ class Run(Displayed):
             As for `simulate`.
         **options
             ``sends``, ``eager_limit_bytes``, ``algorithms``, ``expand``, ``slow`` and the algorithm
-            of a kind of collective, as for `simulate`. A jitter is drawn anew for what a rank did
-            before each op; calls of `simlib.compute` are not known here.
+            of a kind of collective, as for `simulate`. simlib draws one factor of a jitter for the
+            computing before each op, because the record does not contain calls of `simlib.compute`.
 
         Returns
         -------
         Run
-            With the same results and output, and ``engine="replayed"``.
+            A run with the same results and output, and with ``engine="replayed"``.
         """
         # No other run needs the simulated machine.
         from ..clockwork.replay import replay, transfers_of
@@ -361,7 +400,7 @@ class Run(Displayed):
         if self.profile and (on_gpus or self.engine == "simulated"):
             raise InvalidCallError(
                 "a run on an asynchronous device cannot be replayed: its trace says when a rank "
-                "called each op, not what its streams computed in between. Simulate it again"
+                "called each op, not what its streams computed in between. Simulate the run again"
             )
         self._check_all_ran(
             "a replay needs", "simulate on the other cluster, or simulate all ranks"
@@ -375,39 +414,43 @@ class Run(Displayed):
         return again
 
     def transfers_by(self, exact: Callable[[], Transfers | None]) -> None:
-        """Say how to find exact `transfers`, as of what was simulated; asked where they matter."""
+        """Set a function that finds exact `transfers`; simlib calls it when they are needed."""
         self._exact = exact
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
-        `simlib.load` reads it back, without what the ranks returned. Returns the path written.
+        `simlib.load` reads the file, with the results that are plain data, tensors or arrays.
+        Returns the path.
 
         Raises
         ------
         InvalidCallError
-            The name is that of a picture.
+            The file's name ends like the name of a picture.
         """
         path = Path(path)
         if path.suffix.lower() in PICTURES:
             raise InvalidCallError(
-                f"run.save writes a trace, as JSON, and {path.name} is the name of a picture: "
-                f'write that by run.timeline().savefig("{path.name}")'
+                f"run.save writes a trace, as JSON, but {path.name} is the name of a picture: "
+                f'write a picture with run.timeline().savefig("{path.name}")'
             )
         return write_chrome_trace(self, path)
 
     def to_recorder(self, folder: str | Path, last: int | None = None) -> Path:
-        """Write what torch's flight recorder would have written: a dump of each rank, as a pickle.
+        """Write the dumps that torch's flight recorder would have written: a pickle for each rank.
 
-        ``torchfrtrace FOLDER`` reads them, as it reads those of a job on NCCL. They do not hold
-        roots, reduce ops, tags and splits; ranks that died and ranks without record leave none.
+        ``torchfrtrace FOLDER`` reads them like the dumps of a job on NCCL. The dumps do not contain
+        roots, reduce ops, tags and splits. Ranks that died and ranks without a record leave no
+        dump.
 
         Parameters
         ----------
         folder : str or Path
-            Files ``nccl_trace_rank_N`` are put into it. It is made where it is not there.
+            Where to write the files ``nccl_trace_rank_N``. simlib creates the folder if it does not
+            exist.
         last : int, optional
-            The last entries of each rank only, as in a ring of this length (all).
+            Write only so many of the last entries of each rank, like a ring of this length. By
+            default all entries are written.
 
         Returns
         -------
@@ -417,7 +460,7 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            Not all ranks ran, ``last`` is less than 1, or the folder has dumps of other ranks.
+            Not all ranks ran, ``last`` is less than 1, or the folder contains dumps of other ranks.
         """
         from ..formats.recorder_dumps import write_dumps
 
@@ -427,14 +470,14 @@ class Run(Displayed):
     def to_chakra(self, folder: str | Path) -> Path:
         """Write the run as Chakra's execution traces, which ASTRA-sim and others read.
 
-        Each rank's file has what it did between its calls as nodes of work, in microseconds, and
-        its calls; `simlib.load_chakra` reads them back, without what the ranks returned.
+        Each rank's file contains its calls, and its computing between calls as nodes of work, in
+        microseconds. `simlib.load_chakra` reads the files, without the results of the ranks.
 
         Parameters
         ----------
         folder : str or Path
-            Files ``chakra.N.et`` and ``comm_groups.json`` are put into it. It is made where it is
-            not there.
+            Where to write the files ``chakra.N.et`` and ``comm_groups.json``. simlib creates the
+            folder if it does not exist.
 
         Returns
         -------
@@ -444,8 +487,8 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            A rank never left its function, not all ranks ran, it ran on an asynchronous device, or
-            the folder has traces of another run.
+            A rank never left its function, not all ranks ran, the device is asynchronous, or the
+            folder contains traces of ranks that this run does not have.
         """
         from ..formats.chakra import write_trace
 
@@ -466,15 +509,15 @@ class Run(Displayed):
     ) -> Path:
         """Write the run as one HTML file: the player with its data, for any browser.
 
-        The file needs no kernel and no network, and opens from a folder. Below the player are the
-        table and what the ranks printed; above it, of a run that failed, the verdict and who waits
-        for whom. An address that ends in ``#dark`` or ``#light`` names the theme, else it is that
-        of the system.
+        The file needs no kernel, no network and no web server. The table and the ranks'
+        output are below the player. If the run failed, the verdict and the picture of waits are
+        above it. An address that ends in ``#dark`` or ``#light`` chooses the theme. The default is
+        the theme of the system.
 
         Parameters
         ----------
         path : str or Path
-            A file that ends in .html; one that is there is written anew.
+            A file that ends in .html. An existing file is overwritten.
         ranks : iterable of int, optional
             The ranks to show, from top to bottom (all; of many, the first 64).
         between : (float, float), optional
@@ -487,31 +530,40 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            The path is that of no page, or its folder is not there.
+            The path does not end in .html, or its folder does not exist.
         """
         title = f"{self.name} on {ranks_text(self)}"
-        return draw.save_page(path, title, [self], None, (ranks, between), draw.parts_of(self))
+        shown = ranks, between
+        return draw.save_page(
+            path, lambda: draw.page_of(title, [self], shown=shown, more=draw.parts_of(self))
+        )
 
     def _check_all_ran(self, who_needs: str, advice: str = "simulate all ranks") -> None:
+        if self.trace.missing:
+            raise InvalidCallError(
+                f"there is no record of {ranks_in_words(self.trace.missing)}, but {who_needs} the "
+                "ops of all ranks: add its file"
+            )
         if len(self.ran) < self.world_size:
             raise InvalidCallError(
-                f"only {ranks_in_words(self.ran)} ran, and {who_needs} the ops of all ranks: "
+                f"only {ranks_in_words(self.ran)} ran, but {who_needs} the ops of all ranks: "
                 f"{advice}: leave alike= out"
             )
 
     def ended_in(self, failure: Any) -> None:
-        """Say which error the run ended in, and let the error know the run."""
+        """Store the error that ended the run, and store the run in the error."""
         self.failure, self.graph = str(failure), getattr(failure, "graph", None)
         failure.run = self
 
     def table(self) -> str:
-        """The run as plain text: the same for every repeat of the same program."""
+        """The run as plain text. This text is the same for every repeat of the same program."""
         return run_table(self)
 
     def in_words(self) -> str:
-        """What the picture of the run shows, in sentences: for whoever does not see it.
+        """The content of the run's picture in sentences, for readers who cannot see it.
 
-        Who waits for whom, how long and at which line, what was sent; of a run that failed, why.
+        The sentences name the ranks that wait, the time and line of each wait, the messages and the
+        collectives. If the run failed, they also name the reason.
         """
         return run_in_words(self)
 
@@ -523,7 +575,7 @@ class Run(Displayed):
 
 
 def make_run(monitor: RunMonitor) -> Run:
-    """The `Run` of what is in the logs and answers now."""
+    """The `Run` that the logs and answers of a monitor contain now."""
     trace, groups = make_trace(monitor)
     run = Run(
         name=monitor.name,
@@ -585,7 +637,7 @@ def _since(origin_s: float, moment_s: float | None) -> float | None:
 
 
 def is_quiescent(trace: Trace) -> bool:
-    """Whether every op ended and every message was received: the world may serve again."""
+    """Whether every op ended and every message was received: the world can be used again."""
     received = sum(1 for op in trace if op.kind == "recv")
     messages = trace.messages
     return (

@@ -1,9 +1,9 @@
-"""What each rank's time went into: computing, waiting for others, transferring data, standing idle.
+"""How each rank spent its time: computing, waiting for others, transferring data, or idle.
 
-A rank that is blocked in an op first waits for other ranks, and then for its own data. Of messages
-between two ranks the trace says it all: data move from the moment at which both have called. Of a
-collective it says when the last of those came whom a rank needs. A simulation knows more, each
-message of every collective: it is asked by replaying the run.
+A rank that is blocked in an op first waits for other ranks, and then for its own data. For messages
+between two ranks the trace is enough: data move from the moment at which both have called. For a
+collective the trace says when the last of the ranks called that this rank needs. A simulation knows
+more, namely each message of every collective. simlib finds these messages by replaying the run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..model.words import aligned, seconds_text
 
 MAX_ROWS = 20
 ROUNDING = 1e-12
-"""Share of a rank's time below which a state is nothing but rounding of the clock."""
+"""Share of a rank's time. A smaller state is only a rounding error of the clock."""
 Transfers: TypeAlias = dict[tuple[int, int], list[tuple[float, float]]]
-"""By rank and number of an op: when its data moved, parts in order that do not overlap."""
+"""By rank and number of an op: the times at which its data moved, in order, without overlap."""
 
 
 class Recorded(Protocol):
-    """What is read here of a `Run`."""
+    """The part of a `Run` that this module reads."""
 
     @property
     def world_size(self) -> int:
@@ -37,7 +37,7 @@ class Recorded(Protocol):
 
     @property
     def engine(self) -> str:
-        """What ran it."""
+        """The kind of engine that ran it."""
 
     @property
     def ran(self) -> Sequence[int]:
@@ -49,24 +49,25 @@ class Recorded(Protocol):
 
     @property
     def transfers(self) -> Transfers:
-        """When the data of each op moved."""
+        """The times at which the data of each op moved."""
 
     @property
     def profile(self) -> list[Profile | None] | None:
-        """What each rank's GPU did."""
+        """The work of each rank's GPU."""
 
     @property
     def work(self) -> list[Work | None] | None:
-        """How much arithmetic each rank's device did."""
+        """The arithmetic of each rank's device."""
 
 
 def by_arrival(trace: Trace) -> Transfers:
-    """The transfers of each op that somebody had to come for, as far as the trace tells.
+    """The transfers of each op that needed other ranks, as far as the trace says.
 
-    Data move from the last arrival of those whom a rank needs until the op has ended. It needs the
-    other end of a message; of a broadcast or scatter the root; where it is the root of a gather or
-    reduce, and in all other collectives, everybody. An op for which somebody never came is not in
-    the answer.
+    Data move from the moment at which the last rank that an op needs has called it, until the op
+    has ended. A send or recv needs the rank at the other end. A broadcast or scatter needs the
+    root. The root of a gather or reduce needs all ranks, and its other ranks need no rank. Every
+    other collective needs all ranks. If a rank that an op needs never called it, the answer leaves
+    out the op.
 
     **Cost** O(number of ops).
     """
@@ -93,7 +94,7 @@ def by_arrival(trace: Trace) -> Transfers:
 
 
 def has_collectives(trace: Trace) -> bool:
-    """Whether a rank was blocked in a collective: of messages the trace says it all."""
+    """Whether the trace has collectives: for messages alone the trace is exact."""
     return any(not op.is_p2p for op in trace)
 
 
@@ -106,21 +107,21 @@ def _until_the_end(start_s: float, op: Op, last_s: float) -> list[tuple[float, f
 class States:
     """Seconds that each rank spent in each state, while it was in its function.
 
-    NaN of ranks that others stood for, see ``simulate(alike=...)``.
+    They are NaN for ranks that did not run themselves, see ``simulate(alike=...)``.
 
     Attributes
     ----------
     computing_s : ndarray of float, shape (world_size,)
-        In none of the other states.
+        Seconds in none of the other states.
     waiting_s : ndarray of float, shape (world_size,)
-        Blocked in a call, because others had not come yet.
+        Seconds blocked in a call because other ranks had not made theirs yet.
     transferring_s : ndarray of float, shape (world_size,)
-        Blocked in a call, while its data moved or were added up.
+        Seconds blocked in a call while its data moved or were added up.
     bubble_s : ndarray of float, shape (world_size,), or None
-        Of all three, the time of the `Bubble`: between the first piece's start and the last one's
-        end, and in no piece. None where the program has named no pieces.
+        The part of all three that belongs to the `Bubble`: the rank was in no piece, between the
+        start of the first piece and the end of the last one. None if the program named no pieces.
     on_device : Device or None
-        What the GPU of each rank did beside that, of a run with ``profile=True``.
+        The time of each rank's GPU in the same states, for a run with a profile.
     """
 
     computing_s: np.ndarray
@@ -130,7 +131,7 @@ class States:
     on_device: Device | None = None
 
     def table(self) -> str:
-        """A row for each rank, at most 20, and their mean."""
+        """A text with a row for each rank, at most 20, and a row for their mean."""
         parts = [self.computing_s, self.waiting_s, self.transferring_s]
         names = ["computed", "waited", "transferred"]
         if self.bubble_s is not None:
@@ -156,12 +157,12 @@ def _cells(seconds: Iterable[float]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """Seconds that the GPU of each rank spent, see `Profile`; NaN where a rank has no profile.
+    """Seconds that the GPU of each rank spent, see `Profile`; NaN if a rank has no profile.
 
     Attributes
     ----------
     on : {"gpu", "cpu"}
-        ``"cpu"``: no rank had a GPU, and ``computing_s`` is what operators took.
+        ``"cpu"``: no rank had a GPU, and ``computing_s`` is the time of operators.
     computing_s, communicating_s, exposed_s, idle_s : ndarray of float, shape (world_size,)
     """
 
@@ -173,7 +174,7 @@ class Device:
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """What a table shows of it, by the words at its top."""
+        """The columns that a table shows, by their headings."""
         if self.on == "cpu":
             return {"in operators": self.computing_s}
         return {
@@ -185,7 +186,7 @@ class Device:
 
 
 def device_of(profiles: Sequence[Profile | None] | None) -> Device | None:
-    """The `Device` of these profiles; None where no rank has one."""
+    """The `Device` of these profiles; None if no rank has a profile."""
     told = {rank: one for rank, one in enumerate(profiles or ()) if one and not one.why_none}
     if not told:
         return None
@@ -219,14 +220,15 @@ def states_in(run: Recorded) -> States:
         told = np.array([rest_s, waiting_s, transferring_s])
         totals[:, rank] = np.where(told > ROUNDING * (span[1] - span[0]), told, 0.0)
     totals[:, [rank for rank in range(run.world_size) if rank not in run.ran]] = np.nan
-    bubble_s = bubble_in(run).idle_s if run.trace.pieces else None
+    is_whole = not run.trace.last_seen_s  # else its pieces are all that its profiler named
+    bubble_s = bubble_in(run).idle_s if run.trace.pieces and is_whole else None
     return States(totals[0], totals[1], totals[2], bubble_s, device_of(run.profile))
 
 
 def chosen_pieces(
     run: Recorded, name: str | None, numbers: Mapping[str, int]
 ) -> list[list[Piece]] | None:
-    """By rank, the pieces of this name with at least these numbers; None where none is asked for.
+    """By rank, the pieces of this name with at least these numbers; None without name and numbers.
 
     Raises
     ------
@@ -251,15 +253,16 @@ def chosen_pieces(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bubble:
-    """What ranks did between the start of the first piece and the end of the last, of any rank.
+    """Busy and idle time between the start of the first piece and the end of the last, of any rank.
 
     Attributes
     ----------
     time_s : float
-        How long that was.
+        Seconds between these two moments.
     busy_s : ndarray of float, shape (world_size,)
-        Seconds that each rank computed one of its pieces: was in it, and blocked in no call. Of an
-        asynchronous device: seconds in which it worked at one, and did not only communicate.
+        Seconds in which each rank computed one of its pieces: it was in the piece, and no call
+        blocked it. For an asynchronous device: seconds in which it worked on a piece and did not
+        only communicate.
     """
 
     time_s: float
@@ -272,12 +275,12 @@ class Bubble:
 
     @property
     def by_rank(self) -> np.ndarray:
-        """The share of the time that each rank was idle: shape (world_size,)."""
+        """The share of the time in which each rank was idle: shape (world_size,)."""
         return self.idle_s / self.time_s if self.time_s else np.zeros_like(self.busy_s)
 
     @property
     def share(self) -> float:
-        """The share of the time of all ranks that they were idle."""
+        """The share of the time in which ranks were idle: the mean over all ranks."""
         return float(self.by_rank.mean())
 
     def __repr__(self) -> str:
@@ -307,14 +310,14 @@ def bubble_in(run: Recorded) -> Bubble:
     trace = run.trace
     if not trace.pieces:
         raise InvalidCallError(
-            "run.bubble() counts pieces that the program has named, and this run has none: put "
+            "run.bubble() counts pieces that the program has named, but this run has none: put "
             '`with simlib.span("F", micro=3):` around each piece of computing'
         )
     pieces: list[list[tuple[float, float]]] = [[] for _ in range(run.world_size)]
     ops: list[list[Op]] = [[] for _ in range(run.world_size)]
     for piece in trace.pieces:
         span = span_of(trace, piece.rank)
-        assert span is not None, "who has named a piece has entered the function"
+        assert span is not None, "a rank that has named a piece has entered the function"
         pieces[piece.rank].append(piece.span(span[1]))
     for op in trace:
         ops[op.rank].append(op)
@@ -335,7 +338,7 @@ def bubble_in(run: Recorded) -> Bubble:
 
 
 def _covered(parts: Iterable[tuple[float, float]]) -> float:
-    """Seconds that lie in any of the parts, ``(start_s, end_s)``, which may overlap."""
+    """Seconds within one part or more. Parts are ``(start_s, end_s)`` and may overlap."""
     covered_s, until_s = 0.0, -np.inf
     for start_s, end_s in sorted(parts):
         covered_s += max(0.0, end_s - max(start_s, until_s))

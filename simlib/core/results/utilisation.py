@@ -1,4 +1,4 @@
-"""Which share of its device's full rate each rank made use of: MFU and HFU."""
+"""The share of its device's full rate that each rank used: MFU and HFU."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .states import MAX_ROWS, Recorded, chosen_pieces
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Utilisation:
-    """How well the device of each rank was used; all of shape (world_size,), NaN where unknown.
+    """How well the device of each rank was used; all of shape (world_size,), NaN if unknown.
 
     Attributes
     ----------
     time_s : ndarray of float
-        Seconds in which the work was done: of spans on an asynchronous device, from the start of
-        the first kernel or op that one has launched to the end of its last.
+        Seconds in which the device did the work. A span on an asynchronous device lasts from the
+        start of the first kernel or op that it launched to the end of its last one.
     flops, recomputed_flops : ndarray of float
-        Floating-point operations, and those of them that checkpoints of activations did again.
+        Floating-point operations, and the part that activation checkpointing computed again.
     full_rate_s, recomputed_full_rate_s : ndarray of float
         Seconds that both take at the full rate of the device.
     """
@@ -37,16 +37,16 @@ class Utilisation:
 
     @property
     def mfu(self) -> np.ndarray:
-        """Model flops utilisation of each rank: without what was recomputed."""
+        """Model flops utilisation of each rank, without recomputed operations."""
         return _share(self.full_rate_s - self.recomputed_full_rate_s, self.time_s)
 
     @property
     def hfu(self) -> np.ndarray:
-        """Hardware flops utilisation of each rank: with it."""
+        """Hardware flops utilisation of each rank, with recomputed operations."""
         return _share(self.full_rate_s, self.time_s)
 
     def table(self) -> str:
-        """A row for each rank, at most 20, and their mean."""
+        """A text with a row for each rank, at most 20, and a row for their mean."""
         rows: list[tuple[str, ...]] = [("rank", "MFU", "HFU", "flops", "recomputed", "time")]
         columns = self.mfu, self.hfu, self.flops, self.recomputed_flops, self.time_s
         by_rank = np.column_stack(columns)
@@ -84,8 +84,8 @@ def utilisation_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) 
     """
     if not run.work or any(work and work.full_rate_s is None for work in run.work):
         raise InvalidCallError(
-            "run.mfu() compares with the rates of a modelled device, and this run has none: "
-            "simulate it on a cluster whose device has one for each dtype that it computes with, "
+            "run.mfu() compares with the rates of a modelled device, but this run has none: "
+            "simulate it on a cluster whose device has a rate for each dtype of the computation, "
             'as in Device(rates={"bfloat16": 989e12, "float32": 67e12})'
         )
     sums = np.full((5, run.world_size), np.nan)

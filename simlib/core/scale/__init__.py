@@ -1,19 +1,19 @@
 """Collectives and training steps on any number of ranks: the cost model, in closed form.
 
-`simulate` runs a rank function on up to 4,096 ranks. This answers for 100,000 and more, without
-running anything, and gives the same times where both can::
+`simulate` runs a rank function on up to 4,096 ranks. This module computes times for 100,000 ranks
+and more, without running anything. If both can compute a time, they give the same one::
 
     cluster = simlib.clusters.nvlink_nodes(nodes=12_500)
     simlib.scale.time_of("all_reduce", 100_000, 100_000_000, cluster, "ring")
     simlib.scale.step_time(100_000_000, 100_000, cluster, forward_s=0.06, backward_s=0.12)
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
-Beside `step_time` there are steps whose compute varies (`jittered_time`), pipelines, ZeRO, split
-tensors, and parameter servers. `expected_max` is how long the slowest of many ranks takes;
-`checkpoint_interval`, `goodput` and `time_with_failures` are of ranks that fail, and
-`Failures` draws when they do, for ``simulate(kill=...)``, as `Jitter` draws noise.
+Besides `step_time`, the module models steps whose compute varies (`jittered_time`), pipelines,
+ZeRO, split tensors, and parameter servers. `expected_max` gives the time of the slowest of many
+ranks. `checkpoint_interval`, `goodput` and `time_with_failures` model ranks that fail. `Failures`
+draws the times at which ranks fail, for ``simulate(kill=...)``, and `Jitter` draws noise.
 
-Answers are exact. Where an exact one would take too long, a sentence says what is quick.
+Answers are exact. If an exact answer would take too long, an error names the cases that are quick.
 """
 
 from ..model.chance import Failures, Jitter
@@ -28,7 +28,12 @@ from .data_parallel import (
     strong_scaling,
     weak_scaling,
 )
-from .pipeline_parallel import PipelineStep, even_pipeline_time, pipeline_time
+from .pipeline_parallel import (
+    PipelineStep,
+    even_pipeline_time,
+    pipeline_time,
+    uneven_pipeline_ends,
+)
 from .programs import ServerSteps, parameter_server_time
 from .sharded import ShardedStep, tensor_parallel_time, zero_time
 from .stragglers import JitteredSteps, expected_max, jitter_factors, jittered_time
@@ -61,6 +66,7 @@ __all__ = [
     "tensor_parallel_time",
     "time_of",
     "time_with_failures",
+    "uneven_pipeline_ends",
     "weak_scaling",
     "zero_time",
 ]

@@ -1,4 +1,4 @@
-"""One collective to be timed, what several solvers ask of it; and what all models share."""
+"""One collective to be timed, with the values that solvers need; helpers of all models."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..model.errors import InvalidCallError, as_int, check_count, check_number
 from ..model.words import aligned
 
 Placement: TypeAlias = str | list[int]
-"""Which rank lives on which node: as in `Topology`."""
+"""The node of each rank, as in `Topology`."""
 Counts: TypeAlias = int | Sequence[int] | np.ndarray
 """One number, or several."""
 Seconds: TypeAlias = float | Sequence[float] | np.ndarray
-"""Of all ranks, or of each."""
+"""One number for all ranks, or one for each rank."""
 
 
 def count_of(name: str, value: float, low: int = 1) -> int:
-    """A whole number of at least ``low``, also where it is written as 25e6."""
+    """A whole number of at least ``low``, even if it is written as 25e6."""
     count = as_int(name, value)
     check_count(name, count, low)
     return count
 
 
 class Tabled:
-    """Mixed into results: shown as the plain text of ``table()``."""
+    """A mixin for results, which Python shows as the plain text of ``table()``."""
 
     def table(self) -> str:
         """The result as plain text."""
@@ -43,7 +43,7 @@ class Tabled:
 
 
 def table_text(lines: Sequence[str], rows: Sequence[tuple[str, ...]], most: int | None = 20) -> str:
-    """Some lines, and below them a table: its head, and at most so many rows."""
+    """Some lines, and below them a table with its head and at most ``most`` rows."""
     end = len(rows) if most is None else most + 1
     left_out = len(rows) - end
     more = [f"... and {left_out:,} more"] * (left_out > 0)
@@ -59,14 +59,14 @@ class Case:
     kind, algorithm : str
     topology : Topology
     nbytes : int
-        As `collectives.schedule` counts them.
+        Bytes, as `collectives.schedule` counts them.
     starts : ndarray of float, shape (n,)
     itemsize : int
     root : int
     chunks : int
-        As the algorithms of `collectives.schedules.CHUNKS` take them; 1 for the others.
+        Number of chunks for the algorithms of `collectives.schedules.CHUNKS`; 1 for the others.
     last_only : bool
-        Whether the largest of all ends is enough.
+        Whether the caller needs only the largest of all ends.
     eager_limit_bytes : float
         As for `collectives.timing.time_of`.
     """
@@ -89,12 +89,12 @@ class Case:
 
     @property
     def envelope_bytes(self) -> int:
-        """Bytes that every message carries beside its data."""
+        """Bytes that every message carries in addition to its data."""
         return self.topology.cluster.envelope_bytes
 
     @property
     def reduce_Bps(self) -> float:
-        """Bytes per second at which received data are added."""
+        """Bytes per second at which a rank adds received data."""
         device = self.topology.cluster.device
         return device.reduce_Bps if device else inf
 
@@ -111,7 +111,7 @@ class Case:
 
     @property
     def _most_parts(self):
-        """Into so many parts the bytes are cut, at most."""
+        """The largest number of parts into which the bytes are cut."""
         if self.algorithm == "ring_segmented":
             return self.n * self.chunks
         if self.algorithm == "double_tree":
@@ -122,16 +122,16 @@ class Case:
 
     @cached_property
     def nodes_and_lanes(self) -> tuple[int, int]:
-        """How many nodes have ranks, and how many ranks the largest has."""
+        """The number of nodes that have ranks, and the number of ranks of the largest node."""
         ranks = np.bincount(self.topology.node_of)
         return int((ranks > 0).sum()), int(ranks.max())
 
     def parts(self, count: int | None = None) -> np.ndarray:
-        """Bytes of each of so many parts, by default of one for each rank."""
+        """Bytes of each of ``count`` parts; by default there is one part for each rank."""
         return split(self.nbytes, count or self.n, self.itemsize)
 
     def step_s(self, src: np.ndarray, dst: np.ndarray, nbytes: int | np.ndarray) -> np.ndarray:
-        """Seconds of messages that are alone on their way: arrays of ranks."""
+        """Seconds of messages that share no link; ``src`` and ``dst`` are arrays of ranks."""
         draw_s = (nbytes + self.envelope_bytes) / self.topology.bandwidths_Bps(src, dst)
         return self.topology.latencies_s(src, dst) + draw_s
 
@@ -142,12 +142,12 @@ class Case:
 
     @cached_property
     def is_one_node(self) -> bool:
-        """Whether all ranks live in one node."""
+        """Whether all ranks are in one node."""
         return self.topology.is_one_node()
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether any two ranks are as far apart: all in one node, or each in its own."""
+        """Whether all pairs of ranks are equally far apart: all in one node, or one per node."""
         return self.is_one_node or np.bincount(self.topology.node_of).max() == 1
 
 
@@ -159,15 +159,15 @@ def shares_a_link(topology: Topology, src: np.ndarray, dst: np.ndarray) -> bool:
 
 
 def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> float | None:
-    """Seconds of messages under way together that are all alike; None where they are not.
+    """Seconds of messages that are under way together and all alike. None if they are not alike.
 
-    They start at the same time, pay the same latency, and share their links so that each draws at
-    the same rate: then all end at the same time, and no rate ever changes.
+    Messages are alike if they start at the same time, pay the same latency, and share their links
+    so that each travels at the same rate. Then all end at the same time, and no rate ever changes.
 
     Parameters
     ----------
     nbytes : int
-        Of each of them.
+        Bytes of each message.
     """
     topology = case.topology
     if topology.cluster.in_order and pair_twice(src, dst, case.n):
@@ -187,7 +187,7 @@ def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> 
 
 
 def seconds_of_each_rank(name: str, value: Seconds, ranks: int) -> np.ndarray:
-    """Seconds of each rank, as given for all or for each: ndarray of float, shape (ranks,)."""
+    """Seconds of each rank, from one number or one per rank: ndarray of float, shape (ranks,)."""
     if np.ndim(value) == 0:
         check_number(name, value)
         value = np.full(ranks, value, dtype=float)

@@ -1,4 +1,4 @@
-"""Failures and checkpoints: how often to save, and what is left of the time."""
+"""Failures and checkpoints: how often to save, and how much useful work time remains."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ def checkpoint_interval(
     *,
     formula: str = "daly",
 ) -> Any:
-    """The best checkpoint interval: seconds of work between the end of one and the next.
+    """Return the best number of seconds of work from one checkpoint's end to the next checkpoint.
 
-    Saving more often costs more than it saves, saving less often loses more work with each failure.
-    The machine fails when any of its ranks does, and failures are exponential: with a mean time M
-    of ``mtbf_s / ranks`` between them. C is ``checkpoint_s``.
+    If you save more often, saving costs more than it gains. If you save less often, each failure
+    loses more work. The machine fails when any of its ranks fails. The times between failures are
+    exponential, with mean M = ``mtbf_s / ranks``. C is ``checkpoint_s``.
 
     Parameters
     ----------
     checkpoint_s : float
-        Seconds that saving takes, in which nothing is computed.
+        Seconds that saving takes. Ranks compute nothing in this time.
     mtbf_s : float
         Mean time between failures of one rank, in seconds.
     ranks : int or sequence of int
     formula : {"young", "daly", "exact"}
-        ``"young"``: sqrt(2 C M), the first order; too long by a share of sqrt(2 C / M) / 3.
-        ``"daly"``: the higher order, within 1 % of the best while C is at most M / 2. ``"exact"``:
-        where `goodput` is largest, found numerically. How long a restart takes changes none.
+        ``"young"`` computes sqrt(2 C M), the first order. This interval is too long by a share of
+        about sqrt(2 C / M) / 3. ``"daly"`` computes the higher order. It is within 1 % of the best
+        interval while C is at most M / 2. ``"exact"`` finds the interval with the largest `goodput`
+        numerically. None of the three depends on the time of a restart.
 
     Returns
     -------
-    float, or ndarray of float where ``ranks`` is a sequence
+    float, or ndarray of float if ``ranks`` is a sequence
 
     Examples
     --------
-    Ranks that fail once in five years, and a minute for a checkpoint; the interval in minutes:
+    Each rank fails once in five years, and a checkpoint takes a minute. The interval in minutes:
 
     >>> import numpy as np
     >>> year_s = 365 * 86_400
@@ -94,11 +95,11 @@ def goodput(
     *,
     restart_s: float = 0.0,
 ) -> Any:
-    """The share of a long run's time that goes into work that is not lost.
+    """Return the share of a long run's time in which ranks do work that is not lost.
 
-    Of every ``interval_s`` of work, what is expected to pass until it is done and saved: saving it,
-    failures, work that is done again, and restarts. A failure while saving loses the interval, one
-    during a restart begins the restart anew.
+    The share is ``interval_s`` divided by the expected time until that work is done and saved. This
+    time includes saving, failures, repeated work, and restarts. A failure during saving loses the
+    interval's work. After a failure during a restart, the restart begins again.
 
     Parameters
     ----------
@@ -107,17 +108,20 @@ def goodput(
     checkpoint_s, mtbf_s
         As for `checkpoint_interval`.
     ranks : int or sequence of int
-        As many as ``interval_s`` has, or as fit beside it as numpy arrays do.
+        The number of ranks. Give as many numbers as ``interval_s`` has, or a shape that numpy can
+        broadcast with ``interval_s``.
     restart_s : float
-        Seconds from a failure until the work goes on: noticing, starting, loading.
+        Seconds from a failure until the work continues. In this time the ranks notice the failure,
+        start again and load the checkpoint.
 
     Returns
     -------
-    float, or ndarray of float where ``interval_s`` or ``ranks`` is a sequence
+    float, or ndarray of float if ``interval_s`` or ``ranks`` is a sequence
 
     Examples
     --------
-    10,000 ranks that fail once in five years, a minute for a checkpoint, five for a restart:
+    Each of 10,000 ranks fails once in five years. A checkpoint takes one minute. A restart takes
+    five minutes:
 
     >>> import numpy as np
     >>> minutes = np.array([5, 10, 22.3, 60, 120])
@@ -143,25 +147,25 @@ def time_with_failures(
     *,
     restart_s: float = 0.0,
 ) -> Any:
-    """Expected seconds of a whole run: its work, checkpoints, failures, restarts.
+    """Return the expected seconds of a whole run, with checkpoints, failures and restarts.
 
-    A checkpoint follows each ``interval_s`` of work, and the last piece, which may be shorter.
+    A checkpoint follows each ``interval_s`` of work. The last piece of work may be shorter.
 
     Parameters
     ----------
     work_s : float
-        Seconds of work, as they would be without failures and checkpoints.
+        Seconds that the work would take without failures and checkpoints.
     interval_s, checkpoint_s, mtbf_s, ranks, restart_s
         As for `goodput`.
 
     Returns
     -------
-    float, or ndarray of float where ``interval_s`` or ``ranks`` is a sequence
+    float, or ndarray of float if ``interval_s`` or ``ranks`` is a sequence
 
     Examples
     --------
-    A day of work on 10,000 ranks, in hours, with a checkpoint in every hour, and with none but at
-    the end:
+    10,000 ranks do a day of work. The result is in hours. The first run saves a checkpoint every
+    hour, and the second run saves only one at the end:
 
     >>> machine = {"checkpoint_s": 60, "mtbf_s": 5 * 365 * 86_400, "ranks": 10_000}
     >>> round(time_with_failures(86_400, 3_600, **machine, restart_s=300) / 3600, 1)
@@ -184,7 +188,7 @@ def time_with_failures(
 
 
 def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
-    """Expected seconds until so much work is done and saved."""
+    """Expected seconds until ``work_s`` of work is done and saved."""
     check_number("checkpoint_s", checkpoint_s)
     check_number("restart_s", restart_s)
     machine_s = _machine_mtbf(mtbf_s, ranks)
@@ -194,7 +198,7 @@ def _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s):
 
 
 def _machine_mtbf(mtbf_s, ranks):
-    """Mean time between failures of any of so many ranks."""
+    """Mean time between failures of any of ``ranks`` ranks."""
     check_mtbf(mtbf_s)
     counts = [count_of("ranks", count) for count in np.atleast_1d(ranks).tolist()]
     return mtbf_s / np.array(counts, dtype=float).reshape(np.shape(ranks))
@@ -208,5 +212,5 @@ def _checked(name, value):
 
 
 def _like(given, found):
-    """A number where a number was given."""
+    """A float if a single number was given, else an array."""
     return float(found) if np.ndim(given) == 0 else np.asarray(found)

@@ -31,7 +31,7 @@ FEW_ROUNDS = frozenset(
         "scatter_doubling",
     }
 )
-"""Algorithms of about lg n rounds: they are timed as they are, message by message."""
+"""Algorithms of about lg n rounds, which are timed message by message."""
 
 ONE_ROUND = {("broadcast", "spread"), ("scatter", "spread"), ("gather", "spread")}
 ALIKE = (
@@ -56,47 +56,51 @@ def time_of(
     chunks: int | None = None,
     eager_limit_bytes: int | None = None,
 ) -> Any:
-    """Seconds that a collective takes, from the last rank's start to the last rank's end.
+    """Return the seconds that a collective takes, from the last start to the last end of a rank.
 
-    The answer is that of `simulate` on the same cluster, without its threads and tensors: in closed
-    form where there is one, else message by message in numpy.
+    The answer is the same as from `simulate` on the same cluster, but needs no threads or tensors.
+    If there is a closed form, simlib uses this form. Otherwise simlib computes the times message by
+    message with numpy.
 
     Parameters
     ----------
     kind : str
         ``"all_reduce"``, ``"broadcast"``...
     n : int or sequence of int
-        Number of ranks; 100,000 is not too many.
+        The number of ranks. It can be 100,000.
     nbytes : int
-        Bytes of the vector (all_reduce, broadcast, reduce), of all parts together (all_gather,
-        gather, scatter, reduce_scatter), of all that one rank brings (all_to_all).
+        For all_reduce, broadcast and reduce, the bytes of the vector. For all_gather, gather,
+        scatter and reduce_scatter, the bytes of all parts together. For all_to_all, the bytes of
+        one rank's parts.
     cluster : Cluster
     algorithm : str
-        ``"ring"``, ... or whose choice: ``"mpich"`` (default, as in `simulate`), ``"nccl"``,
-        ``"gloo"``.
+        An algorithm such as ``"ring"``, or a library that chooses one: ``"mpich"`` (default, as in
+        `simulate`), ``"nccl"``, ``"gloo"``.
     starts : sequence of float, optional
-        When each rank begins, in seconds; together where not given.
+        The second at which each rank begins. By default all ranks begin together.
     placement : {"block", "round_robin"} or list of int
         As in `Topology`.
     itemsize : int
-        Bytes of one element; chunks are cut between elements.
+        Bytes of one element. simlib cuts chunks between elements.
     root : int
     chunks : int, optional
-        Number of chunks of a chain, of each block of ``ring_segmented``, of each tree of
-        ``double_tree``; where not given, as `simulate` has it: for ``chain`` and ``double_tree``
-        the best for the link between nodes.
+        Number of chunks of a chain, of each block of ``ring_segmented``, or of each tree of
+        ``double_tree``. The default is the same as in `simulate`. For ``chain`` and ``double_tree``
+        it is the best number for the link between nodes.
     eager_limit_bytes : int, optional
-        Messages of at most so many bytes leave without waiting for their receiver, as in `simulate`
-        with ``sends="eager"``. Where there may be such, all messages are followed one by one.
+        Messages of at most this many bytes leave without waiting for their receiver, as in
+        `simulate` with ``sends="eager"``. If any message may be that small, `time_of` follows all
+        messages one by one.
 
     Returns
     -------
-    float, or ndarray of float where ``n`` is a sequence
+    float, or ndarray of float if ``n`` is a sequence
 
     Raises
     ------
     InvalidCallError
-        Also where the exact answer would take too long; the sentence says what is quick.
+        An argument is invalid, or the exact answer would take too long. Then the error names the
+        cases that are quick.
 
     Examples
     --------
@@ -105,12 +109,12 @@ def time_of(
     >>> round(simlib.scale.time_of("all_reduce", 100_000, 400_000_000, cluster, "ring"), 6)
     0.431996
 
-    **Cost** O(n) memory. Up to 0.2 s for a ring of 100,000 ranks, 0.5 s for trees on them.
+    **Cost** O(n) memory. On 100,000 ranks it takes up to 0.2 s for a ring, and 0.5 s for trees.
     """
     options = Options(placement, itemsize, root, chunks, eager_limit_bytes)
     if np.ndim(n):
         if starts is not None:
-            raise InvalidCallError("starts are of one number of ranks: give one n, not several")
+            raise InvalidCallError("starts belong to one number of ranks: give one n, not several")
         asked = [Asked(kind, size, nbytes, cluster, algorithm) for size in np.asarray(n).tolist()]
         return np.array([_time_of(one, None, options) for one in asked])
     return _time_of(Asked(kind, n, nbytes, cluster, algorithm), starts, options)
@@ -126,12 +130,13 @@ def ends_of(
     starts: Seconds | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """When each rank has done its part of a collective; parameters as for `time_of`.
+    """Return when each rank has done its part of a collective. Parameters are as for `time_of`.
 
     Returns
     -------
     ndarray of float, shape (n,)
-        In seconds, on the clock of ``starts`` (which begins at 0 where they are not given).
+        The second at which each rank is done, on the clock of ``starts``. Without ``starts`` all
+        ranks begin at 0.
     """
     asked = Asked(kind, n, nbytes, cluster, algorithm)
     return _solve(_case(asked, starts, Options(**options), last_only=False))
@@ -146,7 +151,7 @@ def sync_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> Any:
-    """T_sync(R): seconds to all_reduce gradients of so many bytes on R ranks.
+    """Return T_sync(R): the seconds to all_reduce gradients of ``nbytes`` bytes on R ranks.
 
     Parameters
     ----------
@@ -158,12 +163,13 @@ def sync_time(
 
     Returns
     -------
-    float, or ndarray of float where ``ranks`` is a sequence
+    float, or ndarray of float if ``ranks`` is a sequence
 
     Examples
     --------
-    The time of a ring hardly grows with the ranks where bytes count, and in proportion where rounds
-    do:
+    If most of a ring's time goes to moving bytes, the time hardly grows with the number of ranks.
+    If most of the time goes to the latencies of rounds, the time grows in proportion to the number
+    of ranks:
 
     >>> import simlib
     >>> cluster = simlib.clusters.infiniband_hdr(nodes=100_000)
@@ -177,7 +183,7 @@ def sync_time(
 
 @dataclass(frozen=True)
 class Options:
-    """What else is asked with: keywords of `time_of`."""
+    """The keywords of `time_of`, except ``starts``."""
 
     placement: Placement = "block"
     itemsize: int = 4
@@ -217,7 +223,9 @@ def _case(asked, starts, options, *, last_only):
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: ranks are 0 to {n - 1}")
     if nbytes % itemsize:
-        raise InvalidCallError(f"{nbytes} bytes are no whole number of elements of {itemsize}")
+        raise InvalidCallError(
+            f"{nbytes} bytes are not a whole number of elements of {itemsize} bytes"
+        )
     chunks = CHUNKS[name](n, nbytes, chunks, cluster.inter) if name in CHUNKS else 1
     return Case(
         kind=kind,
@@ -253,7 +261,7 @@ def _solve(case):
 
 
 def _message_by_message(case):
-    """Through the messages of the schedule, as many as there are."""
+    """Ends found by following the messages of the schedule."""
     messages = _messages_of(case)
     if messages > MAX_MESSAGES:
         raise _too_many(case, messages)
@@ -284,7 +292,7 @@ def _message_by_message(case):
 
 
 def _schedule(case):
-    """The messages; of an all_to_all not its n * n parts, where many travel as one."""
+    """The messages of the algorithm; parts of an all_to_all that travel together count as one."""
     if (case.kind, case.algorithm) == ("all_to_all", "bruck"):
         return bruck_in_bulk(case.n, case.nbytes, case.itemsize)
     return schedule(
@@ -300,7 +308,7 @@ def _schedule(case):
 
 
 def _messages_of(case):
-    """At most so many messages, roughly."""
+    """A rough upper bound on the number of messages."""
     if (case.kind, case.algorithm) in ONE_ROUND:
         return case.n
     if case.algorithm in FEW_ROUNDS:
@@ -327,8 +335,9 @@ def _too_many(case, messages):
     if case.may_be_eager if solver else case.eager_limit_bytes >= 0:
         when = f"no message is eager, and {when}"
     return InvalidCallError(
-        f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} messages "
-        f"that would have to be followed one by one. On so many ranks it is exact where {when}"
+        f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} "
+        "messages, too many to follow one by one. On so many ranks the time is exact only if "
+        f"{when}"
     )
 
 
@@ -351,7 +360,7 @@ def _each_alone(case, found):
 
 
 def _in_step(case, found):
-    """Round by round, where all messages of each round begin and end together; else None."""
+    """Ends, found round by round. None if messages of a round do not begin and end together."""
     ready = case.starts.copy()
     for round_ in found.rounds:
         now = ready.max()
@@ -380,7 +389,7 @@ BUS_FACTOR = {
 
 
 def algbw(nbytes: float, time_s: float) -> float:
-    """Algorithm bandwidth, in bytes per second: ``nbytes / time_s``.
+    """Return the algorithm bandwidth, in bytes per second: ``nbytes / time_s``.
 
     **Source** nccl-tests, doc/PERFORMANCE.md.
     """
@@ -388,14 +397,15 @@ def algbw(nbytes: float, time_s: float) -> float:
 
 
 def busbw(kind: str, n: int, nbytes: float, time_s: float) -> float:
-    """Bus bandwidth, in bytes per second: what each rank's link carried, whatever n is.
+    """Return the bus bandwidth: bytes per second on each rank's link, comparable for any n.
 
-    `algbw` times 2 (n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all,
-    gather and scatter, 1 for broadcast and reduce.
+    It is `algbw` times a factor. For all_reduce the factor is 2 (n-1)/n. For all_gather,
+    reduce_scatter, all_to_all, gather and scatter the factor is (n-1)/n. For broadcast and reduce
+    the factor is 1.
 
     **Source** nccl-tests, doc/PERFORMANCE.md.
     """
     if kind not in BUS_FACTOR:
         kinds = ", ".join(BUS_FACTOR)
-        raise InvalidCallError(f"no bus bandwidth of {kind!r}: there is one of {kinds}")
+        raise InvalidCallError(f"no bus bandwidth of {kind!r}: choose from {kinds}")
     return algbw(nbytes, time_s) * BUS_FACTOR[kind](n)

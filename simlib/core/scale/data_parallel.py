@@ -29,23 +29,23 @@ BUCKET_BYTES = 25 * 2**20
 def measured_buckets(
     run: Any, begin_s: float = 0.0, end_s: float = inf
 ) -> tuple[list[int], np.ndarray]:
-    """Bytes and ready times of the buckets of one step, as a run shows them.
+    """Read the bytes and ready times of the buckets of one step from a recorded run.
 
-    A bucket is taken as ready when its async all_reduce was posted, as
-    `DistributedDataParallel` posts it: as soon as its gradients are there.
+    A bucket counts as ready when its async all_reduce was posted. `DistributedDataParallel` posts
+    it as soon as the bucket's gradients are ready.
 
     Parameters
     ----------
     run : Run
     begin_s, end_s : float
-        The step, on the clock of the run; by default all of it.
+        Begin and end of the step, on the clock of the run. The default is the whole run.
 
     Returns
     -------
     nbytes : list of int
-        Of each bucket, in order of posting: ``model_bytes`` of `step_time`.
+        Bytes of each bucket, in order of posting. Pass them to `step_time` as ``model_bytes``.
     ready_s : ndarray of float, shape (ranks, buckets)
-        In seconds since ``begin_s``: ``ready_s`` of `step_time`.
+        Seconds since ``begin_s``. Pass them to `step_time` as ``ready_s``.
     """
     posted = [
         [
@@ -59,7 +59,8 @@ def measured_buckets(
     if len(sizes) > 1 or not posted[0]:
         raise InvalidCallError(
             f"from {begin_s:g} s to {end_s:g} s ranks posted {sorted(map(len, posted))} async "
-            "all_reduces: give begin_s and end_s of one step, in which all post the same"
+            "all_reduces: give begin_s and end_s of one step, in which all ranks post the same "
+            "number"
         )
     return list(*sizes), np.array([[moment for _, moment in buckets] for buckets in posted])
 
@@ -69,7 +70,7 @@ def bucket_sizes(
     bucket_bytes: float = BUCKET_BYTES,
     itemsize: int = 4,
 ) -> np.ndarray:
-    """Bytes of each bucket: ndarray of int. Full ones, and the rest; or the sizes as given.
+    """Return the bytes of each bucket: full buckets and the rest, or the given sizes.
 
     Examples
     --------
@@ -101,18 +102,19 @@ class Step(Tabled, DisplayMixin):
     ranks : int
     algorithm : str
     overlap : float
-        Beside which share of backward buckets could be reduced: 0 none, 1 all of it.
+        The share of backward during which buckets could be reduced. 0 means no overlap, and 1 means
+        all of backward.
     forward_s, backward_s : float
         Compute of the slowest rank.
     bucket_nbytes : ndarray of int
-        Bytes of each bucket, the first that is ready first.
+        Bytes of each bucket, in the order in which they become ready.
     ready_s, start_s, end_s : ndarray of float
-        Of each bucket: when its gradients are there, when its all_reduce starts, when it has ended;
-        on the last rank each time. The step begins at 0.
+        Three moments for each bucket: its gradients are ready, its all_reduce starts, and its
+        all_reduce ends. Each moment is that of the last rank. The step begins at 0.
     time_s : float
-        When the last rank has computed all and has all sums.
+        The second at which the last rank has computed everything and has all sums.
     compute_s : float
-        The same without communication.
+        Seconds of the step without communication.
     """
 
     ranks: int
@@ -129,7 +131,7 @@ class Step(Tabled, DisplayMixin):
 
     @property
     def sync_s(self) -> float:
-        """Seconds that all all_reduces take together."""
+        """Seconds of all all_reduces, added up."""
         return float((self.end_s - self.start_s).sum())
 
     @property
@@ -147,12 +149,12 @@ class Step(Tabled, DisplayMixin):
             f"step on {self.ranks:,} rank{'s' * (self.ranks != 1)}, {self.algorithm} all_reduce, "
             f"{_overlap_text(self.overlap)}: {seconds_text(self.time_s)}",
             f"compute {seconds_text(self.compute_s)}, communication {seconds_text(self.sync_s)}, "
-            f"of it exposed {seconds_text(self.exposed_s)}",
+            f"exposed communication {seconds_text(self.exposed_s)}",
         ]
         return table_text(lines, rows)
 
     def draw(self) -> Figure:
-        """Draw compute and communication one above the other. Returns a matplotlib Figure."""
+        """Draw compute above communication. Returns a matplotlib Figure."""
         from .pictures import draw_step
 
         return draw_step(self)
@@ -178,33 +180,35 @@ def step_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> Step:
-    """A step of data-parallel training: `Step.time_s` and what it is made of.
+    """Time a step of data-parallel training, and the parts of this step.
 
-    Backward fills the buckets one after the other, in time that is proportional to their bytes, or
-    at the moments of ``ready_s``. A bucket is all_reduced when it is full and the one before is
-    through: while backward goes on (``overlap``, as `DistributedDataParallel` does it), or after
-    it.
+    Backward fills the buckets one after the other. The time of a bucket is proportional to its
+    bytes, or ``ready_s`` gives it. A bucket is all_reduced when it is full and the all_reduce of
+    the bucket before it has ended. With ``overlap`` the all_reduces run during backward, as in
+    `DistributedDataParallel`. Without ``overlap`` they run after backward.
 
     Parameters
     ----------
     model_bytes : int or sequence of int
-        Bytes of all gradients; or of each bucket, the first to be full first.
+        Bytes of all gradients, or bytes of each bucket, in the order in which they become full.
     ranks : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds of compute, of all ranks or of each.
+        Seconds of compute. Give one number for all ranks, or one number for each rank.
     ready_s : array of float, shape (buckets,) or (ranks, buckets), optional
-        When the gradients of each bucket are there, on all ranks or on each, in seconds since the
-        step began: within backward. `measured_buckets` has them from a run.
+        The seconds from the step's begin until the gradients of each bucket are ready. Give one row
+        for all ranks, or one row for each rank. These moments are within backward.
+        `measured_buckets` reads them from a run.
     bucket_bytes : int
-        Gradients are gathered into buckets of so many bytes (the default is torch's, but for its
-        first bucket of 1 MiB: give the sizes of the buckets for that).
+        Gradients are collected in buckets of this many bytes. The default is 25 MiB, as in torch.
+        Torch's first bucket has only 1 MiB. To model that bucket, give the size of each bucket as
+        ``model_bytes``.
     overlap : bool or float
-        The share of backward, counted from its end, beside which communication can go on. No
-        all_reduce starts before the first ``1 - overlap`` of backward is over: True or 1 is all
-        of it, False or 0 is none.
+        The share of backward, counted from its end, during which communication can run. The first
+        all_reduce can start when a share ``1 - overlap`` of backward is done. True or 1 means all
+        of backward, False or 0 means none of it.
     algorithm, placement, itemsize
-        Of the all_reduces, as for `time_of`.
+        Options of the all_reduces. See `time_of`.
 
     Returns
     -------
@@ -212,11 +216,12 @@ def step_time(
 
     Examples
     --------
-    ResNet-50 has about 25 million parameters; Goyal et al. 2017 (arXiv 1706.02677) ran it on
-    servers of 8 GPUs with 50 Gbit/s each, backward 120 ms, and reduced in three phases: in the
-    server, across servers, in the server. From 8 to 352 GPUs an iteration took 12 % longer. The
-    model gives the two bounds, with all that can overlap and with nothing, and a value between
-    (forward is taken as half of backward, a link in the server as 20 GB/s):
+    ResNet-50 has about 25 million parameters. Goyal et al. 2017 (arXiv 1706.02677) ran it on
+    servers of 8 GPUs with 50 Gbit/s each. Backward took 120 ms. They reduced in three phases: first
+    within each server, then across servers, then within each server again. An iteration took 12 %
+    longer on 352 GPUs than on 8. The model predicts 5 % more time with full overlap and 21 % more
+    with no overlap, and 17 % more for an overlap of 0.3. It assumes that forward takes half as long
+    as backward, and that a link in the server carries 20 GB/s:
 
     >>> import simlib
     >>> servers = simlib.Cluster(44, 8, simlib.Link(30e-6, 50e9 / 8), simlib.Link(5e-6, 20e9))
@@ -228,7 +233,7 @@ def step_time(
     >>> [f"{seconds(352, overlap) / seconds(8, overlap) - 1:.0%}" for overlap in (True, 0.3, False)]
     ['5%', '17%', '21%']
 
-    **Cost** that of `time_of` for each bucket.
+    **Cost** one `time_of` for each bucket.
     """
     reduction = Reduction(ready_s, bucket_bytes, overlap, algorithm, placement, itemsize)
     training = Training(model_bytes, ranks, cluster, forward_s, backward_s, reduction)
@@ -251,7 +256,7 @@ def step_time(
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """When and how gradients are reduced: keywords of `step_time`."""
+    """When and how gradients are reduced, with the keywords of `step_time`."""
 
     ready_s: np.ndarray | Sequence | None = None
     bucket_bytes: float = BUCKET_BYTES
@@ -262,7 +267,7 @@ class Reduction:
 
 
 class Training:
-    """Data-parallel training as it was asked for, checked: parameters as for `step_time`."""
+    """Data-parallel training, with checked parameters as for `step_time`."""
 
     def __init__(
         self,
@@ -284,20 +289,20 @@ class Training:
     def step(
         self, begins: np.ndarray, factor: float | np.ndarray = 1.0
     ) -> tuple[np.ndarray, list[tuple[float, float, float]]]:
-        """A step of all ranks, each from its own moment on.
+        """A step of all ranks, each of which begins at its own moment.
 
         Parameters
         ----------
         begins : ndarray of float, shape (ranks,)
         factor : float or ndarray of float, shape (ranks,)
-            By which compute takes longer.
+            Factor by which compute takes longer.
 
         Returns
         -------
         ends : ndarray of float, shape (ranks,)
-            When each rank has computed all and has all sums.
+            When each rank has computed everything and has all sums.
         moments : list of tuple of float
-            Of each bucket, on the last rank: when it is ready, starts, and has ended.
+            For each bucket, on the last rank: when it is ready, starts, and ends.
         """
         forward, backward = self.forward * factor, self.backward * factor
         through = begins + forward + (1 - self.overlap) * backward
@@ -318,7 +323,7 @@ class Training:
 
 
 def share_of_backward(overlap: object) -> bool | float:
-    """What was given as ``overlap``, or the sentence that refuses it."""
+    """The value of ``overlap`` as a share, or an error that refuses it."""
     if not isinstance(overlap, Real) or not 0 <= float(overlap) <= 1:
         raise InvalidCallError(
             f"overlap is {overlap!r}: give True, False, or the share of backward, from 0 to 1"
@@ -349,9 +354,9 @@ def ready_times(
     if not within.all():
         rank, bucket = np.argwhere(~within)[0]
         raise InvalidCallError(
-            f"bucket {bucket} of rank {rank} is ready at {ready_s[rank, bucket]:g} s, and backward "
-            f"is from {forward[rank]:g} s to {ends[rank]:g} s: give moments within it, "
-            "counted since the step began"
+            f"bucket {bucket} of rank {rank} is ready at {ready_s[rank, bucket]:g} s, but backward "
+            f"lasts from {forward[rank]:g} s to {ends[rank]:g} s: give moments within it, counted "
+            "from the start of the step"
         )
     return lambda bucket: ready_s[:, bucket]
 
@@ -366,18 +371,19 @@ class Scaling(Tabled, DisplayMixin):
     Attributes
     ----------
     kind : {"strong", "weak"}
-        Whether the work of a step is the same for all, or for each rank.
+        With "strong", all ranks together have the same work in a step for any number of ranks. With
+        "weak", each rank has the same work.
     ranks : ndarray of int
     time_s : ndarray of float
         Seconds of a step.
     exposed_s : ndarray of float
-        Of these, seconds of communication that no compute hides.
+        The seconds of communication in a step that no compute hides.
     base_ranks : int
-        Speedup and efficiency are relative to so many ranks.
+        Speedup and efficiency are relative to this number of ranks.
     base_s : float
-        Seconds of a step on these.
+        Seconds of a step on ``base_ranks`` ranks.
     bucket_nbytes : ndarray of int
-        Bytes of each bucket of gradients that is reduced on its own.
+        Bytes of each bucket of gradients.
     """
 
     kind: str
@@ -390,21 +396,23 @@ class Scaling(Tabled, DisplayMixin):
 
     @property
     def speedup(self) -> np.ndarray:
-        """How many times the work per second of ``base_ranks``: ndarray of float."""
+        """Work per second, relative to ``base_ranks`` ranks: ndarray of float."""
         work = self.ranks / self.base_ranks if self.kind == "weak" else 1.0
         return work * self.base_s / self.time_s
 
     @property
     def efficiency(self) -> np.ndarray:
-        """Speedup over what so many times the ranks could give at best: ndarray of float."""
+        """Speedup divided by the best possible speedup, which is the ratio of ranks."""
         return self.speedup * self.base_ranks / self.ranks
 
     def relative_to(self, ranks: int) -> Scaling:
-        """The same times; speedup and efficiency relative to one of these numbers of ranks."""
+        """The same times, with speedup and efficiency relative to another entry of ``ranks``."""
         (found,) = np.nonzero(self.ranks == ranks)
         if not len(found):
             there = ", ".join(map(str, self.ranks))
-            raise InvalidCallError(f"no time on {ranks} ranks here: there are {there}")
+            raise InvalidCallError(
+                f"there is no time for {ranks} ranks: there are times for {there}"
+            )
         return replace(self, base_ranks=int(ranks), base_s=float(self.time_s[found[0]]))
 
     def table(self) -> str:
@@ -438,7 +446,7 @@ def strong_scaling(
     backward_s: float,
     **options: Any,
 ) -> Scaling:
-    """The same work on more ranks: R ranks compute a part of 1/R each.
+    """Time the same work on more ranks. Each of R ranks computes 1/R of the work.
 
     Parameters
     ----------
@@ -446,16 +454,16 @@ def strong_scaling(
     model_bytes, cluster
         As for `step_time`.
     forward_s, backward_s : float
-        Seconds of compute of the whole work on one rank.
+        Seconds that the whole work takes on one rank.
     **options
-        Further ones of `step_time`: ``overlap``, ``algorithm``, ``bucket_bytes``... Gradients go in
-        buckets of 25 MiB where nothing else is said, each with its own latencies; with
-        ``bucket_bytes=model_bytes`` in one.
+        Other parameters of `step_time`: ``overlap``, ``algorithm``, ``bucket_bytes``... By default
+        gradients travel in buckets of 25 MiB, and each bucket pays its own latencies. With
+        ``bucket_bytes=model_bytes`` there is only one bucket.
 
     Returns
     -------
     Scaling
-        Relative to one rank, which has nothing to communicate.
+        Speedup and efficiency relative to one rank. One rank has nothing to communicate.
 
     Examples
     --------
@@ -484,10 +492,10 @@ def weak_scaling(
     backward_s: float,
     **options: Any,
 ) -> Scaling:
-    """The same work on each rank, so more of it on more ranks.
+    """Time the same work on each rank, so that more ranks do more work.
 
-    Parameters are those of `strong_scaling`, but that ``forward_s`` and ``backward_s`` are seconds
-    of compute of each rank.
+    The parameters are as for `strong_scaling`, but ``forward_s`` and ``backward_s`` are seconds of
+    compute of each rank.
     """
     return _scaling("weak", ranks, model_bytes, cluster, (forward_s, backward_s), options)
 

@@ -24,12 +24,12 @@ def _figure(width_in, height_in, columns=1):
 
 
 def _unit(time_s):
-    """What seconds are multiplied by, and what they are then."""
+    """The factor by which seconds are multiplied, and the unit of the product."""
     return (1.0, "s") if time_s >= 1 else (1e3, "ms")
 
 
 def _add_time_axis(axes, time_s):
-    """Time to the right, lanes from the top down."""
+    """Draw time from left to right, and lanes from top to bottom."""
     scale, unit = _unit(time_s)
     axes.invert_yaxis()
     axes.set_xlim(0, time_s * scale * 1.02 or 1)
@@ -40,7 +40,7 @@ def _add_time_axis(axes, time_s):
 
 @own_style
 def draw_scaling(scaling: Any) -> Figure:
-    """Draw a `Scaling`: on the left seconds of a step, on the right efficiency, over ranks.
+    """Draw a `Scaling` over ranks: seconds of a step on the left, efficiency on the right.
 
     Returns
     -------
@@ -111,7 +111,7 @@ def draw_step(step: Any) -> Figure:
 
 @own_style
 def draw_pipeline(step: Any) -> Figure:
-    """Draw a `PipelineStep`: a lane for each rank, forward light, backward dark, idle time empty.
+    """Draw a `PipelineStep`, a lane per rank: forward light, backward dark, idle time empty.
 
     Returns
     -------

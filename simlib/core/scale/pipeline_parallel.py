@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 Unit: TypeAlias = tuple[str, int, int]
-"""What is computed in one go: "F" or "B", stage, micro-batch."""
+"""One unit of compute: "F" or "B", stage, micro-batch."""
 
 MAX_UNITS = 200_000
 
@@ -33,16 +34,16 @@ class PipelineStep(Tabled, DisplayMixin):
     schedule : {"gpipe", "1f1b", "interleaved"}
     ranks, num_microbatches : int
     stages_per_rank : int
-        Stage s lives on rank ``s % ranks``.
+        Stage s is on rank ``s % ranks``.
     time_s : float
-        When the last rank is done; the step begins at 0.
+        The second at which the last rank is done. The step begins at 0.
     compute_s : ndarray of float, shape (ranks,)
         Seconds in which each rank computes.
     peak_microbatches : ndarray of int, shape (ranks,)
-        Most activations that a rank holds at a time: of one micro-batch in one of its stages each.
+        The most activations that a rank keeps at a time. One micro-batch in one stage counts as 1.
     peak_activation_bytes : ndarray of int, shape (ranks,)
     units : list of tuple
-        ``(rank, "F" or "B", stage, microbatch, start_s, end_s)`` of all that is computed.
+        Each unit of compute as ``(rank, "F" or "B", stage, microbatch, start_s, end_s)``.
     """
 
     schedule: str
@@ -57,16 +58,18 @@ class PipelineStep(Tabled, DisplayMixin):
 
     @property
     def bubble(self) -> float:
-        """Share of the ranks' time in which they do not compute."""
+        """The share of the ranks' time in which they do not compute."""
         return float(1 - self.compute_s.sum() / (self.ranks * self.time_s)) if self.time_s else 0.0
 
     @property
     def even_bubble(self) -> float:
-        """The bubble of equal stages and free messages: (K - 1) / (V M + K - 1)."""
+        """The bubble if all stages are equal and messages take no time: (K - 1) / (V M + K - 1)."""
         return (self.ranks - 1) / (self.stages_per_rank * self.num_microbatches + self.ranks - 1)
 
     def held(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """How many activations a rank holds over time, each from its forward to its backward's end.
+        """Return how many activations a rank keeps at each moment.
+
+        The rank keeps an activation from the start of its forward to the end of its backward.
 
         Parameters
         ----------
@@ -75,9 +78,10 @@ class PipelineStep(Tabled, DisplayMixin):
         Returns
         -------
         times_s : ndarray of float
-            When that changes: a forward starts, or a backward has ended.
+            The moments at which the number changes: a forward starts, or a backward ends.
         counts : ndarray of int
-            How many are held from then on; the most is ``peak_microbatches[rank]``.
+            The number of activations from each moment on. The largest is
+            ``peak_microbatches[rank]``.
         """
         kinds, starts_s, ends_s = (
             np.array([unit[column] for unit in self.units if unit[0] == rank])
@@ -101,7 +105,7 @@ class PipelineStep(Tabled, DisplayMixin):
         return table_text([title], rows)
 
     def draw(self) -> Figure:
-        """Draw what each rank computes when. Returns a matplotlib Figure."""
+        """Draw each rank's units of compute over time. Returns a matplotlib Figure."""
         from .pictures import draw_pipeline
 
         return draw_pipeline(self)
@@ -120,29 +124,32 @@ def pipeline_time(
     stages_per_rank: int = 1,
     placement: Placement = "block",
 ) -> PipelineStep:
-    """A step of a pipeline: `PipelineStep.time_s`, the bubble, and the activations held.
+    """Time a step of a pipeline, and find its bubble and the activations that each rank keeps.
 
-    Messages travel while ranks compute: a rank posts all its receives when the step begins, sends
-    by `isend` what it has computed, and waits for its sends at the end. What shares a link shares
-    it as in `simulate`.
+    Messages travel while ranks compute. A rank posts all its receives when the step begins, sends
+    its results by `isend`, and waits for its sends at the end. Messages share links as in
+    `simulate`.
 
     Parameters
     ----------
     ranks, num_microbatches : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds that one micro-batch takes in a stage: of all stages, or of each.
+        Seconds that one micro-batch takes in a stage. Give one number for all stages, or one number
+        for each stage.
     message_bytes : int
-        Activations that a stage sends to the next for one micro-batch; as many gradients come back.
+        Bytes of activations that a stage sends to the next stage for one micro-batch. The next
+        stage sends back as many bytes of gradients.
     activation_bytes : int, optional
-        What a stage keeps of one micro-batch until its backward; by default ``message_bytes``, its
-        input, as where activations are computed again.
+        Bytes that a stage keeps for one micro-batch until its backward. The default is
+        ``message_bytes``, the size of its input, which fits programs that recompute activations.
     schedule : {"gpipe", "1f1b", "interleaved"}
-        All forward and then all backward, the last micro-batch first; after the first ones one
-        forward, one backward in turn; the same with ``stages_per_rank`` stages on each rank, where
-        micro-batches go through each of them in groups of as many as there are ranks.
+        With ``"gpipe"`` a rank computes all forwards, and then all backwards, beginning with the
+        last micro-batch. With ``"1f1b"`` a rank computes some first forwards, and then one forward
+        and one backward in turn. ``"interleaved"`` is like ``"1f1b"`` with ``stages_per_rank``
+        stages on each rank. Micro-batches go through each stage in groups of ``ranks``.
     stages_per_rank : int
-        1 but for ``"interleaved"``.
+        The number of stages on each rank. It is 1 except for ``"interleaved"``.
     placement
         As in `Topology`.
 
@@ -152,7 +159,7 @@ def pipeline_time(
 
     Examples
     --------
-    With equal stages and free messages the bubble is (K - 1) / (M + K - 1):
+    If all stages are equal and messages take no time, the bubble is (K - 1) / (M + K - 1):
 
     >>> import simlib
     >>> cluster = simlib.Cluster(4, 1, simlib.Link(0.0, float("inf")))
@@ -213,14 +220,14 @@ def _check(ranks, count, per_rank, schedule):
         )
     if schedule == "interleaved" and count % ranks:
         raise InvalidCallError(
-            f"{count} micro-batches on {ranks} ranks: interleaved stages take them in groups of as "
-            "many as there are ranks, so give a multiple of that"
+            f"{count} micro-batches on {ranks} ranks: interleaved stages take micro-batches in "
+            "groups, one for each rank: give a multiple of the number of ranks"
         )
     if 2 * ranks * count * per_rank > MAX_UNITS:
         raise InvalidCallError(
-            f"{2 * ranks * count * per_rank:,} units of work would have to be followed one by one: "
-            f"at most {MAX_UNITS:,} are. Of a pipeline of equal stages whose messages are hidden "
-            "the bubble is (K - 1) / (V M + K - 1), of K ranks, V stages on each, M micro-batches"
+            f"{2 * ranks * count * per_rank:,} units of work are too many to follow one by one: "
+            f"the limit is {MAX_UNITS:,}. With K ranks, V equal stages on each, M micro-batches "
+            "and hidden messages, the bubble is (K - 1) / (V M + K - 1)"
         )
 
 
@@ -237,7 +244,7 @@ def _of_each_stage(name, value, stages):
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """What all ranks of a pipeline share."""
+    """The values that all ranks of a pipeline share."""
 
     machine: Machine
     ranks: int
@@ -247,7 +254,7 @@ class _Pipeline:
 
 
 def _program(pipeline, rank, order, units):
-    """What one rank does in the step; a message's tag says which unit it is for."""
+    """The program of one rank for the step. A message's tag is the unit that needs it."""
     machine, ranks, stages = pipeline.machine, pipeline.ranks, pipeline.stages
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
     count = 1 + max(microbatch for _, _, microbatch in order)
@@ -280,7 +287,7 @@ def _program(pipeline, rank, order, units):
 
 
 def order_of(schedule: str, rank: int, ranks: int, count: int, per_rank: int) -> list[Unit]:
-    """What a rank computes, in order: ``("F" or "B", stage, microbatch)``."""
+    """The units that a rank computes, in order: ``("F" or "B", stage, microbatch)``."""
     forward, backward = _forward_and_backward(schedule, rank, ranks, count, per_rank)
     if schedule == "gpipe":
         ahead = count
@@ -310,7 +317,7 @@ def _forward_and_backward(schedule, rank, ranks, count, per_rank):
 
 
 def most_held(order: list[Unit]) -> int:
-    """Most activations that a rank holds at a time."""
+    """The most activations that a rank keeps at a time."""
     changes = [1 if kind == "F" else -1 for kind, _, _ in order]
     return int(np.cumsum(changes).max())
 
@@ -326,11 +333,12 @@ def even_pipeline_time(
     backward_s: float,
     message_s: float = 0.0,
 ) -> float:
-    """A step of 1F1B with equal stages, in closed form: seconds, as `pipeline_time` finds them.
+    """Return the same seconds as `pipeline_time` for 1F1B with equal stages, in closed form.
 
-    Every forward of rank 0 but the first K waits for a backward of the last rank, so messages are
-    not hidden: with free ones a step takes (M + K - 1) (forward + backward), and of N = M + K - 2
-    rounds N - floor(N / K) wait for a message there and one back.
+    Every forward of rank 0 except the first K waits for a backward of the last rank, so compute
+    does not hide the messages. If messages take no time, a step takes (M + K - 1) (forward +
+    backward). A step has N = M + K - 2 rounds. In N - floor(N / K) of these rounds, a rank also
+    waits for one message to its neighbour and one message back.
 
     Parameters
     ----------
@@ -339,7 +347,7 @@ def even_pipeline_time(
     forward_s, backward_s : float
         Seconds that one micro-batch takes in a stage.
     message_s : float
-        Of a message to a neighbour that is alone on its link.
+        Seconds that a message to a neighbour takes when it is alone on its link.
 
     Returns
     -------
@@ -348,7 +356,7 @@ def even_pipeline_time(
     Raises
     ------
     InvalidCallError
-        Messages that take longer than a forward: they would wait for one another.
+        If a message takes longer than a forward. Messages would then wait for one another.
 
     Examples
     --------
@@ -368,8 +376,88 @@ def even_pipeline_time(
     if ranks > 1 and message_s > forward_s:
         raise InvalidCallError(
             f"a message takes {seconds_text(message_s)} and a forward {seconds_text(forward_s)}: "
-            "messages would wait for one another; pipeline_time follows them one by one"
+            "the messages would queue; use pipeline_time, which follows them one by one"
         )
     rounds = count + ranks - 2
     waits = rounds - rounds // ranks if ranks > 1 else 0
     return (count + ranks - 1) * (forward_s + backward_s) + 2 * waits * message_s
+
+
+# -- unequal stages, quickly -----------------------------------------------------------------------
+
+
+def uneven_pipeline_ends(
+    num_microbatches: int,
+    *,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    message_s: float = 0.0,
+) -> list[float]:
+    """Compute when each stage of 1F1B ends its last backward, with the method of `pipeline_time`.
+
+    A stage's gradients are complete when its last backward ends. Then its all_reduce over data
+    parallelism may begin. The pipeline's own time is the largest of these ends.
+
+    Parameters
+    ----------
+    num_microbatches : int
+        M.
+    forward_s, backward_s : sequence of float
+        Seconds that one micro-batch takes in each of the K stages.
+    message_s : float
+        Seconds of a message to a neighbour. Messages from one stage to another travel one by one. A
+        stage may send or receive two at a time, one on each side. In `pipeline_time` these two
+        messages share the stage's card. Here neither message slows the other.
+
+    Returns
+    -------
+    list of float
+        The second at which each stage ends, counted from the start of the step.
+
+    Raises
+    ------
+    InvalidCallError
+        If a message takes longer than a stage needs for a micro-batch, so that messages set the
+        pace.
+
+    Examples
+    --------
+    The last of four stages takes twice as long as the others, and sets the pace:
+
+    >>> import simlib
+    >>> even, last = [0.01] * 4, [0.01, 0.01, 0.01, 0.02]
+    >>> ends_s = simlib.scale.uneven_pipeline_ends(8, forward_s=even, backward_s=even)
+    >>> round(max(ends_s), 3)
+    0.22
+    >>> ends_s = simlib.scale.uneven_pipeline_ends(8, forward_s=last, backward_s=last)
+    >>> round(max(ends_s), 3)
+    0.38
+
+    **Cost** O(K M), about 0.2 us each.
+    """
+    count, stages = count_of("num_microbatches", num_microbatches), len(forward_s)
+    forward = _of_each_stage("forward_s", list(forward_s), stages)
+    backward = _of_each_stage("backward_s", list(backward_s), stages)
+    check_number("message_s", message_s)
+    for stage, turn_s in enumerate(map(sum, zip(forward, backward, strict=True))):
+        sends = (stage > 0) + (stage < stages - 1)
+        if sends * message_s > turn_s:
+            raise InvalidCallError(
+                f"stage {stage} needs {seconds_text(turn_s)} for a micro-batch and "
+                f"{seconds_text(sends * message_s)} to send: the messages would queue; use "
+                "pipeline_time, which follows them one by one"
+            )
+    ends_s, came_s = [0.0] * stages, [0.0] * stages  # of the last forward's input in each stage
+    back_s = [0.0] * stages
+    for wave in range(count + stages - 1):
+        # Stage s takes the forward of micro-batch wave - s, then the backward of wave - K + 1.
+        for stage in reversed(range(max(0, wave - count + 1), min(stages, wave + 1))):
+            ends_s[stage] = max(ends_s[stage], came_s[stage]) + forward[stage]
+            if stage + 1 < stages:
+                came_s[stage + 1] = max(ends_s[stage], came_s[stage + 1]) + message_s
+        if wave >= stages - 1:
+            for stage in reversed(range(stages)):
+                ends_s[stage] = max(ends_s[stage], back_s[stage]) + backward[stage]
+                if stage:
+                    back_s[stage - 1] = max(ends_s[stage], back_s[stage - 1]) + message_s
+    return ends_s

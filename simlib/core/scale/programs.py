@@ -1,9 +1,9 @@
 """Ranks as short programs that compute, send and wait, on the simulated network.
 
-A program is a generator: it yields seconds of compute, or a list of messages to wait for. So a step
-model states who does what in which order, as the code of a rank would, and all links are shared as
-in `simulate`. Steps with parameter servers are such programs; those of pipelines are in
-`pipeline_parallel`.
+A program is a generator that yields seconds of compute, or a list of messages to wait for. So the
+model of a step lists the actions of each rank in order, like the code of a rank. Messages share
+links as in `simulate`. This file has the programs of steps with parameter servers;
+`pipeline_parallel` has the programs of pipelines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .case import Placement, Seconds, Tabled, count_of, table_text
 
 ANY = None
 Program: TypeAlias = Iterator["float | list[Message]"]
-"""What a rank does: seconds of compute, messages to wait for."""
+"""The program of a rank: it yields seconds of compute, or messages to wait for."""
 
 
 class Message:
-    """One side of a message, posted: ``end_s`` is when it has arrived, None before."""
+    """One posted side of a message. ``end_s`` is its time of arrival, None before that."""
 
     __slots__ = ("src", "dst", "tag", "nbytes", "end_s", "waiting")
 
@@ -45,7 +45,7 @@ class Machine:
     Attributes
     ----------
     clocks : list of float
-        Of each rank: how far it is.
+        The time that each rank has reached.
 
     Notes
     -----
@@ -71,7 +71,7 @@ class Machine:
         return self._post(self._sends, self._receives, Message(src, dst, tag, nbytes))
 
     def irecv(self, dst: int, src: int | None = ANY, tag: int = 0) -> Message:
-        """Post a receive, from one rank or from any; its ``src`` is set when it has met a send."""
+        """Post a receive from one rank or from any. Its ``src`` is set when it matches a send."""
         return self._post(self._receives, self._sends, Message(src, dst, tag, None))
 
     def _post(self, own, others, message):
@@ -90,7 +90,7 @@ class Machine:
         self._sides[transfer] = send, receive
 
     def run(self, programs: Iterable[Program]) -> list[float]:
-        """Let all programs come to their ends: a generator for each rank. Returns ``clocks``."""
+        """Run all programs, a generator for each rank, to their ends. Returns ``clocks``."""
         self._programs = list(programs)
         while self._ready or self._network.next_event_s < inf:
             due_s = self._ready[0][0] if self._ready else inf
@@ -101,7 +101,7 @@ class Machine:
             self._go_on(rank)
         stuck = [rank for rank, program in enumerate(self._programs) if program is not None]
         if stuck:
-            raise InvalidCallError(f"ranks {stuck} of this step wait for ever for a message")
+            raise InvalidCallError(f"ranks {stuck} of this step wait forever for a message")
         return self.clocks
 
     def _go_on(self, rank):
@@ -144,15 +144,17 @@ class ServerSteps(Tabled):
     Attributes
     ----------
     workers, servers, steps : int
-        Each worker takes so many steps.
+        Each worker makes ``steps`` steps.
     asynchronous : bool
     end_s : ndarray of float, shape (steps, workers)
-        When each worker has the parameters that a step gives; the first step begins at 0.
+        The second at which each worker has the new parameters of a step. The first step begins at
+        0.
     compute_s : ndarray of float, shape (steps, workers)
         Seconds in which each worker computes.
     staleness : ndarray of int, shape (servers, gradients)
-        Of each gradient that a server applied, in order: how many updates it had made since it
-        sent that worker its parameters. Synchronous: one update of all gradients, so 0.
+        The staleness of each gradient that a server applied, in order. It is the number of updates
+        that the server made after it had sent its parameters to this worker. In synchronous steps
+        it is 0, because one update applies all gradients.
     """
 
     workers: int
@@ -165,7 +167,7 @@ class ServerSteps(Tabled):
 
     @property
     def time_s(self) -> float:
-        """When the last worker is done with all steps."""
+        """The second at which the last worker is done with all steps."""
         return float(self.end_s.max())
 
     @property
@@ -175,21 +177,22 @@ class ServerSteps(Tabled):
 
     @property
     def gradients_per_s(self) -> float:
-        """Gradients that come into the parameters in a second: the sum of all workers' rates.
+        """Gradients applied to the parameters per second: the sum of the rates of all workers.
 
-        Each over its own time, so a straggler that is the last to end does not count for all.
+        Each worker's rate is taken over its own time. So a straggler that ends last does not lower
+        the rates of the others.
         """
         through_s = self.end_s[-1]
         return float((self.steps / through_s).sum()) if through_s.all() else np.inf
 
     @property
     def updates_per_s(self) -> float:
-        """Updates of the parameters in a second: asynchronous, one for each gradient."""
+        """Updates of the parameters per second. Asynchronous servers make one for each gradient."""
         return self.gradients_per_s / (1 if self.asynchronous else self.workers)
 
     @property
     def mean_staleness(self) -> float:
-        """Of all gradients: how many updates each one is late."""
+        """The mean staleness of all gradients, in updates."""
         return float(self.staleness.mean())
 
     def table(self) -> str:
@@ -225,35 +228,36 @@ def parameter_server_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> ServerSteps:
-    """Steps with parameter servers: their time, updates per second, and staleness.
+    """Time steps with parameter servers, and find their updates per second and staleness.
 
-    Ranks 0 to ``workers - 1`` are workers; the servers come after them, each with an equal part of
-    the parameters. A worker computes, sends each server its part of the gradient, and waits for new
-    parameters of all. Synchronous: a server receives from all workers at once, makes one update,
-    and sends to all. Asynchronous: it receives from any source, one after the other in the order in
-    which they are sent; it makes an update of each gradient, and sends that worker what it has then
-    (by `isend`: it receives the next meanwhile). Links are shared as in `simulate`.
+    Ranks 0 to ``workers - 1`` are workers. The ranks after them are servers, each with an equal
+    part of the parameters. A worker computes, sends each server its part of the gradient, and waits
+    for new parameters from all servers. A synchronous server receives from all workers at once,
+    makes one update, and sends to all. An asynchronous server receives gradients one by one from
+    any worker, in the order in which the workers send them. It makes an update with each gradient,
+    and sends its new parameters to that worker by `isend`, while it receives the next gradient.
+    Messages share links as in `simulate`.
 
     Parameters
     ----------
     model_bytes : int
-        Bytes of all parameters; gradients have as many.
+        Bytes of all parameters; the gradients have the same number of bytes.
     workers, servers : int
     cluster : Cluster
-        Of at least ``workers + servers`` ranks.
+        It must have at least ``workers + servers`` ranks.
     forward_s, backward_s : float or array of float, shape (workers,) or (steps, workers)
-        Seconds of compute: of all workers, of each, or of each in every step, as with
-        `jitter_factors`.
+        Seconds of compute. Give one number for all workers, one number for each worker, or one
+        number for each worker in every step, for example from `jitter_factors`.
     update_s : float
         Seconds that a server takes for one update of its part.
     asynchronous : bool
     steps : int
-        Of each worker.
+        Steps of each worker.
     placement
-        Of workers and servers, as in `Topology`. On nodes of two, ``"round_robin"`` puts a server
-        beside each worker where there are as many.
+        Placement of workers and servers, as in `Topology`. If nodes have two ranks, and there are
+        as many servers as workers, ``"round_robin"`` puts a server in the node of each worker.
     itemsize : int
-        Bytes of one parameter; parts are cut between parameters.
+        Bytes of one parameter. simlib cuts parts between parameters.
 
     Returns
     -------
@@ -262,12 +266,13 @@ def parameter_server_time(
     Raises
     ------
     InvalidCallError
-        Also where there are more than 200,000 messages.
+        An argument is invalid, or there are more than 200,000 messages.
 
     Examples
     --------
-    Four workers of 0.1 s send 100 MB each to one server over 10 Gbit/s. All gradients come in over
-    its one link, so the server takes longer than the compute. Four servers have four links:
+    Each of four workers computes for 0.1 s and sends 100 MB to one server over 10 Gbit/s. All
+    gradients arrive over the server's one link, which takes longer than the compute. Four servers
+    have four links:
 
     >>> import simlib
     >>> cluster = simlib.clusters.ethernet_10g(nodes=8)
@@ -279,7 +284,7 @@ def parameter_server_time(
     0.740 s
     0.260 s
 
-    Nobody waits for a straggler where updates are asynchronous, and gradients are stale:
+    If updates are asynchronous, no worker waits for a straggler, but gradients are stale:
 
     >>> times = {"forward_s": [0.1, 0.1, 0.1, 0.4], "backward_s": 0.1, "steps": 20}
     >>> for way in (False, True):
@@ -290,8 +295,8 @@ def parameter_server_time(
     7.9 gradients/s, staleness 0.0
     16.9 gradients/s, staleness 2.5
 
-    **Cost** 2 * workers * servers * steps messages, each followed through the network: 0.2 s for
-    8,000 of them, 8 s where 500 at a time share one link.
+    **Cost** simlib follows 2 * workers * servers * steps messages through the network. This takes
+    0.2 s for 8,000 messages, or 8 s if 500 messages at a time share one link.
 
     **Source** Dean et al. 2012 (DistBelief); Li et al. 2014 (Scaling distributed machine learning
     with the parameter server, OSDI).
@@ -328,12 +333,14 @@ def _check(workers, servers, steps, total, itemsize, asynchronous):
     check_count("itemsize", itemsize)
     check_count("model_bytes", total, low=itemsize * servers)
     if total % itemsize:
-        raise InvalidCallError(f"{total} bytes are no whole number of parameters of {itemsize}")
+        raise InvalidCallError(
+            f"{total} bytes are not a whole number of parameters of {itemsize} bytes"
+        )
     messages = 2 * workers * servers * steps
     if messages > MAX_MESSAGES:
         raise InvalidCallError(
-            f"{messages:,} messages would have to be followed one by one: give fewer steps, "
-            f"workers or servers, up to {MAX_MESSAGES:,} (2 * workers * servers * steps)"
+            f"{messages:,} messages are too many to follow one by one: give fewer steps, workers "
+            f"or servers, up to {MAX_MESSAGES:,} (2 * workers * servers * steps)"
         )
 
 
@@ -350,7 +357,7 @@ def _of_each_step(name, value, steps, workers):
 
 
 def _work(machine, worker, workers, parts, compute_s, end_s):
-    """What a worker does in all its steps."""
+    """The program of a worker, for all its steps."""
     servers = range(workers, workers + len(parts))
     for step in range(len(end_s)):
         yield compute_s[step, worker]
@@ -365,7 +372,7 @@ def _work(machine, worker, workers, parts, compute_s, end_s):
 
 @dataclass(frozen=True)
 class _Server:
-    """One server, its rank and its part of the parameters."""
+    """One server: its rank and its part of the parameters."""
 
     machine: Machine
     rank: int
@@ -382,7 +389,7 @@ class _Server:
 
 
 def _serve_all(server, staleness):
-    """What a synchronous server does: one update of all gradients in a step."""
+    """The program of a synchronous server: one update with all gradients in a step."""
     workers = range(server.workers)
     for _ in range(server.steps):
         yield [server.recv(worker) for worker in workers]
@@ -392,7 +399,7 @@ def _serve_all(server, staleness):
 
 
 def _serve_each(server, staleness):
-    """What an asynchronous server does: an update of each gradient, first come, first served."""
+    """The program of an asynchronous server: one update per gradient, in order of arrival."""
     sent_at, sending = [0] * server.workers, []
     for update in range(server.workers * server.steps):
         gradient = server.recv()

@@ -1,17 +1,17 @@
 """A ring of any size, in closed form: when each rank has done its part.
 
-In round k rank r passes a chunk on to rank r + 1, as `collectives.steps` has it. Let e be the end
-of that message; then
+In round k rank r passes a chunk on to rank r + 1, as in `collectives.steps`. Let e be the end of
+that message. Then
 
     e(k, r) = step(k, r) + max(e(k-1, r-1), e(k-1, r), e(k-1, r+1)),
 
-since each end of a message waits for what it sent and for what it received. So e is the largest sum
-of steps over all walks of k rounds that stay, go to the next rank or to the one before. Where all
-steps last as long, that is k steps after the latest start in reach. Where some links are slow, the
-best walk goes straight to a slow link, stays there, and goes straight on. Where some
-chunks are one element larger, it follows a large chunk round the ring.
+because both ranks of a message wait for the messages that they sent and received before. So e is
+the largest sum of steps over all walks of k rounds. In each round, a walk stays, goes to the next
+rank, or goes to the rank before. If all steps take equally long, e is k steps after the latest
+start in reach. If some links are slow, the best walk goes straight to a slow link, stays there, and
+goes straight on. If some chunks are one element larger, it follows a large chunk round the ring.
 
-Whatever is not covered is worked out round by round, for as many ranks as that is quick.
+All other cases are computed round by round, for numbers of ranks for which this is quick.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MAX_STEPS_BY_ROUNDS = 2 * 8192**2
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """What a ring has to do.
+    """The work of a ring.
 
     Attributes
     ----------
     starts : ndarray of float, shape (n,)
     latency_s, bandwidth_Bps : ndarray of float, shape (n,)
-        Of the link from each rank to the next one.
+        Latency and bandwidth of the link from each rank to the next one.
     sizes : ndarray of int, shape (n,)
         Bytes of each chunk.
     rounds : int
     lag : int
         In round k rank r passes chunk ``r - k - 1 + lag`` on.
     adding : int
-        In so many first rounds the receiver adds what comes.
+        The number of first rounds in which the receiver adds the data.
     envelope_bytes : int
     reduce_Bps : float
     """
@@ -65,7 +65,7 @@ class Ring:
 
     @cached_property
     def begins(self) -> np.ndarray:
-        """When each rank's first message starts: both its ends are there."""
+        """When each rank's first message starts, with both its ends ready."""
         return np.maximum(self.starts, np.roll(self.starts, -1))
 
     @property
@@ -75,9 +75,9 @@ class Ring:
 
     @cached_property
     def larger(self) -> int | None:
-        """How many chunks come first that are larger than the others, which are alike.
+        """The number of first chunks that are larger than the others, which are all alike.
 
-        0 where all are alike, None where sizes are otherwise.
+        0 if all chunks are alike; None if the sizes have another pattern.
         """
         large, small = self.sizes.max(), self.sizes.min()
         count = int((self.sizes > small).sum())
@@ -94,7 +94,7 @@ class Ring:
         return self.step_s(self.sizes.min())
 
     def step_s(self, nbytes: int | np.ndarray) -> np.ndarray:
-        """Seconds of a message of so many bytes on each link."""
+        """Seconds of a message of ``nbytes`` bytes on each link."""
         return self.latency_s + (nbytes + self.envelope_bytes) / self.bandwidth_Bps
 
     @staticmethod
@@ -111,7 +111,7 @@ class Ring:
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """Who is in a ring, bytes of the chunks, when each begins: arrays."""
+    """The ranks of a ring, the bytes of their chunks, and when each rank begins, as arrays."""
 
     ranks: np.ndarray
     sizes: np.ndarray
@@ -126,7 +126,7 @@ def ring_of_ranks(
     times: int = 1,
     share: int = 1,
 ) -> np.ndarray | None:
-    """When some ranks have done their part of a ring; None where unknown.
+    """When some ranks have done their part of a ring. None if unknown.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def ring_of_ranks(
     last_only, share
         As for `ends_of_ring`.
     times : int
-        All its rounds so often, one after the other.
+        How many times all rounds are done, one after the other.
     """
     ranks, sizes, starts = members.ranks, members.sizes, members.starts
     after = np.roll(ranks, -1)
@@ -151,7 +151,7 @@ def ring_of_ranks(
         step_s = common_step_s(case, ranks, after, int(sizes[0]))
         if step_s is None or (starts != starts[0]).any() or (sizes != sizes[0]).any():
             return None
-        # As if each were alone on a link that is slower by so much.
+        # The same times as if each message were alone on a slower link.
         latency_s, bandwidth_Bps = np.full(len(ranks), step_s), np.full(len(ranks), inf)
     spec = Ring.of(
         kind,
@@ -167,10 +167,10 @@ def ring_of_ranks(
 
 
 def ends_of_ring(ring: Ring, last_only: bool = False, share: int = 1) -> np.ndarray | None:
-    """When each rank has done its part: ndarray of float, shape (n,); None where unknown.
+    """When each rank has done its part: ndarray of float, shape (n,). None if unknown.
 
-    With ``last_only`` only the largest of them needs to be right. ``share``: this is one of so many
-    rings that may take as long as one together.
+    With ``last_only`` only the largest value must be right. This ring is one of ``share`` rings,
+    whose computation together may take as long as for one.
     """
     if ring.n == 1:
         return ring.starts.copy()
@@ -181,7 +181,7 @@ def ends_of_ring(ring: Ring, last_only: bool = False, share: int = 1) -> np.ndar
 
 
 def in_closed_form(ring: Ring, last_only: bool = False) -> np.ndarray | None:
-    """As `ends_of_ring`, without its last resort."""
+    """As `ends_of_ring`, but without going round by round as its last resort."""
     larger = ring.larger
     if larger is None:
         return None
@@ -207,12 +207,12 @@ def _ranks_of(messages):
 
 
 def _after_the_latest(ring):
-    """All steps last as long, and n - 1 rounds reach everybody."""
+    """The ends if all steps take equally long, since n - 1 rounds reach every rank."""
     return np.full(ring.n, ring.starts.max() + ring.rounds * ring.light_s[0])
 
 
 def _following_large_chunks(ring):
-    """One sort of link; the first ``m`` chunks are larger. Ends of the last messages.
+    """Ends of the last messages, if links are alike and the first ``m`` chunks are larger.
 
     Seen from a chunk, a walk goes 0, 1 or 2 chunks down in every round. It loses something on every
     small chunk, and nothing as long as it stays among the large ones. A walk from the last small
@@ -238,7 +238,7 @@ def _following_large_chunks(ring):
 
 
 def by_rounds(ring: Ring) -> np.ndarray:
-    """Any ring, round by round.
+    """Ends of any ring, found round by round.
 
     **Cost** O(n) operations for each round.
     """
@@ -255,19 +255,19 @@ def by_rounds(ring: Ring) -> np.ndarray:
     return ready
 
 
-# -- two sorts of links: those in a node and those between nodes -----------------------------------
+# -- two kinds of links: those in a node and those between nodes -----------------------------------
 #
-# A moment is the largest sum of steps over all walks of so many rounds. S and F are the seconds of
-# a step on a slow and on a fast link. A walk of K rounds takes K S, less S - F for every round on a
-# fast link; so it goes to a slow link, stays, and leaves it as late as it can.
+# A time after K rounds is the largest sum of steps over all walks of K rounds. S and F are the
+# seconds of a step on a slow and on a fast link. A walk of K rounds takes K S, less S - F for every
+# round on a fast link. So the best walk goes to a slow link, stays, and leaves as late as it can.
 
 
 def even_chunks(ring: Ring) -> np.ndarray | None:
-    """All chunks alike: ends of the last messages, ndarray of shape (n,); None where unknown.
+    """Ends of the last messages, if chunks are alike: ndarray of shape (n,). None if unknown.
 
-    A walk to a slow link and on to its end must not take more rounds than there are. Two answers
-    are found: one allows walks that are too long, one only short ones. Where they agree they are
-    right.
+    A walk to a slow link and on to its end must not take more rounds than the ring has. The
+    function computes two answers. One allows walks that are too long, the other only short walks.
+    If the two answers agree, they are right.
     """
     step_s = ring.light_s
     slow = step_s == step_s.max()
@@ -286,21 +286,21 @@ def even_chunks(ring: Ring) -> np.ndarray | None:
 
 
 def _longest_run_of_false(flags):
-    """On a ring with at least one True."""
+    """The longest run of False on a ring with at least one True."""
     places = np.flatnonzero(flags)
     return int(np.diff(places, append=places[0] + len(flags)).max()) - 1
 
 
 def uneven_chunks(ring: Ring, last_only: bool = False) -> np.ndarray | None:
-    """The first chunks are larger than the others: ends of the last messages; None where unknown.
+    """Ends of the last messages, if the first chunks are larger than the rest. None if unknown.
 
-    Let a step with a large chunk last longer by at most a. As chunks move by one rank a round, a
-    walk that changes from one slow link to the next meets at most one large chunk more for each
-    step than one that stays. So where S - F is large enough against a, walks never change: they go
-    straight to the next slow link, stay and leave it straight.
+    Assume that a step with a large chunk takes longer by at most a. Chunks move by one rank a
+    round. So a walk that changes from one slow link to the next meets, for each step, at most one
+    large chunk more than a walk that stays. If S - F is large enough compared with a, walks never
+    change: they go straight to the next slow link, stay there, and leave it straight.
 
-    That holds for the last of all ends whatever the starts (``last_only``); for every single one
-    where no start is so late that its walk reaches beyond the next slow link.
+    This is true for the last of all ends with any starts (``last_only``). It is true for every
+    single end if no start is so late that its walk reaches beyond the next slow link.
     """
     light, heavy = ring.light_s, ring.heavy_s
     slow = light > light.min()
@@ -319,7 +319,7 @@ def uneven_chunks(ring: Ring, last_only: bool = False) -> np.ndarray | None:
     chunks = _Chunks(n, ring.larger)
 
     def stays(links, rounds):
-        """Seconds on a slow link, in so many first rounds."""
+        """Seconds on a slow link, in the first ``rounds`` rounds."""
         return rounds * S + more_slow * chunks.in_turn(links - 1 + lag, rounds)
 
     def rides(chunk, rounds):
@@ -330,7 +330,7 @@ def uneven_chunks(ring: Ring, last_only: bool = False) -> np.ndarray | None:
         """Seconds on the way to the rank before: every second chunk, beginning with this one."""
         return rounds * F + more_fast * chunks.every_second(chunk, rounds)
 
-    # What the best start gives a walk that stays on each slow link, as if it had begun there.
+    # For each slow link, the best start of a walk that stays there, as if it had begun there.
     first_chunk, to_left, to_right = place - 1 + lag, ways.to_left, ways.to_right
     by_right = ring.begins + rides(first_chunk, to_right) - stays(ways.right, to_right)
     by_left = ring.begins + meets(first_chunk, to_left) - stays(ways.left, to_left)
@@ -357,11 +357,11 @@ class _Ways:
     between : ndarray of int
         Fast links between each slow one and the next.
     left, right : ndarray of int, shape (n,)
-        The nearest slow link on each side; a slow one itself.
+        The nearest slow link on each side; a slow link is its own nearest.
     left_number, right_number : ndarray of int, shape (n,)
-        Their places in ``slow``.
+        The places of these links in ``slow``.
     to_left, to_right : ndarray of int, shape (n,)
-        Steps to them.
+        Steps to these links.
     """
 
     def __init__(self, is_slow):
@@ -376,7 +376,7 @@ class _Ways:
 
 
 class _Chunks:
-    """Counts of large chunks, of which there are ``m`` at the beginning of ``n``."""
+    """Counts of large chunks: the first ``m`` of ``n`` chunks are large."""
 
     def __init__(self, n, m):
         self._n, self._m = n, m
@@ -387,36 +387,36 @@ class _Chunks:
             self._every_second[parity::2] = np.cumsum(thrice[parity::2])
 
     def in_turn(self, first, count):
-        """Of the chunks first, first - 1, ...: ``count`` of them, round the ring."""
+        """The number of large ones among ``count`` chunks first, first - 1, ... round the ring."""
         return self._below(first + 1) - self._below(first + 1 - count)
 
     def _below(self, chunk):
-        """Large ones among 0 .. chunk - 1, where the ring is unrolled."""
+        """The number of large ones among chunks 0 .. chunk - 1 of the unrolled ring."""
         return chunk // self._n * self._m + np.minimum(chunk % self._n, self._m)
 
     def every_second(self, first, count):
-        """Of the chunks first, first - 2, ...: ``count`` of them, fewer than n."""
+        """The number of large ones among ``count`` (below n) chunks first, first - 2, ..."""
         top = first % self._n + 2 * self._n
         return self._every_second[top] - self._every_second[top - 2 * count]
 
 
 # -- largest sums over many ways at once -----------------------------------------------------------
 #
-# A rank that waits takes a maximum, a message adds its time. So a moment in a collective is the
-# largest sum over all chains of messages that lead to it. Where a chain of messages walks round a
-# ring, that is a running maximum over prefix sums (Baccelli et al. 1992, Synchronization and
+# Waiting of a rank is a maximum, and a message adds its time. So a time in a collective is the
+# largest sum over all chains of messages that lead to it. If a chain of messages walks round a
+# ring, this is a running maximum over prefix sums (Baccelli et al. 1992, Synchronization and
 # Linearity).
 
 
 def in_turn(first_s: float, others_s: np.ndarray, steps_s: np.ndarray) -> np.ndarray:
-    """Ends of steps that follow each other, where each also waits for somebody else.
+    """Ends of consecutive steps, each of which also waits for another rank.
 
     Parameters
     ----------
     first_s : float
         When the first step may begin.
     others_s : ndarray of float
-        When the other one that each step waits for is ready.
+        When the other rank for which each step waits is ready.
     steps_s : ndarray of float
         How long each step takes.
 
@@ -431,14 +431,14 @@ def in_turn(first_s: float, others_s: np.ndarray, steps_s: np.ndarray) -> np.nda
 
 
 def sweep(values: np.ndarray, costs: np.ndarray, reach: int) -> np.ndarray:
-    """The best value that comes to each place of a ring, walking straight from either side.
+    """The best value that a straight walk from either side brings to each place of a ring.
 
     Parameters
     ----------
     values : ndarray of float, shape (n,)
-        What one has at each place before one walks.
+        The value at each place, where a walk may begin.
     costs : ndarray of float, shape (n,)
-        What one loses on entering each place; not negative.
+        The loss of a walk that enters a place; not negative.
     reach : int
         The longest walk, in steps.
 

@@ -26,11 +26,11 @@ class ShardedStep(Tabled):
     ranks : int
     algorithm : str
     time_s : float
-        When the last rank is done; the step begins at 0.
+        The second at which the last rank is done. The step begins at 0.
     compute_s : float
-        The same without communication.
+        Seconds of the step without communication.
     parameter_bytes, gradient_bytes, optimizer_bytes : float
-        What each rank keeps through the step. What it gathers and lets go again is not counted.
+        Bytes that each rank keeps through the step, without data that it gathers and frees.
     """
 
     name: str
@@ -83,35 +83,37 @@ def zero_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> ShardedStep:
-    """A step of data parallelism whose state is cut into a part for each rank (ZeRO).
+    """Time a step of data parallelism with ZeRO, which cuts the state into a part per rank.
 
-    The model is cut into buckets, each filled up to a multiple of ``ranks * itemsize``; forward and
-    backward take time in proportion to their bytes. Collectives go on beside compute, one after the
-    other, in the order in which they are posted.
+    The model is cut into buckets, padded to multiples of ``ranks * itemsize`` bytes each.
+    Forward and backward take time in proportion to the bytes of a bucket. Collectives run during
+    compute, one after the other, in the order in which they are posted.
 
-    Stage 1 and 2: a bucket of gradients is reduce_scattered when it is full; when all are through,
-    each rank updates its part, and the buckets of parameters are all_gathered. The two differ in
-    bytes only. Stage 3: before a rank computes a bucket, forward or backward, it waits for its
-    all_gather and posts that of the next; backward begins with the bucket that forward ended with,
-    which is still there. Each bucket of gradients is reduce_scattered when it is full; the update
-    ends the step.
+    In stages 1 and 2, a bucket of gradients is reduce_scattered when it is full. When all buckets
+    are done, each rank updates its part, and the buckets of parameters are all_gathered. Stages 1
+    and 2 differ only in the bytes that a rank keeps. In stage 3, a rank waits for a bucket's
+    all_gather before it computes the bucket, forward or backward. Then it posts the all_gather of
+    the next bucket. Backward begins with the last bucket of forward, which the rank still has. Each
+    bucket of gradients is reduce_scattered when it is full. The update ends the step.
 
     Parameters
     ----------
     stage : {1, 2, 3}
-        What is cut: the state of the optimizer; gradients, too; parameters, too.
+        Stage 1 cuts the state of the optimizer, stage 2 also gradients, stage 3 also parameters.
     model_bytes : int or sequence of int
-        Bytes of all parameters, or of each bucket, the first to be full in backward first.
-        Gradients have as many.
+        Bytes of all parameters, or bytes of each bucket, in the order in which buckets become full
+        in backward. The gradients have the same number of bytes.
     ranks : int
     cluster : Cluster
     forward_s, backward_s, update_s : float or sequence of float
-        Seconds of compute, of all ranks or of each; the update is that of a rank's part.
+        Seconds of compute. Give one number for all ranks, or one number for each rank. ``update_s``
+        is the time of the update of one rank's part.
     optimizer_bytes : int, optional
-        Bytes of the optimizer's state of the whole model; by default twice ``model_bytes``, as
-        Adam has. In mixed precision it is six times: 12 bytes for each parameter of 2.
+        Bytes of the optimizer's state for the whole model. The default is twice ``model_bytes``, as
+        for Adam. In mixed precision, give six times ``model_bytes``: 12 bytes of state for each
+        parameter of 2 bytes.
     bucket_bytes, algorithm, placement, itemsize
-        As for `step_time`; the algorithm is that of all collectives here.
+        As for `step_time`. ``algorithm`` applies to all collectives of the step.
 
     Returns
     -------
@@ -119,8 +121,9 @@ def zero_time(
 
     Examples
     --------
-    7.5 billion parameters in mixed precision on 64 ranks take 31.4, 16.6 and 1.9 GB each, instead
-    of 120 (Rajbhandari et al. 2019, arXiv 1910.02054):
+    With 7.5 billion parameters in mixed precision, each of 64 ranks needs 31.4 GB in stage 1, 16.6
+    GB in stage 2 and 1.9 GB in stage 3. Without ZeRO it needs 120 GB (Rajbhandari et al. 2019,
+    arXiv 1910.02054):
 
     >>> import simlib
     >>> cluster = simlib.clusters.nvlink_nodes(nodes=8)
@@ -134,7 +137,7 @@ def zero_time(
     16.6 GB
     1.9 GB
 
-    **Cost** that of `time_of` for each collective.
+    **Cost** one `time_of` for each collective.
 
     **Source** Rajbhandari et al. 2019 (arXiv 1910.02054).
     """
@@ -182,7 +185,7 @@ def _whole_parameters(shares, times, through):
 
 
 def _parameters_in_parts(shares, times, through):
-    """Ends of the ranks in ZeRO-3: ``lane`` is when each is through with all collectives so far."""
+    """Ends of the ranks in ZeRO-3. ``lane`` is when each rank has done all collectives so far."""
     forward, backward, update = times
     count = len(shares)
     now = np.zeros(len(forward))
@@ -215,25 +218,28 @@ def tensor_parallel_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> ShardedStep:
-    """A step of tensor parallelism: blocks of a layer cut by columns and one cut by rows.
+    """Time a step of tensor parallelism. A block is a layer cut by columns and a layer cut by rows.
 
-    Such a block ends its forward with an all_reduce of the activations, and its backward with one
-    of their gradients; the rank waits for each. A layer of a transformer has two blocks.
+    A block's forward ends with an all_reduce of the activations, and its backward ends with an
+    all_reduce of their gradients. The rank waits for each of these two all_reduces. A transformer
+    layer has two blocks.
 
     Parameters
     ----------
     blocks : int
     activation_bytes : int
-        Bytes that each all_reduce sums: the activations between blocks, whole on each rank.
+        Bytes that each all_reduce sums: the activations between blocks. Each rank has all of them.
     ranks : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds of compute of a rank's part in all blocks, of all ranks or of each.
+        Seconds in which a rank computes its part of all blocks. Give one number for all ranks, or
+        one number for each rank.
     model_bytes, optimizer_bytes : int
-        Bytes of all parameters and of the optimizer's state, by default twice as many, for the
-        bytes that each rank keeps.
+        Bytes of all parameters, and bytes of the optimizer's state. By default the state has twice
+        as many bytes as the parameters. These two numbers only determine the bytes that each rank
+        keeps.
     algorithm, placement, itemsize
-        Of the all_reduces, as for `time_of`.
+        Options of the all_reduces, as for `time_of`.
 
     Returns
     -------
@@ -249,7 +255,7 @@ def tensor_parallel_time(
     >>> round(step.compute_s / step.time_s, 2)
     0.81
 
-    **Cost** that of `time_of` for each all_reduce.
+    **Cost** one `time_of` for each all_reduce.
 
     **Source** Shoeybi et al. 2019 (arXiv 1909.08053).
     """

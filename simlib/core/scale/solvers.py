@@ -1,7 +1,7 @@
-"""Each algorithm of many rounds, without going through its rounds.
+"""Times of each algorithm of many rounds, without going through its rounds.
 
-A solver takes a `Case` and gives when each rank has done its part; None where it does not know.
-`SOLVERS` names them, and says in words what each of them covers.
+A solver takes a `Case` and returns when each rank has done its part, or None if it does not know.
+`SOLVERS` lists them, and describes in words the cases that each solver covers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rings import Members, in_turn, ring_of_ranks
 
 
 class Nodes:
-    """Ranks by node; nodes in order of their first rank."""
+    """Ranks by node, with nodes in order of their first rank."""
 
     def __init__(self, node_of: np.ndarray) -> None:
         n = len(node_of)
@@ -36,13 +36,13 @@ class Nodes:
         self.largest = int(self.sizes.max())
 
     def pairs(self, d: int) -> tuple[np.ndarray, np.ndarray]:
-        """In a binomial tree of each node: who is d above whom, as arrays of ranks."""
+        """Pairs at distance d in a binomial tree of each node, as arrays of ranks."""
         low = np.flatnonzero((self._local % (2 * d) == 0) & (self._local + d < self._size))
         return self._order[low + d], self._order[low]
 
 
 def leader(case: Case) -> np.ndarray | None:
-    """all_reduce: down trees in the nodes, round a ring of the nodes' first ranks, up the trees."""
+    """all_reduce: down trees in nodes, round a ring of the nodes' first ranks, up the trees."""
     nodes = Nodes(case.topology.node_of)
     ready = case.starts.copy()
     leaders = nodes.first_ranks
@@ -61,7 +61,7 @@ def leader(case: Case) -> np.ndarray | None:
 
 
 def _exchange(case, ready, src, dst, adds=False):
-    """Whole vectors, from each src to its dst; ``ready`` is changed in place."""
+    """Send a whole vector from each src to its dst; changes ``ready`` in place."""
     end = np.maximum(ready[src], ready[dst]) + case.step_s(src, dst, case.nbytes)
     ready[src] = end
     ready[dst] = end + (case.nbytes / case.reduce_Bps if adds else 0.0)
@@ -70,10 +70,11 @@ def _exchange(case, ready, src, dst, adds=False):
 def hierarchical(case: Case) -> np.ndarray | None:
     """all_reduce: rings in the nodes, rings across nodes, rings in the nodes.
 
-    Each of as many lanes as the largest node has ranks is a ring across the nodes. Where its owners
-    begin together they stay in step, for their messages share each node's link alike. The ranks of
-    a smaller node own several lanes; they are in step with the others if they come before them,
-    and if no two of them meet, who would begin earlier.
+    There are as many lanes as the largest node has ranks. Each lane is a ring across the nodes. If
+    its owners begin together, they stay in step, because their messages share each node's link
+    alike. The ranks of a smaller node own several lanes. They are in step with the others if they
+    are ready before the others, and if no two smaller nodes are neighbours, because these would
+    begin earlier.
     """
     members = by_node(case.n, case.topology.node_of)
     sizes = np.array([len(ranks) for ranks in members])
@@ -83,7 +84,7 @@ def hierarchical(case: Case) -> np.ndarray | None:
         return None
     is_small = sizes < lanes
     if is_small.any() and case.nbytes / case.reduce_Bps > 0:
-        return None  # who owns more lanes adds longer
+        return None  # a rank with more lanes adds longer
     if (is_small & np.roll(is_small, -1)).any():
         return None
     width = {size: split(lanes, size) for size in set(sizes.tolist())}
@@ -104,7 +105,7 @@ def hierarchical(case: Case) -> np.ndarray | None:
 
 
 class _InNodes:
-    """Rings in nodes: those of one size take the same time."""
+    """Rings in nodes. Nodes of one size take the same time."""
 
     def __init__(self, case, members, blocks):
         self._case, self._blocks = case, blocks
@@ -121,13 +122,13 @@ class _InNodes:
 
 
 def _across_s(case, owners, nbytes):
-    """Seconds of the rings across nodes, all in step; None where they are not.
+    """Seconds of the rings across nodes, if all are in step, else None.
 
     Parameters
     ----------
     owners : ndarray of int, shape (nodes, lanes)
     nbytes : int
-        Of a chunk.
+        Bytes of a chunk.
     """
     rounds = len(owners) - 1
     if not rounds:
@@ -139,9 +140,9 @@ def _across_s(case, owners, nbytes):
 
 # -- a chain: chunk after chunk along a line of ranks ----------------------------------------------
 #
-# Chunk j crosses from place v to place v + 1 when that chunk has come to v, when the chunk before
-# it has crossed, and when place v + 1 has passed the chunk before that one on. So for each chunk
-# the ends along the line are a running maximum over prefix sums.
+# Chunk j moves from place v to place v + 1 when three things are done: chunk j has reached v, chunk
+# j - 1 has moved from v to v + 1, and place v + 1 has passed chunk j - 2 on. So for each chunk the
+# ends along the line are a running maximum over prefix sums.
 
 MAX_CHAIN_STEPS = 200_000_000
 
@@ -152,7 +153,7 @@ def ends_of_chain(
     sizes: np.ndarray,
     reduce_Bps: float = inf,
 ) -> np.ndarray | None:
-    """When each place of the line has done its part; None where that takes too long.
+    """When each place of the line has done its part. None if this takes too long to compute.
 
     Parameters
     ----------
@@ -163,10 +164,9 @@ def ends_of_chain(
     sizes : ndarray of int
         Bytes of each chunk.
     reduce_Bps : float
-        At which each place adds what comes.
+        Bytes per second at which each place adds received data.
 
-    **Cost** O(n) for chunks that are alike on links that are alike, with equal starts; else
-    O(n * chunks).
+    **Cost** O(n) if all chunks, all links and all starts are equal; else O(n * chunks).
     """
     if reduce_Bps == inf and (starts == starts[0]).all():
         heavy_s, light_s = step_s(sizes.max()), step_s(sizes.min())
@@ -179,11 +179,10 @@ def ends_of_chain(
 
 
 def _even_links(n, chunks, larger, heavy_s, light_s):
-    """All steps are alike but for the size of the chunk; the first ones are larger.
+    """The ends if steps differ only in the size of the chunk, and the first chunks are larger.
 
-    Place v has sent all after v + chunks steps. The slowest sequence of steps meets the fewest
-    small chunks: it skips every second one, where there are places ahead that it can come back
-    from.
+    Place v has sent all chunks after v + chunks steps. The slowest sequence of steps meets the
+    fewest small chunks. It skips every second small chunk, if it can come back from places ahead.
     """
     if not larger:
         larger = chunks
@@ -213,20 +212,20 @@ def _chunk_by_chunk(starts, step_s, sizes, reduce_Bps):
     return np.append(before, before[-1] + adding_before_s)
 
 
-# -- two trees: pair of rounds after pair of rounds, in leaps where nothing changes ----------------
+# -- two trees: one pair of rounds after the other, in large steps if nothing changes --------------
 #
-# Each rank sends one message and receives one in a round, so no message slows another down where
-# each rank has links of its own. In the middle of a pipeline every pair of rounds does the same: it
-# takes the moments at which ranks are ready and makes the next ones, by sums and maxima. If all
-# moments are later by some time, all next moments are later by as much. So as soon as one pair of
-# rounds delays all ranks alike, all further pairs that do the same delay them by as much.
+# Each rank sends one message and receives one message in a round. So if each rank has its own
+# links, no message slows another down. In the middle of a pipeline every pair of rounds does the
+# same: it computes the next ready times of the ranks from the last ones, by sums and maxima. If all
+# ready times are later by some time, all next ready times are later by the same time. So when one
+# pair of rounds delays all ranks alike, all later pairs of the same kind delay them by as much.
 
 MAX_TREE_STEPS = 50_000_000
 ALIKE = 1e-12
 
 
 def double_tree(case: Case) -> np.ndarray | None:
-    """all_reduce, broadcast, reduce: when each rank has done its part; None where unknown."""
+    """all_reduce, broadcast, reduce: when each rank has done its part. None if unknown."""
     if not case.links_are_private:
         return None
     edges, height = edges_of(case.n), levels(case.n)
@@ -240,12 +239,12 @@ def double_tree(case: Case) -> np.ndarray | None:
 
 
 class _Pipeline:
-    """All chunks on their way up, or down.
+    """All chunks on their way up or down.
 
     Parameters
     ----------
     begin : ndarray of int
-        In which pair of rounds each edge has its first chunk.
+        The pair of rounds in which each edge has its first chunk.
     sizes : ndarray of int
         Bytes of each chunk; chunk 2 j + t is the j-th one of tree t.
     """
@@ -266,7 +265,7 @@ class _Pipeline:
             self._rounds.append((begin[here], edges.tree[here], *ends, *links))
 
     def through(self, ready):
-        """When each rank is through, from when it begins; None where that takes too long."""
+        """When each rank is done, given its begin. None if this takes too long to compute."""
         pair, pairs, steps = 0, self._height + self._chunks - 1, 0
         while pair < pairs:
             before = ready
@@ -283,7 +282,7 @@ class _Pipeline:
         return ready
 
     def _pair(self, pair, ready):
-        """One pair of rounds; ``ready`` is changed in place."""
+        """Do one pair of rounds; changes ``ready`` in place."""
         for begin, tree, src, dst, latency_s, bandwidth_Bps in self._rounds:
             chunk = pair - begin
             if pair < self._height or pair >= self._chunks:
@@ -301,9 +300,9 @@ class _Pipeline:
         return ready
 
     def _alike_until(self, pair):
-        """The first pair of rounds from this one on that does something else.
+        """The first pair of rounds, from this one on, that differs.
 
-        In it come chunks that are smaller, or none.
+        Its chunks are smaller, or there are none.
         """
         first = 2 * (pair - self._height + 1)  # of the chunks under way
         if first < 0 or pair >= self._chunks:
@@ -325,7 +324,7 @@ def ring(case: Case) -> np.ndarray | None:
 def ring_segmented(case: Case) -> np.ndarray | None:
     """all_reduce: a reduce_scatter of each segment of all blocks, then an all_gather of blocks.
 
-    Where the chunks of a segment are alike, all segments of one size are one long ring.
+    If the chunks of a segment are alike, all segments of one size are one long ring.
     """
     ranks, ends = np.arange(case.n), case.starts
     blocks = case.parts()
@@ -345,7 +344,7 @@ def ring_segmented(case: Case) -> np.ndarray | None:
 
 
 def _runs(rows):
-    """Rows that are alike and follow each other: how many, and one of them."""
+    """Runs of consecutive equal rows: the number of rows, and one of them."""
     begins = np.flatnonzero(np.append(True, (rows[1:] != rows[:-1]).any(axis=1)))
     return zip(np.diff(begins, append=len(rows)).tolist(), rows[begins], strict=True)
 
@@ -353,8 +352,8 @@ def _runs(rows):
 def pairwise(case: Case) -> np.ndarray | None:
     """all_to_all, reduce_scatter: in n - 1 rounds with each other rank.
 
-    After k rounds a rank has waited for all that are up to k (k + 1) / 2 away: for everybody. Where
-    some parts are larger, a rank that gets one is given a larger one in every round: it is last.
+    After k rounds a rank has waited for all ranks up to k (k + 1) / 2 away, and so for every rank.
+    If some parts are larger, a rank that gets a larger part gets one in every round, and is last.
     """
     sizes = case.parts()
     if not (case.is_even and case.links_are_private):
@@ -368,7 +367,7 @@ def pairwise(case: Case) -> np.ndarray | None:
 
 
 def spread_to_all(case: Case) -> np.ndarray | None:
-    """all_to_all: everything at once, on links that share out what they have."""
+    """all_to_all: all messages at once, on links that divide their bandwidth among them."""
     sizes, cluster, n = case.parts(), case.topology.cluster, case.n
     if not (case.is_even and case.start_together) or sizes[0] != sizes[-1]:
         return None
@@ -463,19 +462,21 @@ def chain(case: Case) -> np.ndarray | None:
 # -- what is covered -------------------------------------------------------------------------------
 
 RING = (
-    "each rank has a node of its own; or no two messages of a round share a link (block placement) "
-    "and the ranks start together or nbytes is a multiple of ranks * itemsize; or all messages of "
-    "a round are alike (round-robin on full nodes, a common start and such an nbytes)"
+    "(1) each rank has a node of its own; or (2) no two messages of a round share a link, as with "
+    "block placement, and also the ranks start together or nbytes is a multiple of ranks * itemsize"
+    "; or (3) all messages of a round are alike, because the placement is round_robin on full "
+    "nodes, the ranks start together and nbytes is a multiple of ranks * itemsize"
 )
 CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
 PAIRWISE = (
-    "each rank has a node of its own, and the ranks start together (for the last end of all) or "
-    "nbytes is a multiple of ranks * itemsize"
+    "each rank has a node of its own and nbytes is a multiple of ranks * itemsize. If each rank "
+    "has a node of its own and the ranks start together, the last end is exact for any nbytes"
 )
 HIERARCHICAL = (
-    "the ranks start together, nbytes is a multiple of nodes * lanes * itemsize (lanes: ranks of "
-    "the largest node) and all nodes have as many ranks; or no two that have fewer are neighbours, "
-    "these are done in their nodes before the others, and adding takes no time"
+    "the ranks start together and nbytes is a multiple of nodes * lanes * itemsize, where lanes is "
+    "the number of ranks on the largest node. Also (1) all nodes have equally many ranks; or (2) "
+    "no two nodes with fewer ranks are neighbours, these nodes end their own part before the other "
+    "nodes, and adding takes no time"
 )
 TREES = "no two ranks share a link: each has a node or a card of its own, or all are in one node"
 IN_TURN = "any case"

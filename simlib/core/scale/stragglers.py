@@ -1,4 +1,4 @@
-"""Ranks whose compute varies: steps drawn by a seed, and how long the slowest takes on average."""
+"""Ranks whose compute varies: steps drawn with a seed, and the mean time of the slowest rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class JitteredSteps(Tabled):
     ----------
     ranks : int
     factors : ndarray of float, shape (steps, ranks)
-        What each rank's compute was multiplied by in each step.
+        The factor by which each rank's compute was multiplied in each step.
     end_s : ndarray of float, shape (steps, ranks)
-        When each rank has done each step; the first begins at 0.
+        The second at which each rank has done each step. The first step begins at 0.
     steady_s : float
-        Seconds of a step, on average over as many, where no compute varies.
+        Mean seconds of a step in the same number of steps whose compute does not vary.
     """
 
     ranks: int
@@ -42,7 +42,7 @@ class JitteredSteps(Tabled):
 
     @property
     def time_s(self) -> float:
-        """When the last rank is done with all steps."""
+        """The second at which the last rank is done with all steps."""
         return float(self.end_s.max())
 
     @property
@@ -57,7 +57,7 @@ class JitteredSteps(Tabled):
 
     @property
     def slowdown(self) -> float:
-        """How much longer a step takes on average than one in which no compute varies."""
+        """An average step takes this many times as long as a step in which no compute varies."""
         return self.step_s / self.steady_s if self.steady_s else 1.0
 
     def table(self) -> str:
@@ -86,12 +86,13 @@ def jittered_time(
     steps: int = 100,
     **reduction: Any,
 ) -> JitteredSteps:
-    """Steps of data-parallel training in which each rank's compute varies, one after the other.
+    """Time consecutive steps of data-parallel training in which each rank's compute varies.
 
-    Each step is that of `step_time`, but that forward, backward and the moments of ``ready_s`` are
-    multiplied by a factor of the step and the rank, and that a rank begins its next step as soon as
-    it has computed all and has all sums. All ranks wait for the slowest, so the mean of a step
-    grows with the number of ranks although the mean of each rank's compute does not.
+    Each step is as in `step_time`, with two differences. Forward, backward and the moments of
+    ``ready_s`` are multiplied by a factor that depends on the step and the rank. A rank begins its
+    next step as soon as it has computed everything and has all sums. All ranks wait for the slowest
+    rank. So the mean time of a step grows with the number of ranks, although the mean compute of
+    each rank stays the same.
 
     Parameters
     ----------
@@ -100,8 +101,8 @@ def jittered_time(
     jitter, spread, seed, steps
         As for `jitter_factors`.
     **reduction
-        Further ones of `step_time`: ``ready_s``, ``bucket_bytes``, ``overlap``, ``algorithm``,
-        ``placement``, ``itemsize``.
+        Other parameters of `step_time`: ``ready_s``, ``bucket_bytes``, ``overlap``,
+        ``algorithm``, ``placement``, ``itemsize``.
 
     Returns
     -------
@@ -109,8 +110,9 @@ def jittered_time(
 
     Examples
     --------
-    Steps of 0.1 s that vary by a tenth, on more and more ranks, with nothing to send to speak of.
-    The largest of 64 normal values lies 2.4 spreads above the mean, of 512 it is 3.0:
+    Steps take 0.1 s and vary by a tenth. The number of ranks grows, and the ranks send almost
+    nothing. The largest of 64 normal values is on average 2.4 spreads above the mean, and the
+    largest of 512 is 3.0 spreads above it:
 
     >>> import simlib
     >>> cluster = simlib.clusters.infiniband_hdr(nodes=512)
@@ -123,7 +125,7 @@ def jittered_time(
       64 1.24
      512 1.31
 
-    **Cost** 2 * ``steps`` times that of `step_time` with a time for each rank.
+    **Cost** 2 * ``steps`` times the cost of `step_time` with a time for each rank.
     """
     how = Reduction(**reduction)
     training = Training(model_bytes, ranks, cluster, forward_s, backward_s, how)
@@ -144,22 +146,23 @@ def jittered_time(
 def jitter_factors(
     jitter: str | Jitter | Callable, steps: int, ranks: int, *, spread: float = 0.1, seed: int = 0
 ) -> np.ndarray:
-    """Factors by which compute varies, one for each step and rank: of mean 1, the same each time.
+    """Factors by which compute varies, for each step and rank: mean 1, the same in each call.
 
     Parameters
     ----------
     jitter : {"normal", "lognormal", "exponential"}, Jitter or callable
-        The distribution. ``"normal"``: below 0 counts as 0. ``"lognormal"``: never below 0, with a
-        longer tail above. ``"exponential"``: at least ``1 - spread``, and an exponential time of
-        mean ``spread`` more; with a spread of 1 nothing but that. Or a `Jitter`: the factors that
-        a simulation with ``slow=jitter`` gives each rank's first pieces. Or
-        ``jitter(random, (steps, ranks))``, which draws the factors from a `numpy.random.Generator`.
+        The distribution. With ``"normal"`` a value below 0 counts as 0. A ``"lognormal"`` value is
+        never below 0, and large values are more frequent. An ``"exponential"`` value is ``1 -
+        spread`` plus an exponential time with mean ``spread``. If the spread is 1, the value is
+        only the exponential time. A `Jitter` gives the factors that a simulation with
+        ``slow=jitter`` applies to each rank's first pieces. A function ``jitter(random, (steps,
+        ranks))`` draws the factors from a `numpy.random.Generator`.
     steps, ranks : int
     spread : float
-        Standard deviation. Of no account where ``jitter`` is a function, or a `Jitter`.
+        Standard deviation. It has no effect if ``jitter`` is a function or a `Jitter`.
     seed : int
-        Of no account where ``jitter`` is a `Jitter`, which has its own.
-        The same seed gives the same factors, and more steps the same first ones.
+        The same seed gives the same factors. More steps leave the first factors unchanged. It has
+        no effect if ``jitter`` is a `Jitter`, which has its own seed.
 
     Returns
     -------
@@ -177,7 +180,7 @@ def jitter_factors(
     >>> float(jitter_factors(hiccup, 1000, 8, seed=1).mean().round(3))
     1.01
 
-    `parameter_server_time` takes them, too: ``forward_s=0.1 * factors``.
+    You can also use the factors with `parameter_server_time`: ``forward_s=0.1 * factors``.
     """
     if isinstance(jitter, Jitter):
         return jitter.factors(steps, ranks)
@@ -204,7 +207,7 @@ def _checked(factors, shape):
 # -- how long the slowest of many ranks takes: the expected maximum of R draws ---------------------
 
 FAR = 40.0
-"""Normal values are integrated to so many deviations: beyond is less than a float can hold."""
+"""Normal values are integrated up to this many deviations. The rest is too small for a float."""
 HALVINGS = 50
 
 
@@ -215,33 +218,34 @@ def expected_max(
     mean_s: float = 1.0,
     spread: float = 0.1,
 ) -> Any:
-    """E[max]: seconds until the last of R ranks is done, where each takes a time of its own.
+    """Return E[max]: the expected seconds until the last of R ranks is done, if times vary.
 
-    Ranks that wait for each other in every step take this time for a step, on average: it grows
-    with R although no rank's own mean does.
+    If ranks wait for each other in every step, a step takes this time on average. It grows with R,
+    although the mean of each rank stays the same.
 
     Parameters
     ----------
     ranks : int or sequence of int
-        R. The ranks' times are independent of one another, and of one distribution.
+        R. The ranks' times are independent and have the same distribution.
     times : {"normal", "lognormal", "exponential"}, Jitter, callable or array of float
-        The distribution, as for `jitter_factors`; a `Jitter`; a quantile function ``times(u)``, the
-        seconds that a rank exceeds with probability 1 - u, for 0 < u < 1; or seconds that were
-        measured, each as likely as the others (of R ranks many more than there are values, none
-        takes longer than the largest of them: give R times as many where the tail counts).
+        The distribution, as for `jitter_factors`; a `Jitter`; a quantile function; or measured
+        seconds. A quantile function ``times(u)``, for 0 < u < 1, returns the seconds that a rank
+        exceeds with probability 1 - u. Measured seconds are all equally likely, so no rank takes
+        longer than the largest value. If the longest times matter, give R times as many values.
     mean_s : float
-        Mean of one rank's seconds; of no account with a function or values. With a `Jitter`, of
-        what it makes longer.
+        Mean of one rank's seconds. It has no effect with a function or values. A `Jitter` makes
+        these seconds longer.
     spread : float
-        Standard deviation over the mean; counts with a distribution's name alone.
+        Standard deviation divided by the mean. It has an effect only with a distribution's name.
 
     Returns
     -------
-    float, or ndarray of float where ``ranks`` is a sequence
+    float, or ndarray of float if ``ranks`` is a sequence
 
     Examples
     --------
-    Steps of 0.1 s that vary by a tenth, normally and with a long tail:
+    Steps take 0.1 s and vary by a tenth. In the first call they are normally distributed, and in
+    the second call they have a long tail:
 
     >>> expected_max([1, 8, 64, 512, 10_000], "normal", mean_s=0.1).round(4).tolist()
     [0.1, 0.1142, 0.1234, 0.1304, 0.1385]
@@ -253,10 +257,10 @@ def expected_max(
     >>> expected_max([1, 8, 64, 512], lambda u: 0.1 if u < 0.99 else 0.2).round(4).tolist()
     [0.101, 0.1077, 0.1474, 0.1994]
 
-    **Cost** a millisecond for each R; some hundred calls of a function.
+    **Cost** It takes one millisecond for each R, and calls a quantile function a few hundred times.
 
     **Source** order statistics: the largest of R independent values is at most x with probability
-    F(x)^R. Of exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
+    F(x)^R. For exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
     """
     expected = _expectation(times, mean_s, spread)
     found = [expected(count_of("ranks", count)) for count in np.atleast_1d(ranks).tolist()]
@@ -264,12 +268,12 @@ def expected_max(
 
 
 def _expectation(times, mean_s, spread):
-    """``expected(ranks)``, by the sort of distribution that was given."""
+    """The function ``expected(ranks)`` for the kind of distribution that was given."""
     check_number("mean_s", mean_s)
     if isinstance(times, Jitter):
         if not isinstance(times.kind, str):
             raise InvalidCallError(
-                "a Jitter with a function has no closed form: give values of it, "
+                "a Jitter with a function has no closed form: give its values, "
                 "jitter.factors(1000, 8).ravel()"
             )
         return _of_name(times.kind, mean_s * times.mean, times.spread)
@@ -279,7 +283,7 @@ def _expectation(times, mean_s, spread):
         return _of_name(times, mean_s, spread)
     values = np.sort(np.array(times, dtype=float), axis=None)
     if not len(values) or not np.isfinite(values).all():
-        raise InvalidCallError("times has no values, or some that are no numbers: give seconds")
+        raise InvalidCallError("times is empty, or has values that are not numbers: give seconds")
     return lambda ranks: _of_values(values, ranks)
 
 
@@ -294,7 +298,7 @@ def _of_name(kind, mean_s, spread):
 
 
 def _normal(ranks, spread):
-    """E[max(0, 1 + spread Z)] of the largest Z: 0 and what lies above it, by its probability."""
+    """E[max(0, 1 + spread Z)] for the largest Z, an integral over its probabilities above 0."""
     if not spread:
         return 1.0
     low = max(-1 / spread, -FAR)
@@ -334,7 +338,7 @@ def _tail(z):
 
 @cache
 def _gauss(low, high):
-    """Nodes and weights of an integral over smooth functions: pieces of 0.5, 16 nodes in each."""
+    """Nodes and weights of an integral over smooth functions, with 16 nodes in pieces of 0.5."""
     at, weight = np.polynomial.legendre.leggauss(16)
     edges = np.linspace(low, high, int(np.ceil((high - low) / 0.5)) + 1)
     half = np.diff(edges)[:, None] / 2
@@ -351,7 +355,7 @@ def _of_values(values, ranks):
 
 
 def _of_quantiles(quantile, ranks):
-    """The integral of quantile(v^(1/R)) over v from 0 to 1, with both ends drawn far away."""
+    """The integral of quantile(v^(1/R)) over v from 0 to 1, with both ends stretched far out."""
 
     def integrand(t):
         to_end = exp(-pi * abs(sinh(t)))  # of v, from the nearer end
@@ -367,7 +371,7 @@ def _of_quantiles(quantile, ranks):
 
 
 def _integral(function, edges):
-    """Of a function of one number, that may bend and jump: there pieces are halved."""
+    """The integral of a function that may bend and jump. Pieces are halved at such places."""
     at, weight = np.polynomial.legendre.leggauss(10)
 
     def over(low, high):

@@ -18,10 +18,10 @@ __all__ = ["Player"]
 
 
 class Player(anywidget.AnyWidget):
-    """A run that plays: made by `Run.play`.
+    """A widget that plays a run. `Run.play` returns it.
 
-    Its `scene` is what the browser draws (see `simlib.draw.player.scene`). In a notebook read on
-    the web or on paper the run's timeline stands in its place.
+    Its `scene` contains the data that the browser draws. See `simlib.draw.player.scene`. A notebook
+    on the web or on paper shows the run's timeline instead.
     """
 
     _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,47 +20,32 @@ from .scene import FOLDER, SCRIPTS, STYLE, scene_of
 
 SUFFIXES = (".html", ".htm")
 DIGITS = 9
-"""Times are rounded to so many digits of the time that is shown: the zoom goes to a 1e-5 of it."""
+"""Digits of times, relative to the time that is shown. The zoom reaches a 1e-5 of it."""
 MAX_OUTPUT = 20_000
-"""Letters that a page holds of what all ranks have printed."""
+"""The most letters of all ranks' output on a page."""
 
 
-def save_page(
-    path: str | Path,
-    title: str,
-    runs: Sequence[Any],
-    names: Sequence[str] | None = None,
-    shown: tuple[Ranks, Between] = (None, None),
-    more: Sequence[str] = (),
-) -> Path:
-    """Write runs as one HTML file, and return its path.
+def save_page(path: str | Path, page: Callable[[], Mapping[str, Any]]) -> Path:
+    """Write the page from `page_of` as one HTML file, and return its path.
 
     Parameters
     ----------
     path : str or Path
-        A file that ends in .html; one that is there is written anew.
-    title : str
-    runs : sequence of Run
-        Several are shown on one time axis, and play together.
-    names : sequence of str, optional
-        What the runs are called beside each other.
-    shown : tuple
-        ``ranks`` and ``between``, as for `scene_of`.
-    more : sequence of str
-        Further parts of the page, as HTML.
+        A file that ends in .html. An existing file is overwritten.
+    page : callable
+        It makes the page, after the path was checked.
 
     Raises
     ------
     InvalidCallError
-        The path is that of no page, or its folder is not there; or as `scene_of`.
+        If the path does not end in .html, or its folder does not exist.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise InvalidCallError(f"{path.name} is no page: name a file that ends in .html")
+        raise InvalidCallError(f"{path.name} is not a page: name a file that ends in .html")
     if not path.parent.is_dir():
         raise InvalidCallError(f"there is no folder {path.parent} for {path.name}")
-    page = page_of(title, runs, names, *shown, more)
-    path.write_bytes(html_of(page).encode("utf-8", "replace"))
+    path.write_bytes(html_of(page()).encode("utf-8", "replace"))
     return path
 
 
@@ -68,38 +53,57 @@ def page_of(
     title: str,
     runs: Sequence[Any],
     names: Sequence[str] | None = None,
-    ranks: Ranks = None,
-    between: Between = None,
+    shown: tuple[Ranks, Between] = (None, None),
     more: Sequence[str] = (),
+    said: str | None = None,
 ) -> dict[str, Any]:
-    """What a page holds, as JSON for `html_of`; arguments as for `save_page` and `scene_of`.
+    """The contents of a page, as JSON for `html_of`.
+
+    Parameters
+    ----------
+    title : str
+    runs : sequence of Run
+        Several runs are shown on one time axis, and play together.
+    names : sequence of str, optional
+        The names of the runs, if there are several.
+    shown : tuple
+        ``ranks`` and ``between``, as for `scene_of`.
+    more : sequence of str
+        Further parts of the page, as HTML.
+    said : str, optional
+        For a page of one run, the text above the player: the run's error or its findings.
 
     Returns
     -------
     dict
         ``title``; ``scenes``, a list of one scene a run; ``verdicts`` and ``more``, lists of HTML.
+
+    Raises
+    ------
+    InvalidCallError
+        As for `scene_of`.
     """
-    scenes = _rounded(_scenes(runs, names, ranks, between))
-    verdicts = [words for words in map(_verdict, runs) if words]
+    scenes = _rounded(_scenes(runs, names, *shown))
+    verdicts = [words for run in runs if (words := _verdict(run, said))]
     return {"title": title, "scenes": scenes, "verdicts": verdicts, "more": list(more)}
 
 
 def parts_of(run: Any) -> list[str]:
-    """What a page tells of a run below its player: the table, and what its ranks have printed."""
+    """The part of a page below a run's player: the table, and the output of its ranks."""
     parts = [_folded("Who sent what to whom", run.table())]
     printed = "".join(
         f"[{rank}] {line}\n" for rank, text in enumerate(run.output) for line in text.splitlines()
     )
     if len(printed) > MAX_OUTPUT:
         left_out = len(printed) - MAX_OUTPUT
-        printed = f"{printed[:MAX_OUTPUT]}\n... and {left_out:,} more letters"
+        printed = f"{printed[:MAX_OUTPUT]}\n... and {left_out:,} more characters"
     if printed:
         parts.append(_folded("What the ranks printed", printed))
     return parts
 
 
 def differences_of(comparison: Any) -> list[str]:
-    """What of a `Comparison` is not the same in all runs, and then what is, as HTML."""
+    """The differences of a `Comparison`, and then the equal parts, as HTML."""
     runs = zip(comparison.names, comparison.runs, strict=True)
     times = ", ".join(
         f"{name} took {seconds_text(run.time_s)}" for name, run in runs if run.time_s is not None
@@ -112,11 +116,11 @@ def differences_of(comparison: Any) -> list[str]:
         for line, count in by_line.items()
     ]
     many = len(comparison.differences)
-    sorts = "1 sort of op came" if many == 1 else f"{many} sorts of ops came"
+    sorts = "1 kind of op occurs" if many == 1 else f"{many} kinds of ops occur"
     told = (
         f"{sorts} more often in one run than in another."
         if many
-        else "All sorts of ops came equally often in all runs."
+        else "All kinds of ops occur equally often in all runs."
     )
     parts = [
         f"<h2>Differences</h2><p>{escape(times)}{'. ' if times else ''}{escape(told)}</p>",
@@ -142,9 +146,10 @@ def _scenes(runs, names, ranks, between):
     return scenes
 
 
-def _verdict(run):
-    """What a run ended in, or has found: the words, and who waits for whom, in both themes."""
+def _verdict(run, said=None):
+    """A run's error or findings in words, and the picture of its waits, in both themes."""
     told = [run.failure] if run.failure is not None else map(str, run.findings)
+    told = told if said is None else [said]
     words = "".join(f'<pre class="verdict">{escape(one)}</pre>' for one in told)
     if run.graph is None:
         return words
@@ -159,7 +164,7 @@ def _verdict(run):
 
 
 def html_of(page: Mapping[str, Any]) -> str:
-    """The page of what `page_of` gave, as HTML."""
+    """The page with the contents from `page_of`, as HTML."""
     title, scenes = page["title"], page["scenes"]
     style = STYLE + (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join(
@@ -185,7 +190,7 @@ def html_of(page: Mapping[str, Any]) -> str:
             '<button id="theme" type="button">Dark</button></header><main>',
             *page["verdicts"],
             *(f'<section class="run" id="run-{index}"></section>' for index in range(len(scenes))),
-            "<noscript><p>The run plays where JavaScript is permitted.</p>",
+            "<noscript><p>The run plays if the browser permits JavaScript.</p>",
             *(f"<p>{escape(scene['words'])}</p>" for scene in scenes),
             "</noscript>",
             *page["more"],
@@ -204,7 +209,7 @@ def _hash(text):
 
 
 def _rounded(scenes):
-    """Scenes with lists of like entries as columns, and times no finer than can be seen."""
+    """Scenes with their lists of like entries as columns, and times rounded to visible steps."""
     span_s = max(scene["end"] - scene["begin"] for scene in scenes)
     digits = DIGITS - math.floor(math.log10(span_s))
     return [_packed(scene, digits) for scene in scenes]
@@ -227,7 +232,7 @@ def _packed(value, digits):
 
 
 def _column(values, digits):
-    """A column as it is; one of words as the different words, and which of them stands where."""
+    """A column. A column of words becomes the different words, and the number of each entry."""
     if not all(isinstance(value, str) for value in values):
         return _packed(values, digits)
     words = {word: index for index, word in enumerate(dict.fromkeys(values))}

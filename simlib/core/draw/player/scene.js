@@ -29,8 +29,9 @@ function prepare(scene) {
   return scene;
 }
 
-/** What a lane's rank does at t: one of STATES, "before", "returned" or "never finished". */
+/** What a lane's rank does at t: one of STATES, "before", "returned", "never finished", "no record". */
 function stateAt(lane, t) {
+  if (lane.record === "none") return "no record";
   const span = lane.states.computing[0];
   if (!span || t < span[0]) return "before";
   for (const name of ["waiting", "transferring", "in a call"]) {
@@ -39,7 +40,7 @@ function stateAt(lane, t) {
     if (part && t < part[1]) return name;
   }
   if (t < lane.until) return "computing";
-  if (!lane.open) return "returned";
+  if (!lane.open) return lane.record === "part" ? "no record" : "returned";
   const waits = lane.states.waiting;
   return waits.length && waits[waits.length - 1][1] >= lane.until ? "waiting" : "never finished";
 }
@@ -69,6 +70,7 @@ function doingAt(scene, row, t) {
   const words = {
     before: "has not begun", returned: "has returned", computing: "computes",
     "never finished": "never returned",
+    "no record": scene.lanes[row].record === "none" ? "left no record" : "left no further record",
   };
   const piece = state === "computing" && pieceAt(scene.lanes[row], t);
   if (piece) return `computes ${piece}`;

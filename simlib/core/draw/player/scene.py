@@ -1,6 +1,6 @@
 """A run as the plain data that the player in the browser draws: lanes, events, arrows, bands.
 
-Of a large run a part of the events is shown: whole messages and collectives, evenly in time.
+For a large run, only some events are shown: whole messages and collectives, evenly in time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...model.trace import Collective, Message, Op, WireMessage
+from ...model.trace import Collective, Message, Op, Trace, WireMessage
 from ...model.words import ranks_text, short_bytes
 from ..lanes import (
     STATES,
@@ -21,6 +21,7 @@ from ..lanes import (
     Ranks,
     blocked_parts,
     chosen,
+    drawn_until,
     in_sight,
     mostly,
     never_finished,
@@ -33,23 +34,23 @@ from ..streams import MOST_RANKS, hidden_streams, streams_of
 from ..text import carried, collective_text, count, kept_of, run_in_words
 
 Rows = Mapping[Any, int]
-"""Rank, or an op's identity -> its row, or number, in the scene."""
+"""Rank, or an op's identity -> its row or number in the scene."""
 FOLDER = Path(__file__).parent
 SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
-"""They draw it in the browser: joined in this order they are one ES module, without a build."""
+"""The scripts for the browser. Joined in this order they are one ES module, without a build."""
 STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
 MAX_EVENTS = 1000
 MAX_LANES = 64
 COLUMNS = 2000
-"""Into how many columns the states of a thinned run are coarsened, at the most."""
+"""The most columns for the states of a thinned run."""
 MAX_PIECES = 2000
-"""How many named pieces a lane has at the most: the first."""
+"""The most named pieces of a lane. The first ones are kept."""
 MAX_BOXES = 4000
-"""How many of those states a coarsened run has at the most, over all lanes."""
+"""The most states of a coarsened run, over all lanes."""
 
 
 def scene_of(run: Any, ranks: Ranks = None, between: Between = None) -> dict[str, Any]:
-    """Everything the player shows of a run, as dicts, lists, numbers and strings; times in s.
+    """The data of a run for the player, as dicts, lists, numbers and strings; times in s.
 
     Parameters
     ----------
@@ -94,12 +95,12 @@ def scene_of(run: Any, ranks: Ranks = None, between: Between = None) -> dict[str
 def notes_of(
     run: Any, asked: Sequence[int], shown: Sequence[int], events: int, total: int
 ) -> list[str]:
-    """What is not shown, one sentence each."""
+    """The parts that are not shown, one sentence each."""
     notes = []
     if events < total:
         notes.append(
-            f"{events:,} of {total:,} events are shown, evenly over the run; "
-            "between=(t0, t1) shows a part of the time, with more of its events"
+            f"{events:,} of {total:,} events are shown, evenly over the run; between=(t0, t1) "
+            "shows more of the events in a part of the time"
         )
     if len(shown) < len(asked):
         notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; ranks=[...] chooses others")
@@ -114,14 +115,14 @@ def notes_of(
 def lanes_of(
     run: Any, ranks: Sequence[int], ops: Iterable[Op], times: tuple[float, float], coarse: bool
 ) -> list[dict[str, Any]]:
-    """One dict per rank: its colours, when it was in its function, what it did when."""
+    """One dict per rank: its colours, its time in the function, and its states over time."""
     by_rank: dict[int, list[Op]] = {rank: [] for rank in ranks}
     for op in ops:
         by_rank[op.rank].append(op)
     lanes: list[dict[str, Any]] = []
     for rank, own in by_rank.items():
         span = span_of(run.trace, rank)
-        until_s = span[1] if span else times[1]
+        until_s = drawn_until(run.trace, rank, own, times[1])
         states = states_of(run, rank, own, until_s)
         lanes.append(
             {
@@ -129,6 +130,7 @@ def lanes_of(
                 "color": rank_color(rank),
                 "on_dark": on_dark(rank_color(rank)),
                 "until": until_s,
+                "record": _record_of(run.trace, rank),
                 "returned": bool(span and span[2]),
                 "open": never_finished(run.trace, rank, own),
                 "states": states,
@@ -143,8 +145,15 @@ def lanes_of(
     return lanes
 
 
+def _record_of(trace: Trace, rank: int) -> str:
+    """The part of a rank for which there is a record, if it is not the whole."""
+    if rank in trace.missing:
+        return "none"
+    return "part" if rank in trace.last_seen_s else "all"
+
+
 def pieces_of(run: Any, rank: int, times: tuple[float, float], until_s: float) -> list[list]:
-    """The pieces that the program has named of a rank's work: start, end, share of black, label."""
+    """The named pieces of a rank's work: start, end, share of black, label."""
     shades = shades_of(run.trace)
     found = []
     for piece in run.trace.pieces:
@@ -155,7 +164,7 @@ def pieces_of(run: Any, rank: int, times: tuple[float, float], until_s: float) -
 
 
 def coarsen(lanes: list[dict], times: tuple[float, float]) -> None:
-    """Leave at most `MAX_BOXES` boxes in these lanes' states: each column is what it is mostly."""
+    """Leave at most `MAX_BOXES` boxes in these lanes: each column has its most frequent state."""
     names = STATES[1:]  # "computing" is the whole span
     columns, coarse = 2 * COLUMNS, None
     while (
@@ -168,7 +177,7 @@ def coarsen(lanes: list[dict], times: tuple[float, float]) -> None:
 
 
 def happenings_as_data(run: Any, kept: list[Happening], rows: Rows) -> dict[str, list]:
-    """``events`` (one per op), and what joins them: ``arrows`` and ``bands``."""
+    """``events`` (one per op), and the ``arrows`` and ``bands`` that join them."""
     ops = sorted(
         (op for happening in kept for op in happening.ops), key=lambda op: (op.post_s, op.rank)
     )
@@ -190,7 +199,7 @@ def happenings_as_data(run: Any, kept: list[Happening], rows: Rows) -> dict[str,
 
 
 def event_of(op: Op, rows: Rows, run: Any) -> dict[str, Any]:
-    """One op, with the words a learner reads about it; how long it waited, if it ended."""
+    """One op, with the words for the learner. They say how long it waited, if it ended."""
     spent = {"waiting": 0.0, "transferring": 0.0}
     for state, start_s, end_s in blocked_parts(op, 0.0, run.transfers) if op.done else ():
         spent[state] += end_s - start_s
@@ -212,7 +221,7 @@ def event_of(op: Op, rows: Rows, run: Any) -> dict[str, Any]:
 
 
 def arrow_of(message: Message, rows: Rows, number: Rows) -> dict[str, Any]:
-    """A message of the program's own; ``end`` is None where it never arrived."""
+    """A message of the program itself; ``end`` is None if it never arrived."""
     recv = message.recv
     return {
         "src": rows[message.src],
@@ -226,7 +235,7 @@ def arrow_of(message: Message, rows: Rows, number: Rows) -> dict[str, Any]:
 
 
 def wire_arrow_of(wire: WireMessage, rows: Rows) -> dict[str, Any]:
-    """A message that a simulated collective was made of."""
+    """A message of a simulated collective."""
     return {
         "src": rows[wire.src],
         "dst": rows[wire.dst],
@@ -240,14 +249,14 @@ def wire_arrow_of(wire: WireMessage, rows: Rows) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Happening:
-    """What belongs together: a message's two ops, all ops of a collective, a lone receive.
+    """Ops that belong together: a message's two ops, all ops of a collective, a lone receive.
 
     Attributes
     ----------
     ops : list of Op
-        Those in sight; empty for a message of the wire.
+        The visible ones; empty for a message of the wire.
     thing : Message, Collective, WireMessage or None
-        What the ops make; None for a receive that got nothing.
+        The thing that the ops form; None for a receive without a message.
     """
 
     ops: list
@@ -255,29 +264,29 @@ class Happening:
 
     @property
     def size(self) -> int:
-        """How many events it counts for."""
+        """The number of events for which it counts."""
         return max(1, len(self.ops))
 
     @property
     def start_s(self) -> float:
-        """When it began."""
+        """Its beginning."""
         return min((op.post_s for op in self.ops), default=getattr(self.thing, "start_s", 0.0))
 
     @property
     def stuck(self) -> bool:
-        """Whether a rank never came out of it: what a learner looks for first."""
+        """Whether a rank never returned from it. Learners look for this first."""
         return any(not op.done and (op.wait_s is not None or not op.async_op) for op in self.ops)
 
     @property
     def open(self) -> bool:
-        """Whether it never came about. A message that arrived did, awaited by its sender or not."""
+        """Whether it never completed. A message that arrived is complete, even without a wait."""
         if isinstance(self.thing, Message) and self.thing.recv is not None:
             return not self.thing.recv.done
         return not all(op.done for op in self.ops)
 
     @property
     def maker(self) -> Any:
-        """Whose it is: of each maker, as many of its happenings are kept as of any other."""
+        """Its maker. Each maker keeps as many of its happenings as any other maker."""
         if isinstance(self.thing, Collective):
             return self.thing.group
         return self.ops[0].rank if self.thing is None else self.thing.src
@@ -286,7 +295,7 @@ class Happening:
 def happenings(
     run: Any, ops: Iterable[Op], rows: Rows, begin_s: float, end_s: float
 ) -> list[Happening]:
-    """What happened to these ops, in order of time, with the wire's messages between the rows."""
+    """The happenings of these ops, in order of time, with the wire's messages between the rows."""
     seen = {id(op) for op in ops}
     found: list[Happening] = []
     taken: set[int] = set()
@@ -309,11 +318,11 @@ def happenings(
 
 
 def thinned(found: list[Happening], most: int) -> list[Happening]:
-    """At most so many events of these happenings, each sort of them evenly over its time.
+    """At most so many events of these happenings. Each kind is spread evenly over its time.
 
-    First come those that a rank never came out of, one for each rank at the most. What else never
-    came about, as all sends do where nobody receives, has half of the room that is left, or more
-    where the rest needs less.
+    First come happenings from which a rank never returned, at most one for each rank. Others may
+    never have completed either, for example all sends if nobody receives. They get half of the
+    remaining room, or more if the rest needs less.
     """
     stuck = [happening for happening in found if happening.stuck]
     never = [happening for happening in found if happening.open and not happening.stuck]
@@ -327,10 +336,10 @@ def thinned(found: list[Happening], most: int) -> list[Happening]:
 
 
 def evenly(found: list[Happening], room: int) -> list[Happening]:
-    """At most so many events of these happenings: of every maker, one of so many in a row.
+    """At most so many events of these happenings: for each maker, one of several in a row.
 
-    Which one of them is drawn by lot, always the same lot: every tenth, or every multiple of any
-    number, can fall into step with what a program repeats.
+    A draw decides which one, and it is always the same draw. Every tenth one, or any other fixed
+    step, could fall into step with a pattern that the program repeats.
     """
     if (total := size_of(found)) <= room:
         return found
@@ -347,5 +356,5 @@ def evenly(found: list[Happening], room: int) -> list[Happening]:
 
 
 def size_of(found: Iterable[Happening]) -> int:
-    """How many events these happenings count for."""
+    """The number of events for which these happenings count."""
     return sum(happening.size for happening in found)

@@ -4,7 +4,7 @@ __all__ = ["run"]
 
 
 def __getattr__(name):
-    """`run`, imported when it is asked for."""
+    """`run`, imported when it is needed."""
     if name == "run":
         from .real_run import run
 

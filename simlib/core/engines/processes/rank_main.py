@@ -1,4 +1,4 @@
-"""One rank: the process that runs the learner's function, again and again while it stays clean."""
+"""One rank: the process that runs the learner's function, repeatedly while it stays clean."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class RunRequest(Request):
     check : bool
         Whether ops are compared before they begin.
     survives : bool
-        Whether the others go on when a rank dies.
+        Whether the others continue when a rank dies.
     slow : dict
         By rank, a number or a `Jitter`.
     segment : int
-        Where the run is watched, so that the log rolls over, bytes of a segment; else 0.
+        If the run is watched, so that the log rolls over: bytes of a segment; else 0.
     number : int
-        How many runs this world has had with this one: groups of different runs never meet.
+        The number of this world's runs so far, so that groups of different runs never meet.
     profile_folder : str
-        Where ranks leave what a profiler saw; empty where none is asked for.
+        The folder for the ranks' profiles; empty if nobody wants them.
     """
 
     check: bool
@@ -69,7 +69,7 @@ class RunRequest(Request):
 
 @dataclass(frozen=True)
 class Ends:
-    """A rank's ends of what it shares with the kernel: descriptors on their way from there."""
+    """A rank's ends of the things that it shares with the kernel, as descriptors."""
 
     control: Any
     lifeline: Any
@@ -80,21 +80,21 @@ class Ends:
 
 @dataclass(frozen=True)
 class Gpus:
-    """Which GPUs a rank sees: by itself none.
+    """The GPUs that a rank sees; by default none.
 
     Attributes
     ----------
     variables : Mapping of str to str or None
-        Of the rank's environment: those of `NO_GPUS`, where None is a variable that is not set.
+        Variables of the rank's environment: those of `NO_GPUS`. None removes a variable.
     own : bool
-        Whether rank r takes GPU r as its current one; where there are fewer, ranks share them.
+        Whether the current GPU of rank r is GPU r. If there are fewer GPUs, ranks share them.
     """
 
     variables: Mapping[str, str | None] = field(default_factory=NO_GPUS.copy)
     own: bool = False
 
     def show(self) -> None:
-        """Set the variables; the first thing that a rank does, as CUDA reads them once."""
+        """Set the variables. A rank does this first, because CUDA reads them once."""
         for name, value in self.variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -102,7 +102,7 @@ class Gpus:
                 os.environ[name] = value
 
     def take(self, rank: int) -> None:
-        """Make the rank's GPU its current one; the first is that by itself."""
+        """Make the rank's GPU its current one. The first GPU already is the current one."""
         count = torch.cuda.device_count() if self.own else 1
         if count > 1:
             torch.cuda.set_device(rank % count)
@@ -111,8 +111,8 @@ class Gpus:
 def rank_main(rank, world_size, backend_name, gpus, ties, ends):
     """Serve runs until the kernel closes the control socket.
 
-    ``ties`` are what joins the rank to the others, see `worlds.SharedRendezvous`: the store (a
-    descriptor or a path) and the table of fingerprints; or the one descriptor of a `Broker`.
+    ``ties`` connect the rank to the others, see `worlds.SharedRendezvous`: the store (a descriptor
+    or a path) and the table of fingerprints, or the one descriptor of a `Broker`.
     """
     gpus.show()
     confined = confinement()
@@ -201,7 +201,7 @@ def _run(request, rank, world_size, recorder, profiler):
 
 
 def _clean(baseline, recorder, membership, output):
-    """Be as new; returns why this rank must end, or None."""
+    """Become as a new process; returns why this rank must end, or None."""
     try:
         output.restore()
         membership.end()

@@ -62,18 +62,18 @@ from .rank_main import Gpus, RunRequest
 from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, why_killed
 
 POLL_S = 0.02
-"""How often the kernel looks at the ranks while none of them has anything to say."""
+"""Seconds between two looks of the kernel while all ranks are silent."""
 PROFILES_S, PROFILES_OF_FAILED_S = 600.0, 10.0
-"""How long ranks may take to read what their profilers saw: after a run, and after a failed one."""
+"""Seconds in which ranks must read their profiles: after a run, and after a failed run."""
 SETTLE_S = 1.5
-"""How long, after a first failure, ranks that still compute may take to fail on their own.
+"""Seconds in which computing ranks may fail by themselves after a first failure.
 
-Shorter, and on a busy machine some of those who fail alike would not be named.
+With less time, a busy machine would not name some of the ranks that fail in the same way.
 """
 CHUNK = 1 << 16
 SEES_NO_GPU = (
-    'Ranks of run see no GPU, unless it is called with gpus=True or backend="nccl": ask for GPUs, '
-    "or keep tensors on the CPU."
+    'Without gpus=True or backend="nccl", the ranks of simlib.run see no GPU: ask for GPUs, or '
+    "keep tensors on the CPU."
 )
 
 
@@ -106,70 +106,76 @@ def run(
     Parameters
     ----------
     function : callable
-        Called on every rank as ``function(rank, world_size, *args, **kwargs)``, with the default
-        process group in place. It and what it uses travel by value: each rank has its own copy.
+        Each rank calls it as ``function(rank, world_size, *args, **kwargs)``. The default process
+        group exists by then. Each rank gets its own copy of the function and of what it uses.
     world_size : int
         Number of ranks, 1 to 64.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
     kill : dict or Failures, optional
-        ``{rank: seconds}``: ranks whose process is killed (SIGKILL) so long after it has entered
-        the function. Or such deaths, drawn: `simlib.scale.Failures`.
+        ``{rank: seconds}``. simlib kills the process of this rank (SIGKILL) so many seconds after
+        the rank entered the function. `simlib.scale.Failures` draws such deaths at random.
     on_death : {"end", "continue"}
-        Whether the death of a rank's process ends the run, or the others go on, as plain Gloo lets
-        them: what needs the dead rank raises in them, what does not goes on. The dead rank's
-        result is None. A rank that waits for a survivor which has raised waits as long as the
-        group's ``timeout=`` says (of `init_process_group`, `new_group`); without one the run ends,
-        and says who waits for whom.
+        With ``"end"`` the death of a rank's process ends the run. With ``"continue"`` the other
+        ranks go on, as with plain Gloo. If an op needs the dead rank, it raises an error in the
+        other ranks. All other ops continue. The result of the dead rank is None. A rank may also
+        wait for a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
+        `init_process_group` or `new_group`). Without a ``timeout=`` the run ends, and its error
+        says which rank waits for which.
     restarts : int or Restarts
-        How often the function is called again after ranks have died or raised, as torchrun does
-        it: all are ended, new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their environment.
-        ``run.attempts`` has them all. Times of ``kill`` count from the first attempt's beginning,
-        without what passes between two attempts. A `Restarts` says
-        the next two as well.
+        How often simlib calls the function again after ranks have died or raised. As with torchrun,
+        all ranks are ended and new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their
+        environment. ``run.attempts`` has all attempts. Times of ``kill`` count from the beginning
+        of the first attempt, without the time between two attempts. A `Restarts` object also
+        contains the next two arguments.
     min_ranks : int, optional
-        Go on with those that are left, as long as there are so many; None: with as many as before.
+        A restart continues with the ranks that are left, if at least ``min_ranks`` are left. With
+        None, each restart has as many ranks as the first attempt.
     on_restart : callable, optional
-        Called here with a `Restart`, before ranks begin again.
+        simlib calls it in this process with a `Restart`, before the ranks begin again.
     slow : dict, Jitter or callable, optional
-        As for `simulate`: ranks that compute slower, or with noise. Calls of `simlib.compute` take
-        the factor longer, or shorter. What a rank really computes takes longer: before its next op
-        or wait it sleeps ``factor - 1`` times the processor's time that its own thread took. A
-        factor below 1 changes nothing there, as no processor can be made faster.
+        As for `simulate`: ranks that compute slower, or with noise. The factor multiplies the
+        seconds of `simlib.compute`. After real computing a rank sleeps before its next op or wait.
+        It sleeps for ``factor - 1`` times the processor time of its own thread. A factor below 1
+        has no effect there, because no processor can be made faster.
     timeout_s : float or None
-        Seconds since any rank's last op or line of output after which the run is ended; None
-        switches it off. Deadlocks are told without it.
+        simlib ends the run if no rank makes an op or prints a line for so many seconds. With None
+        there is no limit. simlib finds deadlocks without this limit.
     strict : bool
-        True to raise findings (a message never received, a buffer touched too early) as errors.
+        True to raise findings as errors. Examples are messages that no rank received, and buffers
+        that a rank touched too early.
     check : bool
-        False to record only: nothing is diagnosed but errors, deaths and ``timeout_s``. For timing.
+        With False simlib only records the run, which is best for timing. It then diagnoses only
+        errors, deaths and ``timeout_s``.
     fresh : bool
-        True for processes that have served no run before.
+        True for new processes that no run has used before.
     watch : bool or float
-        For runs of hours: True, or seconds from one line to the next, to hear every minute how many
-        ops there were and who waits. Memory is bounded: the last ops are kept, some 900,000 of all
-        ranks; sums and findings are of the whole run. Ranks may print without end.
+        Use it for runs that take hours. True prints a line every minute, and a number sets the
+        seconds between lines. A line shows the number of ops and the ranks that wait. The memory of
+        the run has a limit, because the run keeps only the last ops, about 900,000 of all ranks
+        together. Sums and findings cover the whole run. There is no limit to what ranks may print.
     faults : Faults, optional
         ``slow``, ``kill`` and ``on_death`` as one object.
     diagnosis : Diagnosis, optional
         ``timeout_s``, ``strict``, ``check`` and ``watch`` as one object.
     backend : {"gloo", "nccl"}
-        What moves the data. ``nccl`` wants a GPU for each rank, which is then its current one;
-        tensors on the CPU still go by Gloo. (``mpi4py`` is for `submit`.)
+        The library that moves the data. ``nccl`` needs a GPU for each rank, which becomes its
+        current GPU. Tensors on the CPU still use Gloo. Only `submit` takes ``mpi4py``.
     gpus : bool
-        Whether ranks see the GPUs that this process sees. Without it, and without
-        ``backend="nccl"``, they see none, so that a program does the same with a GPU as without.
-        Rank r takes GPU r as its current one, so that ``x.cuda()`` of different ranks is on
-        different GPUs; where there are fewer, ranks share them (r modulo their number).
+        True if ranks may use the GPUs that this process sees. Otherwise ranks see a GPU only with
+        ``backend="nccl"``, so a program does the same on machines with and without a GPU. The
+        current GPU of rank r is GPU r, so ``x.cuda()`` uses another GPU on each rank. If there are
+        fewer GPUs than ranks, ranks share them: rank r uses GPU r modulo the number of GPUs.
     seed : int, "same" or "new"
-        What random numbers of torch, numpy and `random` begin with. Each rank has a seed of its
-        own, as each process of torchrun has: it is drawn from this number, so that a run can be
-        repeated. ``"new"`` draws the number too, and ``run.seed`` says which it was. ``"same"``
-        gives every rank the same random numbers.
+        The start of the random numbers of torch, numpy and `random`. As with torchrun, each rank
+        has its own seed. simlib derives a rank's seed from this number, so you can repeat a run.
+        ``"new"`` draws the number, and ``run.seed`` contains it. ``"same"`` gives every rank the
+        same random numbers.
     profile : bool
-        True to take torch's profiler along on each rank: ``run.profile`` says by rank what its GPU
-        did, and pictures and ``run.states`` show it. Of a rank that used no GPU it is the operators
-        that the rank called. It costs time and memory: of a long training, profile a few steps.
+        True to run torch's profiler on each rank. ``run.profile`` contains the work of each rank's
+        GPU. Pictures and ``run.states`` show this work. If a rank used no GPU, ``run.profile``
+        contains the operators that the rank called. Profiling costs time and memory, so profile
+        only a few steps of a long training.
 
     Returns
     -------
@@ -178,22 +184,22 @@ def run(
     Raises
     ------
     InvalidCallError
-        An argument, or a call of a rank, that can never be right.
+        If an argument or a call of a rank can never be right.
     RankError
-        A rank raised an exception, or returned what cannot be sent back.
+        A rank raised an exception, or returned a value that cannot be sent back.
     RankDiedError
-        A rank's process ended before the function did.
+        A rank's process ended before the function returned.
     DeadlockError
-        Ranks wait for each other or for a rank that has finished; or ``timeout_s`` went by with
-        every rank waiting.
+        Ranks wait for each other or for a rank that has finished. Or every rank waited when
+        ``timeout_s`` had passed.
     MismatchError
-        Ops that meet disagree.
+        Ops that belong together disagree, for example about the shape.
     StuckError
-        ``timeout_s`` went by and a rank computes; or a rank prints without end.
+        ``timeout_s`` passed while a rank computed, or a rank prints without end.
     UnfinishedError, RaceError
         With ``strict=True``, the first finding.
     RunInterrupted
-        The Stop button was pressed, or Ctrl-C.
+        Somebody pressed the Stop button or Ctrl-C.
     """
     check_function(function, "run")
     size = _check_world_size(world_size)
@@ -234,7 +240,7 @@ def run_script(
 ) -> Run:
     """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments.
 
-    Ranks see the GPUs that torchrun's would see, and take one only with ``backend="nccl"``.
+    Ranks see the same GPUs as under torchrun, but use one only with ``backend="nccl"``.
     """
     size, is_trusted = _check_world_size(world_size), are_ranks_trusted()
     spoken = _check_backend(backend, size)
@@ -251,10 +257,7 @@ def run_script(
 
 
 def _check_world_size(world_size: Any) -> int:
-    why = (
-        f"it must be a whole number from 1 to {MAX_PROCESSES}, the number of processes to start "
-        "on this machine"
-    )
+    why = f"give a whole number from 1 to {MAX_PROCESSES}: so many processes start on this machine"
     return check_world_size(world_size, MAX_PROCESSES, why)
 
 
@@ -267,19 +270,20 @@ def _check_profile(profile: Any) -> bool:
         raise errors.InvalidCallError(f"profile={profile!r} must be True or False")
     if profile and not are_ranks_trusted():
         raise errors.InvalidCallError(
-            "profile=True is not there in a graded run, whose ranks write no files: leave it out"
+            "profile=True is not possible in a graded run, because graded ranks may not write "
+            "files: leave profile= out"
         )
     return profile
 
 
 def _check_gpus(asked: Any, backend: Backend) -> Gpus:
-    """What ranks are to see; refused where there is no GPU, or ranks are graded."""
+    """The `Gpus` of ranks. Refused if there is no GPU, or ranks are graded."""
     if not isinstance(asked, bool):
         raise errors.InvalidCallError(f"gpus={asked!r} must be True or False")
     if not (asked or backend.needs_gpus):
         return NO_GPU
     if not are_ranks_trusted():
-        raise errors.InvalidCallError("graded ranks see no GPU: leave out gpus= and backend=")
+        raise errors.InvalidCallError("graded ranks cannot use a GPU: leave out gpus= and backend=")
     missing = missing_gpu()
     if missing:
         raise errors.InvalidCallError(f"gpus=True is not possible on this machine: {missing}")
@@ -298,7 +302,7 @@ def _check_diagnosis(asked: Diagnosis) -> Diagnosis:
 
 
 def _attempts(engine: ProcessEngine, plan: Restarts) -> Run:
-    """Run, and again after a failure as a `Restarts` says."""
+    """Run, and run again after a failure, as a `Restarts` says."""
 
     def attempt(size: int, begin_s: float, environ: Mapping[str, str]) -> Run:
         kill = remaining_kills(engine.faults.kill, size, begin_s)
@@ -317,17 +321,17 @@ class ProcessEngine(Engine):
     Attributes
     ----------
     kill : dict of int to float
-        The ranks that are killed, and when, in seconds since they began.
+        The ranks that are killed, with their times, in seconds since they began.
     gpus : Gpus
         The GPUs that ranks see.
     fresh : bool
-        Whether the processes may have served no run before.
+        Whether the processes must be new.
     are_unlike : bool
         Whether sets have another order on every second rank.
     environ : dict of str to str
-        What ranks find in their environment beside the kernel's.
+        Variables of the ranks in addition to the kernel's.
     profile : bool
-        Whether ranks take a profiler along.
+        Whether ranks use a profiler.
     """
 
     program: Program
@@ -364,7 +368,7 @@ class ProcessEngine(Engine):
         return ProcessMonitor(self, world, display)
 
     def execute(self, monitor: ProcessMonitor) -> Failure | None:
-        """Run to the end; returns the error that it ends in, or None."""
+        """Run to the end; returns the error that ended it, or None."""
         seen = {name: value for name, value in self.gpus.variables.items() if value is not None}
         request = RunRequest(
             payload=self.program.payload,
@@ -386,7 +390,7 @@ class ProcessEngine(Engine):
         return failure
 
     def make_run(self, monitor: ProcessMonitor) -> Run:
-        """The `Run` of what the monitor knows now."""
+        """The `Run` from the present facts of the monitor."""
         run = make_run(monitor)
         if self.profile:
             began_s = origin_of(monitor)
@@ -400,7 +404,7 @@ class ProcessEngine(Engine):
         run: Run,
         failure: Failure | None,
     ) -> Failure | None:
-        """The error of a run in which ranks have not recorded what they sent."""
+        """The error of a run whose ranks have not recorded all their messages."""
         forged = monitor.world.complaint(run.trace) if failure is None else None
         return errors.SimlibError(forged) if forged else failure
 
@@ -410,7 +414,7 @@ class ProcessEngine(Engine):
         run: Run | None,
         failure: Failure | None,
     ) -> None:
-        """Give the world back; it serves again where nothing of this run is left in it."""
+        """Give the world back. It serves again if it has no rest of this run."""
         changed = monitor.deaths or monitor.segment or self.profile  # torch keeps a profiler's part
         is_as_new = failure is None and not changed
         clean = is_as_new and run is not None and is_quiescent(run.trace)
@@ -420,7 +424,7 @@ class ProcessEngine(Engine):
 
 
 class ProcessMonitor(RunMonitor):
-    """Takes in what the processes of a world say, print and die of, until all is told."""
+    """Handles the words, output and deaths of a world's processes, until it knows everything."""
 
     segment = 0
     profile_folder = ""
@@ -485,22 +489,22 @@ class ProcessMonitor(RunMonitor):
         return self.failure()
 
     def await_profiles(self, most_s: float) -> None:
-        """Let ranks that have answered read what their profilers saw, for at most so long."""
+        """Let ranks that have answered read their profiles, for at most so long."""
         until_s = time.monotonic() + most_s
-        self._display.status("ranks read what their profilers saw ...")
+        self._display.status("ranks read the results of their profilers ...")
         while self.answers.keys() - self._profiled and time.monotonic() < until_s:
             self._take_in(POLL_S)
         self._display.status("")
 
     def _keep_watch(self) -> bool:
-        """Of a run that is watched, keep up with the logs; returns whether ops disagree."""
+        """For a watched run, keep up with the logs; returns whether ops disagree."""
         disagree = self.detector.keep_up()
         assert self._watcher is not None
         self._watcher.look()
         return disagree
 
     def memory_bytes(self) -> tuple[list[int], int]:
-        """Bytes of memory that each rank that runs holds, and this process."""
+        """Bytes of memory of each running rank, and of this process."""
         ranks = []
         for rank in self.running():
             with contextlib.suppress(psutil.Error):
@@ -525,9 +529,9 @@ class ProcessMonitor(RunMonitor):
                     os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
 
     def _settled(self, found: errors.SimlibError) -> errors.SimlibError | None:
-        """The verdict when all other ranks have come to rest too, so that it names the same always.
+        """The verdict when all other ranks rest too, so that it always names the same ranks.
 
-        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        It waits for computing ranks at most `SETTLE_S`, because the verdict is already certain.
         """
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline and not self.detector.all_wait:
@@ -537,9 +541,9 @@ class ProcessMonitor(RunMonitor):
         return self.failure() if self.failed() else found
 
     def _let_others_settle(self) -> None:
-        """Give the other ranks time to fail too, so that the verdict names all who do.
+        """Give the other ranks time to fail too, so that the verdict names all failing ranks.
 
-        Ends when each of them has answered, died, or waits for others and moves no more.
+        It ends when each of them has answered or died, or waits for others and no longer moves.
         """
         deadline = time.monotonic() + SETTLE_S
         before = None
@@ -552,7 +556,7 @@ class ProcessMonitor(RunMonitor):
             before = now
 
     def _take_in(self, timeout_s: float) -> None:
-        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        """Handle messages that have arrived; waits up to ``timeout_s`` for the first one."""
         for key, _ in self.world.selector.select(timeout_s):
             sort, rank = key.data
             if sort == "output":
@@ -568,7 +572,7 @@ class ProcessMonitor(RunMonitor):
                 self._note_death(rank)
 
     def read_output(self, rank: RankProcess) -> bool:
-        """Take in a chunk of what a rank printed; False when there is nothing more for now."""
+        """Take a chunk of a rank's output; False when there is nothing more for now."""
         chunk = self._read(rank.stdout)
         if chunk:
             output = self.outputs[rank.rank]
@@ -577,7 +581,7 @@ class ProcessMonitor(RunMonitor):
         return bool(chunk)
 
     def read_native(self, rank: RankProcess) -> bool:
-        """Take in a chunk of a rank's native stderr; False when there is nothing more for now."""
+        """Take a chunk of a rank's native stderr; False when there is nothing more for now."""
         chunk = self._read(rank.stderr)
         if chunk:
             text = self.native[rank.rank]
@@ -595,7 +599,7 @@ class ProcessMonitor(RunMonitor):
         return chunk
 
     def _forget(self, source: Any) -> None:
-        """Watch a closed end no more."""
+        """Stop watching a closed end."""
         try:
             self.world.selector.unregister(source)
         except KeyError:
@@ -634,7 +638,7 @@ class ProcessMonitor(RunMonitor):
         self.died_s[rank.rank] = time.perf_counter()
 
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
-        """The learner's frames of ranks that compute: `faulthandler` writes them on SIGUSR1."""
+        """The learner's frames of computing ranks. `faulthandler` writes them on SIGUSR1."""
         for rank in ranks:
             self.native[rank].clear()
             with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Worlds: the processes of n ranks each, what the kernel shares with them, and those at rest.
+"""Worlds: the processes of n ranks, the things that they share with the kernel, resting worlds.
 
-And what Linux knows of such a process: whether it sleeps, and why it was killed.
+It also has facts from Linux about such a process: whether it sleeps, and why it was killed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .rank_main import Ends, Gpus, rank_main
 
 GLOO, NO_GPU = BACKENDS["gloo"], Gpus()
-"""Ranks of both serve again. Those of another backend, and those that see GPUs, serve once."""
-BY_KERNEL = ", by the kernel for want of memory"
-PERHAPS = ", perhaps for want of memory"
+"""The backends whose ranks serve again. Ranks of other backends, or with GPUs, serve once."""
+BY_KERNEL = ", by the kernel for lack of memory"
+PERHAPS = ", perhaps for lack of memory"
 LOG_S = 2.0
-"""How long the kernel's log may take."""
+"""Seconds for reading the kernel's log."""
 ROOT = Path("/")
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
@@ -45,10 +45,10 @@ SPARE_AFTER_S = 0.3
 
 
 def create_store():
-    """Where the ranks of a world find each other: memory that goes with its last user, or a file.
+    """The meeting place of a world's ranks: memory that vanishes with its last user, or a file.
 
-    torch's FileStore opens its path anew for every access, and Linux opens a descriptor's memory
-    by a path under /proc: so a killed kernel leaves no file. Elsewhere it is a temporary file.
+    torch's FileStore opens its path again for every access. Linux opens a descriptor's memory by a
+    path under /proc, so a killed kernel leaves no file. Other systems use a temporary file.
     """
     if os.path.isdir("/proc/self/fd"):
         with contextlib.suppress(AttributeError, OSError):  # a sandbox may allow none
@@ -57,7 +57,7 @@ def create_store():
 
 
 def remove_store(store):
-    """Give back what `create_store` made."""
+    """Release the result of `create_store`."""
     if isinstance(store, str):
         shutil.rmtree(os.path.dirname(store), ignore_errors=True)
     else:
@@ -65,9 +65,9 @@ def remove_store(store):
 
 
 class SharedRendezvous:
-    """What the ranks of a world that are trusted have in common.
+    """The things that the trusted ranks of a world share.
 
-    That is where they find each other, and the table of their fingerprints.
+    These are their meeting place, and the table of their fingerprints.
     """
 
     def __init__(self, world_size):
@@ -77,7 +77,7 @@ class SharedRendezvous:
         self._fingerprints = mmap.mmap(self._table, size)
 
     def of_rank(self, rank):
-        """What a rank is sent: descriptors, or a path of the store."""
+        """The data for a rank: descriptors, or a path of the store."""
         return self._store, self._table
 
     def began(self):
@@ -90,10 +90,10 @@ class SharedRendezvous:
         self._fingerprints[:] = bytes(len(self._fingerprints))
 
     def complaint(self, trace):
-        """Nothing: nobody else has counted."""
+        """Returns None, because no other process has counted messages."""
 
     def close(self):
-        """Give all of it back."""
+        """Release all of it."""
         if self._table is not None:
             self.began()
         self._fingerprints.close()
@@ -137,17 +137,17 @@ class RankProcess:
                 os.close(fd)
 
     def watch(self, cells, segment, forgotten):
-        """Read a log that rolls over, see `RollingReader`; this process serves no other run."""
+        """Read a log that rolls over, see `RollingReader`. This process serves no other run."""
         self.log = RollingReader(self.log.memory, self.rank, segment, cells, forgotten)
 
     def kill(self):
-        """End the process and everything it started; safe to call again."""
+        """End the process and its children. You can call it again."""
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(self.process.pid, signal.SIGKILL)
 
     def reap(self):
-        """Wait for the killed process to be gone, and close this side."""
+        """Wait until the killed process has ended, and close this side."""
         self.process.join()
         self.process.close()
         self._close()
@@ -162,7 +162,7 @@ class RankProcess:
 class World:
     """n ranks that wait for a function, joined in one default process group.
 
-    ``are_unlike``: every second rank has another hash seed, so that sets have another order there.
+    With ``are_unlike`` every second rank has another hash seed, so its sets have another order.
     """
 
     def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
@@ -200,7 +200,7 @@ class World:
                 self.selector.register(source, selectors.EVENT_READ, (sort, rank))
 
     def wait_until_ready(self):
-        """Wait for the ranks to join or, after a run, to be clean. False if one cannot serve."""
+        """Wait for the ranks to join or, after a run, to be clean. False if a rank cannot serve."""
         try:
             if not self._ready:
                 for rank in self.ranks:
@@ -225,9 +225,9 @@ class World:
         return self.read(answer_of(rank.control))[1]
 
     def start_cleaning(self):
-        """Ask the ranks to put back what the run changed; the answer is awaited at the next run.
+        """Tell the ranks to undo the changes of the run. The next run waits for their answer.
 
-        False where a rank is gone.
+        False if a rank has ended.
         """
         try:
             for rank in self.ranks:
@@ -238,21 +238,21 @@ class World:
         return True
 
     def begin_run(self):
-        """Another run begins, in which nothing of the last is left; returns its number."""
+        """Another run begins without any rest of the last one; returns its number."""
         self._ties.begin_run()
         self.runs += 1
         return self.runs
 
     def complaint(self, trace):
-        """A sentence where ranks have not recorded what they sent, else None."""
+        """A sentence if ranks have not recorded all their messages, else None."""
         return self._ties.complaint(trace)
 
     def is_alive(self):
-        """Whether all processes run; one may have been killed while the world rested."""
+        """Whether all processes run. One may have been killed while the world rested."""
         return not multiprocessing.connection.wait([r.process.sentinel for r in self.ranks], 0)
 
     def native_text(self):
-        """What native code of the ranks has written to stderr."""
+        """The text that native code of the ranks has written to stderr."""
         parts = []
         for rank in self.ranks:
             with contextlib.suppress(OSError):
@@ -274,9 +274,9 @@ class World:
 class Pool:
     """Worlds ready for use.
 
-    A world that ended its run cleanly rests here for the next run of its size. Beside these, one
-    spare world of the last size is prepared while nothing runs, so that a run after an error, whose
-    world is gone, starts at once.
+    A world that ended its run cleanly rests here for the next run of its size. While nothing runs,
+    one spare world of the last size is prepared. So a run after an error, which has lost its world,
+    starts at once.
     """
 
     def __init__(self):
@@ -288,7 +288,7 @@ class Pool:
         self.has_server = False
 
     def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False, gpus=NO_GPU):
-        """A world of this sort, see `World`, ready to run: a rested, the spare, or a new one."""
+        """A ready world of this sort, see `World`: a resting world, the spare, or a new one."""
         sort = world_size, are_unlike
         with self._lock:
             self._stop_timer()
@@ -307,7 +307,7 @@ class Pool:
             text = world.native_text()
             self._end(world)
             if found is None:
-                raise OSError(f"they did not find each other: {text or 'no reason was told'}")
+                raise OSError(f"they did not find each other: {text or 'no reason given'}")
 
     def _find(self, sort, fresh):
         with self._lock:
@@ -326,7 +326,7 @@ class Pool:
         return None
 
     def give_back(self, world, clean):
-        """Return a world after its run; it is ended where it is not clean, or serves once."""
+        """Return a world after its run. It is ended if it is not clean, or serves only once."""
         if not (clean and world.serves_again and world.start_cleaning()):
             self._end(world)
             clean = False
@@ -375,12 +375,12 @@ class Pool:
         self._in_use.discard(world)
 
     def sleep(self):
-        """End all worlds, and know that the server goes, too: the next run is as a first one."""
+        """End all worlds before the server ends, too: the next run starts like a first one."""
         self.close()
         self.has_server = False
 
     def close(self):
-        """End all worlds, those of runs under way too."""
+        """End all worlds, also those that run."""
         with self._lock:
             self._stop_timer()
             worlds = [*self._resting, *self._in_use, *([self._spare] if self._spare else [])]
@@ -403,11 +403,11 @@ def pool():
 
 
 def kill_count(root: Path = ROOT) -> int | None:
-    """How often Linux has killed for want of memory in this process's group; None: not known.
+    """How often Linux has killed in this process's group because memory ran out; None if unknown.
 
-    Linux counts such kills, for each group of processes that has a limit of its own (cgroup,
-    version 1 or 2), and for the machine. So a count is taken before, and another one after a
-    process was ended by SIGKILL. Where neither can be read, its log may tell; else nobody knows.
+    Linux counts such kills for each group of processes with its own limit (cgroup, version 1 or 2),
+    and for the machine. So the count is read at the beginning, and again after a process was ended
+    by SIGKILL. If no count can be read, Linux's log may have the answer. Otherwise it is unknown.
     """
     for path in _places(root):
         try:
@@ -420,7 +420,7 @@ def kill_count(root: Path = ROOT) -> int | None:
 
 
 def _places(root: Path) -> list[Path]:
-    """Where the count may be: of this process's group, of what a container sees, of the machine."""
+    """The possible files of the count: of this process's group, of a container, of the machine."""
     groups = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -438,16 +438,16 @@ def _places(root: Path) -> list[Path]:
 
 
 def why_killed(code: int, before: int | None, pid: int, root: Path = ROOT) -> str:
-    """Words that go on from "was ended by signal 9 (SIGKILL)"; empty where it was not memory.
+    """Words that continue "was ended by signal 9 (SIGKILL)"; empty if memory was not the cause.
 
     Parameters
     ----------
     code : int
-        How the process ended, negative for a signal.
+        The exit code of the process, negative for a signal.
     before : int or None
-        What `kill_count` was when it began.
+        The result of `kill_count` when it began.
     pid : int
-        Its number.
+        The process id.
     """
     if code != -signal.SIGKILL:
         return ""
@@ -461,7 +461,7 @@ def why_killed(code: int, before: int | None, pid: int, root: Path = ROOT) -> st
 
 
 def _kernel_log() -> str | None:
-    """What the kernel has logged; None where this account may not read it."""
+    """The log of the system's kernel; None if this account may not read it."""
     try:
         done = subprocess.run(
             ["dmesg"], capture_output=True, text=True, errors="replace", timeout=LOG_S
@@ -472,9 +472,9 @@ def _kernel_log() -> str | None:
 
 
 def sleep_count(pid: int) -> int | None:
-    """How often the thread has gone to sleep, if it sleeps now; None if it runs or is not told.
+    """How often the thread has gone to sleep, if it sleeps now; None if it runs, or if unknown.
 
-    The same count twice means that it slept all the time in between.
+    If the count is the same twice, it slept all the time in between.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/status") as file:

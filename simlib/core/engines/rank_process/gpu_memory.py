@@ -1,6 +1,6 @@
-"""The peaks of a GPU's memory while a rank is in its function, as torch's allocator counts them.
+"""The peaks of a GPU's memory while a rank is in its function, from torch's allocator.
 
-Nothing here begins with CUDA: a rank that has not used a GPU has no peaks.
+This module does not start CUDA: a rank that has not used a GPU has no peaks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def reset_peaks() -> None:
 
 
 def tell_peaks(log: OpLogWriter) -> None:
-    """Write into the rank's log what it has held on each GPU that it used."""
+    """Write the rank's peaks on each GPU that it used into its log."""
     for device in _devices():
         try:
             stats = torch.cuda.memory_stats(device)
@@ -31,7 +31,7 @@ def tell_peaks(log: OpLogWriter) -> None:
 
 
 def has_used_a_gpu() -> bool:
-    """Whether the rank has held memory of a GPU since `reset_peaks`."""
+    """Whether the rank has had memory of a GPU since `reset_peaks`."""
     return any(torch.cuda.max_memory_reserved(device) for device in _devices())
 
 

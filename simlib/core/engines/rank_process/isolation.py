@@ -1,7 +1,8 @@
-"""Whether a rank may serve another run: put back what its function changed, or say what it cannot.
+"""Whether a rank may serve another run: undo the changes of its function, or say why it cannot.
 
-A rank that is used again must be as a fresh one. What can be put back is put back; what cannot (a
-thread left running, a module of the learner's that may have been edited since) ends the rank.
+A rank that is used again must be like a new one. Most changes are undone. Some cannot be undone,
+for example a thread that still runs, or a module of the learner's that may have been edited since.
+Such a change ends the rank.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _set_signals(handlers):
 
 
 def _logging():
-    """What may be set of all loggers, and of each one by name."""
+    """The settings of all loggers, and of each one by name."""
     known = {None: logging.root, **logging.root.manager.loggerDict}
     loggers = {name: _of(one) for name, one in known.items() if isinstance(one, logging.Logger)}
     names = dict(logging._levelToName), dict(logging._nameToLevel)
@@ -73,7 +74,7 @@ def _of(logger):
 
 
 def _set_logging(state):
-    """Put loggers back, but for those that a package has made which stays imported."""
+    """Reset loggers, except loggers of packages that stay imported."""
     level, names, factory, kind, loggers = state
     logging.disable(level)
     for now, before in zip((logging._levelToName, logging._nameToLevel), names, strict=True):
@@ -120,7 +121,7 @@ PATCHABLE = (
     *(builtins, os, time, random, np, torch, torch.nn, torch.nn.functional, dist, c10d),
     *(torch.Tensor, json.JSONEncoder, *_classes(torch.nn, torch.optim, torch.utils.data)),
 )
-"""Of which a learner may have replaced parts: a rank that did is not used again."""
+"""Objects in which a learner may have replaced parts. Such a rank is not used again."""
 
 STATE = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -196,7 +197,7 @@ STATE = {
     ),
     "file mask": (lambda: _umask(), os.umask),
 }
-"""What a rank function may change, how it is read, and how it is put back."""
+"""The things that a rank function may change, with functions to read and to reset them."""
 
 
 def _umask():
@@ -206,14 +207,14 @@ def _umask():
 
 
 def begin_random_numbers(seed):
-    """Random numbers as of a new process, in torch, numpy and `random`: those of this seed."""
+    """Random numbers as in a new process, in torch, numpy and `random`, from this seed."""
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
 def _has_children():
-    """Whether a child process runs; children that have ended are reaped."""
+    """Whether a child process runs. Children that have ended are reaped."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -227,9 +228,9 @@ KEPT = {}
 
 
 def keep_own_modules():
-    """Let a rank that has imported modules of the learner's serve again while their files stay.
+    """Let a rank that has imported the learner's modules serve again while their files stay.
 
-    For a session of tests, in which a module is imported once and keeps what it holds.
+    It is for a session of tests, in which a module is imported once and keeps its state.
     """
     for name, module in list(sys.modules.items()):
         if _is_own(module):
@@ -249,10 +250,10 @@ def _changed_at(module):
 
 
 def _is_torchs(name, value, before):
-    """Whether Python or torch has changed this by itself.
+    """Whether Python or torch has made this change by itself.
 
-    An optimizer wraps its class's `step`; torch.compile wraps what it leaves as it is, and puts
-    functions of its own in the place of some of `nn.Module`.
+    An optimizer wraps its class's `step`. torch.compile wraps objects that it leaves unchanged, and
+    replaces some functions of `nn.Module` by its own.
     """
     if name in _BY_THEMSELVES:
         return True
@@ -281,7 +282,7 @@ class Baseline:
         self._threads = set(threading.enumerate())
 
     def restore(self):
-        """Put everything back; returns why this rank must not be used again, or None."""
+        """Reset everything; returns why this rank must not be used again, or None."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         replaced = self._replaced()
         if replaced is not None:  # what follows would call it

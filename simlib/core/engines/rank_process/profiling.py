@@ -1,8 +1,8 @@
-"""torch's profiler around the function of a rank, and what it saw, on its way to the kernel.
+"""torch's profiler around the function of a rank, and the way of its data to the kernel.
 
-The kernel makes a folder, and removes it with all that is in it, whatever becomes of the ranks.
-Each rank answers first, as without a profiler. Then it has the profiler write into the folder,
-reads that, leaves its `Profile` in a file, and tells the kernel that it is done.
+The kernel makes a folder, and always removes it with its contents. Each rank first answers, as
+without a profiler. Then its profiler writes into the folder. The rank reads that, writes its
+`Profile` to a file, and tells the kernel that it is done.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .gpu_memory import has_used_a_gpu
 
 MARK = "simlib: what time is it"
 MARKS = 8
-"""So often the clocks are compared: the first times take long."""
+"""How often the clocks are compared. The first times take long."""
 MOST_BYTES = 512 << 20
-"""Of a profiler's file that a rank reads."""
+"""The largest profiler's file that a rank reads."""
 OWN = (
-    "the program uses torch.profiler itself, and a process has one profiler: read what the "
-    "program's own has seen, or leave it out"
+    "the program uses torch.profiler itself, but a process can have only one profiler: read the "
+    "results of the program's profiler, or remove that profiler from the program"
 )
 UNSEEN = (
-    "the rank used a GPU, and torch's profiler saw nothing there: a container may forbid it, or "
-    "another profiler may hold the GPU"
+    "the rank used a GPU, but torch's profiler saw no work of the GPU: the container may forbid "
+    "profiling, or another profiler may be using the GPU"
 )
-UNREAD = "reading what its profiler saw took too long, or too much memory: profile fewer steps"
+UNREAD = "reading the profiler's results took too long or too much memory: profile fewer steps"
 
 
 class RankProfiler:
-    """torch's profiler around one call of a rank's function; nothing where the folder is ``""``."""
+    """torch's profiler around one call of a rank's function; none if the folder is ``""``."""
 
     def __init__(self, folder: str, rank: int) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class RankProfiler:
         self._why_none = "the rank did not enter its function"
 
     def start(self) -> None:
-        """Begin, just before the function; where that fails, the function runs without."""
+        """Begin, just before the function. If this fails, the function runs without a profiler."""
         if not self.folder:
             return
         try:
@@ -66,7 +66,7 @@ class RankProfiler:
         self._ended_s = time.perf_counter()
 
     def write(self) -> None:
-        """Leave the `Profile` in the folder, as far as there is one."""
+        """Write the `Profile` into the folder, if there is one."""
         try:
             why = self._why_none
             found = Profile(why_none=why) if why else self._seen()
@@ -77,7 +77,7 @@ class RankProfiler:
             path.write_text(json.dumps(found.to_record()))
 
     def _seen(self) -> Profile:
-        """End the profiler and read what it has seen."""
+        """End the profiler and read its data."""
         if not torch_inside.is_profiled():  # another one has taken its place, and ended
             return Profile(why_none=OWN)
         path = Path(self.folder, f"trace{self._rank}.json")
@@ -95,7 +95,7 @@ class RankProfiler:
 
 
 def _read_both_clocks() -> list[tuple[float, float]]:
-    """Set marks; returns when that began and ended, by `time.perf_counter`."""
+    """Set marks; returns the time before and after each, by `time.perf_counter`."""
     from torch.profiler import record_function
 
     readings = []
@@ -110,7 +110,7 @@ def _read_both_clocks() -> list[tuple[float, float]]:
 def profile_of(trace: KinetoTrace, readings: list[tuple[float, float]], ended_s: float) -> Profile:
     """The `Profile` of a trace in which `MARK` was set at these readings of another clock.
 
-    The mark lies within its reading: that which leaves least room tells the difference best.
+    The mark is within its two readings. The pair with the smallest gap gives the best offset.
     """
     pairs = list(zip(readings, sorted(trace.marks[MARK]), strict=True))
     (before_s, after_s), (start_s, end_s) = min(
@@ -132,7 +132,7 @@ def profile_of(trace: KinetoTrace, readings: list[tuple[float, float]], ended_s:
 def profiles_in(
     folder: str, world_size: int, origin_s: float, answered: Container[int]
 ) -> list[Profile | None]:
-    """By rank, what ranks have left in the folder; None of one that has not ``answered``."""
+    """The profiles of ranks in the folder, by rank; None for a rank that has not ``answered``."""
     found: list[Profile | None] = []
     for rank in range(world_size):
         try:

@@ -1,4 +1,4 @@
-"""What every process of ranks arranges first: its end, its output, its variables."""
+"""The first steps of every process of ranks: its end, its output, its variables."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 STDOUT, STDERR = 1, 2
 _QUIET_THREADS = frozenset({"MainThread", "simlib-lifeline", "simlib-broker"})
 _FEWEST = 2
-"""Threads of a rank that has started none."""
+"""The number of threads of a rank that has started none."""
 THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
-"""Sorts of threads that never make an op: tqdm's, Python's stand-in for others, TensorBoard's."""
+"""Kinds of threads that never make an op: tqdm's, Python's dummy threads, TensorBoard's."""
 
 
 def is_alone():
-    """Whether only the main thread can make ops; another one could end a wait of this rank."""
+    """Whether only the main thread can make ops. Another thread could end a wait of this rank."""
     threads = threading._active.values()
     return len(threads) <= _FEWEST or all(
         thread.name in _QUIET_THREADS or type(thread).__name__ in THREADS_WITHOUT_OPS
@@ -32,11 +32,12 @@ def is_alone():
 
 
 def die_with_the_kernel(lifeline):
-    """Leave no orphan, whatever this rank is busy with when the kernel goes.
+    """Leave no orphan, even if this rank is busy when the kernel ends.
 
-    The kernel holds the other end of ``lifeline``. A thread sees its end even in a Gloo wait, and
-    ends this rank and the server, which serves that kernel only. Where native code keeps the
-    interpreter's lock, the death of the server ends the rank (Linux); so no rank may keep it alive.
+    The kernel has the other end of ``lifeline``. A thread notices when it closes, even during a
+    wait in Gloo. Then it ends this rank and the server, which serves only this kernel. If native
+    code holds the interpreter's lock, the death of the server ends the rank (Linux). So no rank may
+    keep the server alive.
     """
     os.setsid()
     server_pid = os.getppid()
@@ -58,7 +59,7 @@ def die_with_the_kernel(lifeline):
 
 
 class Output:
-    """Where a rank's output goes: Python's to one pipe, line by line; native stderr to another.
+    """The pipes of a rank's output: Python's, line by line, and native stderr.
 
     The second pipe also takes the stacks that `faulthandler` writes, on a crash and on SIGUSR1.
     """
@@ -69,7 +70,7 @@ class Output:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def restore(self):
-        """Connect stdout and stderr, whatever the learner's function has made of them."""
+        """Connect stdout and stderr, even if the learner's function has changed them."""
         for fd, pipe in self._pipes.items():
             os.dup2(pipe, fd)
         sys.stdout, sys.stderr = _line_writer(), _line_writer()
@@ -78,7 +79,7 @@ class Output:
 
 
 def show_errors_of_commands():
-    """What a command writes to its stderr is shown, as what it prints is."""
+    """Show the stderr of a command like its output."""
     start = subprocess.Popen.__init__
     place = list(inspect.signature(start).parameters).index("stderr")
 
@@ -98,7 +99,7 @@ def _line_writer():
 
 
 def flush():
-    """Send on what the learner's function has printed."""
+    """Send on the output of the learner's function."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -107,7 +108,7 @@ def flush():
 
 
 def rank_environ(rank: int, node_of: Sequence[int]) -> dict[str, str]:
-    """What one rank finds in its environment, by the names that torchrun has for it.
+    """The variables of one rank, by torchrun's names for them.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def rank_environ(rank: int, node_of: Sequence[int]) -> dict[str, str]:
 
 
 def environ_on_equal_nodes(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
-    """The same where each node has so many ranks, the last one those that are left."""
+    """The same if each node has so many ranks, and the last node has the rest."""
     node, local_rank = divmod(rank, ranks_per_node)
     beside = min(ranks_per_node, world_size - node * ranks_per_node)
     return _environ(rank, world_size, local_rank, beside, node, -(-world_size // ranks_per_node))
@@ -144,7 +145,7 @@ def _environ(rank, world_size, local_rank, beside, node, nodes):
 
 
 def script_environ(is_script: bool) -> dict[str, str]:
-    """What the ranks of a whole script find besides, so that Lightning, say, asks the others.
+    """Further variables for ranks of a whole script. Lightning uses them, for example.
 
     A restart has another count; see `Restart`.
     """

@@ -1,4 +1,4 @@
-"""A real rank that was made slow: it sleeps for as long as its computing would take longer."""
+"""A real rank that was made slow. It sleeps for the time that its computing would take more."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...model.chance import Pace
 from ...record.this_rank import here
 
 LEAST_S = 1e-4
-"""A sleep of less takes much longer than it was asked to: what is owed is kept until it is more."""
+"""A shorter sleep takes much longer than requested. So the debt is kept until it is larger."""
 
 
 class SlowRank:
-    """Stretches the computing of the calling thread, which is the rank's.
+    """Stretches the computing of the calling thread, which is the rank's main thread.
 
     Parameters
     ----------
@@ -22,8 +22,8 @@ class SlowRank:
     next_op : callable
         The number of the rank's next op.
     cpu_s : callable, optional
-        Seconds that this thread has computed. Not those of a wall clock: the time in which the
-        processor served others is no work of this rank.
+        Seconds that this thread has computed. A wall clock would also count the time in which the
+        processor served other threads.
     """
 
     def __init__(self, pace, next_op, cpu_s=time.thread_time):
@@ -36,13 +36,13 @@ class SlowRank:
         self._since_s = cpu_s()
 
     def compute(self, seconds):
-        """The rank calls `simlib.compute`, a piece of its own."""
+        """The rank calls `simlib.compute`, a separate piece."""
         factor = self._pace.factor(self._calls)
         self._calls += 1
         time.sleep(seconds * factor)
 
     def stretch(self):
-        """Before an op, a wait, or the end: sleep for what was computed since the last of these."""
+        """Before an op, a wait, or the end: sleep for the computing since the last of these."""
         if threading.get_ident() != self._thread:
             return
         computed_s = self._cpu_s() - self._since_s
@@ -56,7 +56,7 @@ class SlowRank:
 
 @contextlib.contextmanager
 def slowed(slow, rank, recorder):
-    """Let the calling thread compute as slowly as ``slow`` says, a number or a `Jitter`."""
+    """Slow down the calling thread by ``slow``, a number or a `Jitter`."""
     log = recorder.log
     own = SlowRank(Pace(slow, rank), lambda: log.posted)
     here.advance = own.compute

@@ -4,7 +4,7 @@ __all__ = ["simulate"]
 
 
 def __getattr__(name):
-    """`simulate`, imported when it is asked for."""
+    """`simulate`, imported when it is needed."""
     if name == "simulate":
         from .simulated_run import simulate
 

@@ -1,8 +1,8 @@
-"""A device's memory as CUDA's caching allocator deals it out. Pure Python.
+"""A device's memory as CUDA's caching allocator divides it. Pure Python.
 
-What tensors hold is less than what a GPU must have: the allocator takes segments from the device,
-cuts them into blocks, and keeps the freed ones for later requests of the same stream. Reserved is
-what it has taken, allocated what it has given.
+A GPU must have more memory than the tensors need. The allocator takes segments from the device,
+cuts them into blocks, and keeps freed blocks for later requests of the same stream. Reserved is the
+memory that it has taken, and allocated is the memory that it has given out.
 
 **Source** `c10/cuda/CUDACachingAllocator.cpp` of torch 2.6 to 2.13, with its default settings and
 with ``expandable_segments:True``. Not modelled: `record_stream`, private pools of CUDA graphs.
@@ -31,16 +31,16 @@ _address = attrgetter("address")
 
 
 class NoMemoryLeftError(Exception):
-    """The device has not enough memory; the words say what it has and where it is."""
+    """The device has not enough memory. The text says how much it has, and where it is used."""
 
 
 class Block:
-    """A piece of a segment; its neighbours by address are ``before`` and ``after``.
+    """A piece of a segment. Its neighbours by address are ``before`` and ``after``.
 
     Attributes
     ----------
     nbytes : int
-        What it holds, its rounding included.
+        Its bytes, including rounding.
     """
 
     __slots__ = ("address", "after", "before", "nbytes", "pool", "state")
@@ -62,7 +62,7 @@ class Block:
         return rest
 
     def swallow(self, following):
-        """Take in the block after this one."""
+        """Join the block after this one to it."""
         self.nbytes += following.nbytes
         self.after = following.after
         if self.after is not None:
@@ -88,7 +88,7 @@ class _Pool:
         del self.free[bisect_left(self.free, (block.nbytes, block.address))]
 
     def merge(self, block):
-        """Join a block that is not among the free with free neighbours, and give the whole."""
+        """Join a block that is not in the free list with free neighbours, and return the whole."""
         before, after = block.before, block.after
         if after is not None and after.state == FREE:
             self.remove(after)
@@ -106,20 +106,20 @@ class CachingAllocator:
     Parameters
     ----------
     memory_bytes : float
-        What segments may take in all.
+        The most bytes that segments may take in all.
     expandable_segments : bool, optional
-        Whether each pool is one segment that grows by pages. By default as torch reads it at the
-        first allocation: from the environment variable ``PYTORCH_CUDA_ALLOC_CONF``.
+        Whether each pool is one segment that grows by pages. The default is torch's: at the first
+        allocation it reads the environment variable ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Attributes
     ----------
     allocated_bytes, reserved_bytes : int
-        Now: in blocks that are given out, and in segments.
+        The present bytes in blocks that are given out, and in segments.
     peak_allocated_bytes, peak_reserved_bytes : int
-        The most that either ever was.
+        The largest values that they have had.
 
-    A release may come at any moment, from Python's collector of garbage too: one that comes while
-    the allocator is at work waits for its end.
+    A release may happen at any moment, also by Python's garbage collector. If the allocator is at
+    work, the release waits for its end.
 
     **Cost** two to four microseconds for an allocation with its release.
     """
@@ -141,7 +141,7 @@ class CachingAllocator:
         ----------
         nbytes : int
         stream : hashable
-            A block that is freed serves later requests of its stream alone.
+            The stream. A freed block serves only later requests of its own stream.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class CachingAllocator:
         Raises
         ------
         NoMemoryLeftError
-            The device has not that much memory, after all cached segments were given back to it.
+            If the device has not that much memory, even after it got all cached segments back.
         """
         self._is_busy = True
         size = -(-nbytes // ROUND_BYTES) * ROUND_BYTES
@@ -170,14 +170,14 @@ class CachingAllocator:
         return block
 
     def exchange(self, block, nbytes, stream=0):
-        """A block for a storage that is resized, None for no bytes.
+        """A block for a storage that is resized; None for no bytes.
 
-        As torch does it, the new one is taken before the old one is freed.
+        As in torch, the new block is taken before the old one is freed.
 
         Parameters
         ----------
         block : Block or None
-            What the storage has had.
+            The old block of the storage.
         nbytes : int
         stream : hashable
         """
@@ -187,7 +187,7 @@ class CachingAllocator:
         return new
 
     def free(self, block):
-        """Take a block back."""
+        """Free a block."""
         self._late.append(block)
         if not self._is_busy:
             self._rest()
@@ -195,13 +195,13 @@ class CachingAllocator:
     def _why_none(self, size):
         allocated, reserved = self.allocated_bytes, self.reserved_bytes
         return (
-            f"its device has {self.memory_bytes:,.0f} bytes, of which the allocator has reserved "
-            f"{reserved:,} ({allocated:,} allocated, {reserved - allocated:,} reserved but "
+            f"its device has {self.memory_bytes:,.0f} bytes, the allocator has reserved "
+            f"{reserved:,} of them ({allocated:,} allocated, {reserved - allocated:,} reserved but "
             f"unallocated) and cannot serve {size:,} more"
         )
 
     def _rest(self):
-        """Take back what has been freed; then the allocator is no longer at work."""
+        """Handle waiting releases. After that the allocator is no longer at work."""
         self._is_busy = True
         while self._late:
             block = self._late.pop()
@@ -229,7 +229,7 @@ class CachingAllocator:
         return free.pop(index)[2]
 
     def _new_block(self, pool, size):
-        """A block of memory from the device; at need, what is cached goes back to it first."""
+        """A block of memory from the device. If needed, cached segments go back to it first."""
         make = self._grow if self._is_expandable else self._new_segment
         block = make(pool, size)
         if block is None:
@@ -256,7 +256,7 @@ class CachingAllocator:
         return True
 
     def _grow(self, pool, size):
-        """Map pages where they make a block of this size at the lowest address."""
+        """Map pages so that they make a block of this size at the lowest possible address."""
         block = self._place_to_grow(pool, size)
         if block.state == UNMAPPED:
             block = self._map(block, size)
@@ -280,7 +280,7 @@ class CachingAllocator:
         return block
 
     def _map(self, block, nbytes):
-        """Put whole pages behind the first bytes of an unmapped block, and free them for use."""
+        """Map whole pages at the beginning of an unmapped block, and free them for use."""
         pool, page = block.pool, block.pool.segment_bytes
         nbytes = min(block.nbytes, -(-nbytes // page) * page)
         if not self._reserve(nbytes):
@@ -293,7 +293,7 @@ class CachingAllocator:
         return block
 
     def _release_cached(self):
-        """Give back to the device every segment, or page of one, that is free as a whole."""
+        """Give back every segment, or page of a segment, that is completely free."""
         for pool in self._pools.values():
             for _, _, block in list(pool.free):
                 if self._is_expandable:
@@ -331,7 +331,7 @@ def _is_free(block):
 
 
 def _room(block):
-    """Bytes of a free block with those that it can grow by."""
+    """Bytes of a free block, with the bytes by which it can grow."""
     after = block.after
     return block.nbytes + (after.nbytes if after is not None and after.state == UNMAPPED else 0)
 

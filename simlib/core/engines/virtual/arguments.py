@@ -1,4 +1,4 @@
-"""What an op is given: its tensors, their shapes, and which of them it changes."""
+"""The arguments of an op: its tensors, their shapes, and the tensors that it changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 _OPTIONS = frozenset(
     (int, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.Size, torch.device)
 )
-"""Types of arguments that say what an op does."""
+"""Types of arguments that determine the work of an op."""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -24,10 +24,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def shapes_of(args: tuple, kwargs: dict, out: Any, *, is_exact: bool = False) -> tuple:
-    """All that decides what an op costs and returns: shapes, dtypes, equal tensors, options.
+    """All facts that determine an op's cost and result: shapes, dtypes, equal tensors, options.
 
-    Numbers of floating point decide neither, and may be others in every call, but for the few ops
-    for which ``is_exact``.
+    Floating-point numbers determine neither, and may change from call to call. The exceptions are a
+    few ops for which ``is_exact``.
     """
     seen: dict[int, int] = {}
     if kwargs:

@@ -1,4 +1,4 @@
-"""The process that simulates: one thread for each rank, again and again while it stays clean."""
+"""The process that simulates, with one thread for each rank. It is used while it stays clean."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STACK_BYTES = 4 << 20
 
 
 def child_main(control, lifeline, stdout, stderr, memory):
-    """Serve simulations until the kernel closes the control socket; arguments are descriptors."""
+    """Serve simulations until the kernel closes the control socket. Arguments are descriptors."""
     os.environ.update(NO_GPUS)  # before anything asks torch for a GPU
     confined = confinement()
     confined.process_begins()
@@ -76,7 +76,7 @@ def child_main(control, lifeline, stdout, stderr, memory):
 
 
 class FramedOutput:
-    """The pipe to the kernel, written by ranks and, for commands they have started, by threads."""
+    """The pipe to the kernel. Ranks write to it, and threads for commands of ranks."""
 
     def __init__(self, fd):
         self._fd = fd
@@ -98,7 +98,7 @@ class Process:
     Parameters
     ----------
     streams : tuple
-        ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+        ``sys.stdout`` and ``sys.stderr`` in the form for every rank.
     """
 
     def __init__(self, streams):
@@ -132,7 +132,7 @@ class Process:
         return safe_pickle.dumps(("rest", report))
 
     def _collect_garbage_for(self, ranks):
-        """One collector serves all ranks: it runs as often for each as in a process of its own."""
+        """One collector serves all ranks. It runs as often for each as in a separate process."""
         youngest, *older = self._gc_thresholds
         gc.set_threshold(youngest * ranks, *older)
 
@@ -161,7 +161,7 @@ def _leave_only_the_rank(process):
 
 
 def _wait_where_backward_returns(process):
-    """DDP waits for its futures at the end of `backward`, in C++; here is where time passes."""
+    """DDP waits for its futures at the end of `backward`, in C++. Time passes here instead."""
 
     def waiting(run_backward):
         def run_and_wait(*args, **kwargs):

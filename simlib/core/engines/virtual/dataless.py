@@ -1,11 +1,11 @@
 """Ranks without data: tensors have shapes, dtypes and memory in the ledger, and no values.
 
-To torch's Python code they are tensors as any other. No kernel gets them: what an op returns is
-told from shapes. Two sorts of tensors have values, as they cost next to nothing: those that the
-program fills itself (`torch.tensor`, from numpy), and whole numbers and truth values of at most
-`MOST_WHOLE` elements, which programs count and decide with (indices, lengths, orders of samples).
-What is computed of such tensors alone has its values, and has none as soon as a tensor without
-data has a part in it.
+For torch's Python code they are normal tensors. No kernel gets them: an op's result is derived from
+shapes. Two kinds of tensors have values, because they cost almost nothing. One kind is tensors that
+the program fills itself (`torch.tensor`, from numpy). The other is whole numbers and truth values
+of at most `MOST_WHOLE` elements, with which programs count and decide (indices, lengths, orders of
+samples). Results of such tensors alone have values. If a tensor without data takes part, they have
+none.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from .dtensor import prepare_dtensor
 from .outcome import outcome_of, without_data
 
 MOST_WHOLE = 1 << 16
-"""Elements up to which a tensor of whole numbers or truth values has its values."""
+"""The most elements of a tensor of whole numbers or truth values that has values."""
 
 ITEM = torch.ops.aten._local_scalar_dense.default
 RESIZING = torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default
 _NO_VALUE = DataDependentOutputException, DynamicOutputShapeException
 _real_nbytes = torch.UntypedStorage.nbytes
 _BY_VALUES = {ITEM}
-"""Ops known to return what values decide, such as the places of what is not zero."""
+"""Ops whose results depend on values, such as the places of non-zero elements."""
 
 
 class DatalessMode(DispatchMode):
@@ -58,15 +58,15 @@ class DatalessMode(DispatchMode):
     Parameters
     ----------
     on_value : callable
-        ``on_value(frame)`` is called where the program asks for the value of a number of floating
-        point, and gets NaN.
+        ``on_value(frame)`` is called when the program asks for the value of a floating-point
+        number, and gets NaN.
     *counting
         As for `DispatchMode`.
 
     Attributes
     ----------
     gives_values : bool
-        While True, what is made of nothing, or of tensors with values, has values.
+        While True, results of no tensors, or of tensors with values, have values.
     """
 
     has_data = False
@@ -107,7 +107,7 @@ class DatalessMode(DispatchMode):
         return outcome.result.made(given)
 
     def _with_values(self, func, args, kwargs, given):
-        """No argument lacks data: the result has its values too, unless that would be large."""
+        """No argument lacks data: the result has values too, unless it would be large."""
         is_small = func in _BY_VALUES or not _has_result_of_its_own(func)
         if is_small or self.paused or self.gives_values:
             return func(*args, **kwargs)
@@ -129,7 +129,7 @@ class DatalessMode(DispatchMode):
             return float("nan")
         what = "the value of" if func is ITEM else "what is in"
         raise InvalidCallError(
-            f"the program asks for {what} a tensor of {dtype}, and a simulation with data=False "
+            f"the program asks for {what} a tensor of {dtype}, but a simulation with data=False "
             f"has no values: {ADVICE}"
         )
 
@@ -222,14 +222,14 @@ _FUNCTIONAL = {
     "broadcast": _broadcast,
     "broadcast_": _broadcast,
 }
-"""What torch's op calls of the group: as its C++ code does where there are data."""
+"""The call of the group by torch's op, in the way of its C++ code for tensors with data."""
 
 
 # Tensors with and without data
 
 
 def _is_small(new, most, is_given):
-    """Whether a result has values: a number of floating point only where something is given."""
+    """Whether a result has values. A floating-point result needs a tensor argument for this."""
     if new.device.type != "cpu":
         return True  # it has none anyway
     is_whole = not (new.dtype.is_floating_point or new.dtype.is_complex)
@@ -238,7 +238,7 @@ def _is_small(new, most, is_given):
 
 @functools.cache
 def _is_view(func):
-    """Whether an op touches no data: it only gives a tensor another shape."""
+    """Whether an op touches no data, and only gives a tensor another shape."""
     if torch.Tag.inplace_view in func.tags:
         return func not in RESIZING
     returns = func._schema.returns
@@ -250,7 +250,7 @@ def _is_view(func):
 
 
 def _reshape(tensor, shape, stride):
-    """Give a tensor another shape, as `Tensor.resize_` does; its views keep the old memory."""
+    """Give a tensor another shape, as `Tensor.resize_` does. Its views keep the old memory."""
     needed = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
     storage = tensor.untyped_storage()
     if is_without_data(tensor) and needed.untyped_storage().nbytes() > _real_nbytes(storage):
@@ -264,7 +264,7 @@ def _reshape(tensor, shape, stride):
 
 @functools.cache
 def _has_result_of_its_own(func):
-    """Whether what an op returns is no view of its arguments, and it writes none."""
+    """Whether an op's result is no view of its arguments, and the op does not write them."""
     schema = func._schema
     return not schema.is_mutable and not any(one.alias_info for one in schema.returns)
 
@@ -277,14 +277,14 @@ def _key(tensor):
 
 
 def _here():
-    """The `DatalessMode` of the calling thread where its ops count, or None."""
+    """The `DatalessMode` of the calling thread if its ops count, or None."""
     mode = local.__dict__.get("dataless")
     return None if mode is None or mode.paused else mode
 
 
 @functools.cache
 def prepare_torch() -> None:
-    """Let torch do without data what it does with them by other ways than ops."""
+    """Replace the ways by which torch reads data without an op."""
     for name in _OF_OBJECTS:
         function = _with_data(getattr(c10d, name))
         setattr(c10d, name, function)
@@ -318,7 +318,7 @@ def _lacks_data(tensor):
 
 
 def _where(holds, method, original):
-    """A method that is ``method`` where ``holds(self)``, and else the original."""
+    """A method that calls ``method`` if ``holds(self)``, and the original otherwise."""
 
     @functools.wraps(original)
     def call(self, *args, **kwargs):
@@ -328,25 +328,25 @@ def _where(holds, method, original):
 
 
 def _of_unknown_shape(func, error):
-    """What to say of an op of somebody's own that torch cannot run without data."""
+    """The error for a user's own op that torch cannot run without data."""
     if "fake impl" not in str(error):
         return error
     name = func.name()
     return InvalidCallError(
         f"the op {name} does not say which shapes it gives, and a simulation with data=False has "
-        "no values to run it on: say it by `torch.library.register_fake`"
+        "no values to run it on: register its shapes with `torch.library.register_fake`"
     )
 
 
 def _formatted(tensor, how):
-    """A tensor without data in a text, as `f"{loss:.3f}"`: a number where it is one."""
+    """A tensor without data in a text, as in `f"{loss:.3f}"`. A number has a number's form."""
     return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
 
 
 def _refuse(call):
     def refuse(tensor, *args, **kwargs):
         raise InvalidCallError(
-            f"{call} gives values, and a simulation with data=False has none: {ADVICE}"
+            f"{call} returns values, but a simulation with data=False has none: {ADVICE}"
         )
 
     return refuse
@@ -358,18 +358,18 @@ def _in_words(tensor, **_):
 
 
 def _resize(storage, nbytes):
-    """Torch cannot give it other memory; `_claimed` tells how large the program has made it."""
+    """torch cannot give it other memory. `_claimed` has the size that the program has set."""
     if nbytes > _real_nbytes(storage):
         raise InvalidCallError(
             f"a storage of {_real_nbytes(storage):,} bytes cannot grow to {nbytes:,} in a "
-            "simulation with data=False: make it as large as it will be"
+            "simulation with data=False: create it with its final size"
         )
     storage.claimed_nbytes = nbytes
     return storage
 
 
 def _claimed(original):
-    """How large a storage is, or is said to be."""
+    """The size of a storage, or its claimed size."""
 
     @functools.wraps(original)
     def nbytes(storage):
@@ -386,7 +386,7 @@ def _clone(storage):
 
 
 def _without_scale(update):
-    """So the scale stays as it is, which takes the device as long as a new one."""
+    """So the scale does not change. On the device this takes as long as a new scale."""
 
     def update_here(scaler, new_scale=None):
         if _here() is None:
@@ -406,11 +406,11 @@ _OF_OBJECTS = (
     "send_object_list",
     "recv_object_list",
 )
-"""What torch sends as pickled bytes."""
+"""Objects that torch sends as pickled bytes."""
 
 
 def _with_data(function):
-    """The function, whose tensors have values."""
+    """The function, with tensors that have values."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -427,7 +427,7 @@ def _with_data(function):
 
 
 def _stepping(maybe_step):
-    """Gradients that have no values have not overflowed."""
+    """Gradients without values have not overflowed."""
 
     def step(scaler, optimizer, optimizer_state, *args, **kwargs):
         mode = _here()
@@ -440,7 +440,7 @@ def _stepping(maybe_step):
 
 
 def _as_meta(tensor, protocol):
-    """How a tensor without data travels: as one of the device "meta"."""
+    """The form in which a tensor without data is sent: as a tensor of the device "meta"."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     return _meta, (shape, stride, tensor.dtype, tensor.requires_grad, is_parameter)

@@ -1,14 +1,13 @@
-"""What sees the ops of one simulated rank: it counts their flops, and fills the memory ledger.
+"""Sees the ops of one simulated rank: it counts their flops, and fills the memory ledger.
 
-Floating-point operations of an op are told from its shapes. What counts: products of matrices and
-vectors, convolutions, attention and recurrent layers, two operations for every multiply-add,
-alike in forward, backward and recomputation. Every other op (elementwise, reduction,
+The floating-point operations of an op are computed from its shapes. These ops count: products of
+matrices and vectors, convolutions, attention and recurrent layers. A multiply-add is two
+operations, in forward, backward and recomputation. Every other op (elementwise, reduction,
 normalisation, loss, optimizer, copy) counts nothing. torch's own counter
-(`torch.utils.flop_counter`, whose table this uses) draws the same line, as does the field when it
-states the FLOPs of a model: the rest is small beside these, and its time is set by memory, not by
-arithmetic. So a collective written by hand (``chunk += received``) costs what the built-in one
-costs, whose reduction is free. Where elementwise work is the point,
-``simlib.compute(seconds=...)`` says how long it takes.
+(`torch.utils.flop_counter`, whose table this uses) does the same. So do publications when they
+state the FLOPs of a model, because the rest is small, and memory determines its time. So a
+collective written by hand (``chunk += received``) costs as much as the built-in one, whose
+reduction is free. If elementwise work matters, use ``simlib.compute(seconds=...)`` for its time.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ from .arguments import tensors_in
 class DispatchMode(TorchDispatchMode):
     """A mode that sees every op of torch that its rank runs, forward and backward.
 
-    One mode counts flops and memory, for it is the mode that costs: about 4 us per op, where a
-    second one would add 2. A rank without a modelled device enters none.
+    One mode counts flops and memory, because a mode costs about 4 us per op. A second one would add
+    2 us. A rank without a modelled device has no mode.
 
     Parameters
     ----------
     on_op : callable, optional
-        Called as ``on_op(cost)``, with a `Cost`, after each op that takes time.
+        It is called as ``on_op(cost)``, with a `Cost`, after each op that takes time.
     op_times : OpTimes, optional
-        Needed with ``on_op``; the ranks of a process share one.
+        It is needed with ``on_op``. The ranks of a process share one.
     memory : MemoryMeter, optional
-        Shown the arguments and results of each op, before ``on_op`` is called: an op holds its
-        results from its beginning.
+        It gets the arguments and results of each op before ``on_op`` is called, because an op has
+        its results from its beginning.
     lock : RLock, optional
-        Held while an op runs and is counted: of a thread that a rank has started.
+        It is held while an op of a further thread of the rank runs and is counted.
     on_read : callable, optional
-        Called before an op that gives the rank itself a value.
+        It is called before an op that gives the rank itself a value.
 
     Attributes
     ----------
     paused : bool
-        While True, ops pass unseen: for what the engine does in the rank's thread.
+        While True, ops are not seen. This is for work of the engine in the rank's thread.
     """
 
     has_data = True
-    """Whether the rank's tensors have values; else every op must come by here, seen or not."""
+    """Whether the rank's tensors have values. If not, the mode must handle every op."""
 
     def __init__(self, on_op=None, op_times=None, memory=None, lock=None, on_read=None):
         super().__init__()
@@ -89,7 +88,7 @@ class DispatchMode(TorchDispatchMode):
             return self._counted(func, args, kwargs)
 
     def before_read(self, frame: Any) -> None:
-        """The code of this frame asks for values: the rank waits for what has been launched."""
+        """The code of this frame asks for values, so the rank waits for its launched work."""
         if self._on_read is not None and not self.paused and not _is_on_host(frame):
             self._on_read()
 
@@ -122,7 +121,7 @@ def _always(args, kwargs):
 
 
 def _by_mask(args, kwargs):
-    """Of a mask somebody has to count what is in it; a single value needs no such count."""
+    """The elements of a mask must be counted. A single value needs no count."""
     value = args[2] if len(args) > 2 else None
     return (value is None or value.numel() > 1) and any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
@@ -149,18 +148,18 @@ _READS: dict[Any, Callable[[tuple, dict], bool]] = {
     aten.index_put_.default: _by_mask,
     aten._index_put_impl_.default: _by_mask,
 }
-"""For these a rank waits until its device has come so far: it is given numbers, or their count."""
+"""Ops for which a rank waits for its device, because it gets numbers or their count."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ON_HOST = _TORCH + "optim" + os.sep, os.path.join(_TORCH, "utils", "data") + os.sep
 
 _OF_A_LOSS = "lr_scheduler.py", "lbfgs.py"
-"""What of torch's optimizers asks for the value of a loss."""
+"""Functions of torch's optimizers that ask for the value of a loss."""
 
 
 def _is_on_host(frame):
-    """Whether torch asks for a number of its own that is on the host beside a GPU, too.
+    """Whether torch asks for a number of its own that would be on the host beside a GPU, too.
 
-    Optimizers count their steps there, and loaders draw their seeds.
+    Optimizers count their steps on the host, and loaders draw their seeds there.
     """
     while frame is not None and not is_learners(frame.f_code.co_filename):
         file = frame.f_code.co_filename
@@ -171,7 +170,7 @@ def _is_on_host(frame):
 
 
 def _rnn_layer(steps, input_weight, hidden_weight, *_, **__):
-    """One layer in one direction: every item of every step meets both weights."""
+    """One layer in one direction: both weights multiply every item of every step."""
     return 2 * prod(steps[:-1]) * (prod(input_weight) + prod(hidden_weight))
 
 
@@ -220,7 +219,7 @@ class FlopCounts:
         Parameters
         ----------
         func : OpOverload
-            As a `TorchDispatchMode` gets it.
+            The op, as a `TorchDispatchMode` gets it.
         args : tuple
         kwargs : dict
         out : Tensor or tuple
@@ -247,7 +246,7 @@ class FlopCounts:
 
 
 def _formula(func):
-    """The formula of an op, None where it does not count; and whether it asks for shapes alone."""
+    """The formula of an op, None if it does not count; and whether it needs only shapes."""
     op = func._overloadpacket
     if op in _MORE:
         return _MORE[op], True

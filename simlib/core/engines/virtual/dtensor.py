@@ -1,8 +1,8 @@
-"""What DTensor does for each of n parameters, done for each kind of them.
+"""Work that DTensor repeats for each of n parameters, done once for each kind of them.
 
-A first step of an optimizer on n parameters asks how each may be sharded. Torch works that out n
-times, each time looking at all n. Parameters of one shape that are sharded in one way get one
-answer.
+In the first step of an optimizer on n parameters, torch decides for each how it may be sharded. It
+does this n times, and looks at all n parameters each time. Parameters of one shape that are sharded
+in one way get one answer here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ...record.torch_inside import when_imported
 
 EXPAND, FLAG = "_expand_single_dim_strategy_to_mesh", "_propagate_use_strided_shard_flag"
 METAS = "_propagate_tensor_meta_non_cached"
-"""Functions of torch 2.13, which other versions may not have."""
+"""Functions of torch 2.13. Other versions may not have them."""
 
 
 def prepare_dtensor() -> None:
-    """Let DTensor work out once what it would work out n times."""
+    """Let DTensor compute once the results that it would compute n times."""
     when_imported("torch.distributed.tensor._op_schema", _remember_arguments)
     when_imported("torch.distributed.tensor._sharding_prop", _ask_for_few)
 
@@ -54,7 +54,7 @@ def _instead(few, original):
 
 
 def _one_of_each(schema, *more):
-    """For an op on lists: a schema with one element of each kind, where those are, and all kinds.
+    """For an op on lists: a schema with one element of each kind, with their places and all kinds.
 
     Returns None for other ops.
     """
@@ -77,7 +77,7 @@ def _one_of_each(schema, *more):
 
 
 def _expanded(expand, mesh, schema, strategy, metas):
-    """How an op may be sharded: for one parameter of each kind, and for all others alike."""
+    """The shardings of an op: for one parameter of each kind, and the same for all others."""
     found = _one_of_each(schema, metas)
     if found is None:
         return expand(mesh, schema, strategy, metas)
@@ -93,7 +93,7 @@ def _expanded(expand, mesh, schema, strategy, metas):
 
 
 def _metas(metas_of, propagator, schema):
-    """The shapes of what an op returns, from one parameter of each kind."""
+    """The shapes of an op's results, from one parameter of each kind."""
     found = _one_of_each(schema)
     if found is None:
         return metas_of(propagator, schema)
@@ -104,7 +104,7 @@ def _metas(metas_of, propagator, schema):
 
 
 def _flagged(flag, strategy, schema):
-    """Tell a strategy how the arguments are sharded in strides, by one of each sort."""
+    """Give a strategy the strided sharding of the arguments, with one of each kind."""
     args, few = schema.__dict__.get("strided", (None, None))
     if args is not schema.args_schema:
         sorts = {

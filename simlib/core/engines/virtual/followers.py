@@ -1,4 +1,4 @@
-"""After a rehearsal: the ranks that ran are compared, and all others timed."""
+"""After a rehearsal: compare the ranks that ran, and compute the times of all others."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ...model.errors import DeadlockError, InvalidCallError
 
 
 def followed(simulation: Any, report: dict) -> dict:
-    """The report of a rehearsal, at the times of the cluster.
+    """The report of a rehearsal, with the times of the cluster.
 
     Parameters
     ----------
     simulation : Simulation
-        The rehearsal, at its end.
+        The rehearsal at its end.
     report : dict
-        As `Ranks.run` returns it.
+        The report that `Ranks.run` returns.
 
     Returns
     -------
     dict
-        With ``"unlike"``: the places that tell ranks apart which send to each other, or None; and
-        ``"refused"``: why the ranks of a class are not equal, or None.
+        With ``"unlike"``: the places that distinguish ranks which send to each other, or None.
+        ``"refused"`` is the reason why the ranks of a class are not equal, or None.
     """
     report |= {"unlike": None, "refused": None}
     if simulation.unlike is not None:
@@ -49,15 +49,15 @@ def _has_raised(simulation, report):
 
 
 def _lists_of(simulation, rank):
-    """What a rank called `new_group` with, in order."""
+    """The arguments of a rank's calls of `new_group`, in order."""
     keys = simulation.time.logs[rank].numbers
     return [key[1] for key in keys if isinstance(key, tuple) and key[0] == "new_group"]
 
 
 def _places_in(simulation, ranks, root=None):
-    """By rank, its place in the group made together with this one that it is in; -1: in none.
+    """By rank, its place in its group among those made together with this group; -1 without one.
 
-    With a root, whether it is that of its group.
+    With a root, whether the rank is the root of its group.
     """
     runs = next(rank for rank in simulation.classes.running if rank in ranks)
     places = [-1] * simulation.topology.world_size
@@ -97,8 +97,8 @@ def _retimed(ledger, when):
 def _check_equal(simulation, report):
     """Refuse classes whose first and last rank did not do the same.
 
-    Returns the places that tell the two apart, where one of them is a root, or where they send
-    to each other's like.
+    Returns the places that distinguish the two, if one of them is a root, or if they send to ranks
+    of each other's kind.
     """
     for ranks in simulation.classes.members.values():
         first, last = simulation.scripts[ranks[0]], simulation.scripts[ranks[-1]]
@@ -111,19 +111,19 @@ def _check_equal(simulation, report):
             if places[first.rank] != places[last.rank]:
                 return places
         raise InvalidCallError(
-            f"ranks {first.rank} and {last.rank} are taken to be equal, and {difference}. "
-            "Give alike= a function that tells them apart, or simulate all ranks: leave alike= out"
+            f"ranks {first.rank} and {last.rank} are treated as equal, but {difference}. Give "
+            "alike= a function that distinguishes them, or simulate all ranks: leave alike= out"
         )
     return None
 
 
 def _difference(simulation: Any, report: dict, first: Script, last: Script) -> tuple:
-    """At which step two ranks part, and what they differ in, in words; None if they are equal."""
+    """The first step in which two ranks differ, and the difference in words; None if equal."""
     for number, (one, other) in enumerate(zip(first.steps, last.steps, strict=False)):
         if (one.what, _terms(one)) != (other.what, _terms(other)):
             words = [_in_words(simulation, script, number) for script in (first, last)]
             return number, (
-                f"part here: rank {first.rank} {words[0]}, and rank {last.rank} {words[1]}"
+                f"differ here: rank {first.rank} {words[0]}, but rank {last.rank} {words[1]}"
             )
         if (one.gap_s, one.kernels) != (other.gap_s, other.kernels):
             seconds = [step.gap_s + sum(s for _, s in step.kernels) for step in (one, other)]
@@ -170,12 +170,12 @@ def _is_one_root(first, last, one, other):
 
 
 def _terms(step):
-    """What must be equal: of a wait, how many ops before it is all that places in logs say."""
+    """The facts that must be equal. For a wait, only the number of ops before it counts."""
     return step.args if step.what not in ("record", "wait on", "hold") else ()
 
 
 def _in_words(simulation, script, number):
-    """What a rank does at one of its steps, and where."""
+    """The action of a rank at one of its steps, with its place."""
     step = script.steps[number]
     if step.what == "leave":
         return "is through"
@@ -184,4 +184,4 @@ def _in_words(simulation, script, number):
     site = simulation.time.logs[script.rank].site_of(at) if at else None
     where = f" ({site[0].rpartition('/')[2]}:{site[1]})" if site and step.start else ""
     size = f" of {step.args[2][0]:,} bytes" if step.what == "collective" else ""
-    return f"comes to {name}{size}{where}"
+    return f"reaches {name}{size}{where}"

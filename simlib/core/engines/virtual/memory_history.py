@@ -1,4 +1,4 @@
-"""What a rank held at some hundred moments of its run, however long it is."""
+"""The memory of a rank at some hundred moments of its run, for any length of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MAX_POINTS = 256
 
 
 class Moment:
-    """What was held after so many events."""
+    """The memory after a number of events."""
 
     __slots__ = ("held", "number", "time_s")
 
@@ -17,7 +17,7 @@ class Moment:
 
 
 class History:
-    """Moments after every k-th event; k doubles whenever `MAX_POINTS` have come together."""
+    """Moments after every k-th event. When there are `MAX_POINTS` of them, k doubles."""
 
     def __init__(self):
         self.number = 0
@@ -25,7 +25,7 @@ class History:
         self._every = 1
 
     def is_due(self):
-        """Count an event, and tell whether it is one to keep."""
+        """Count an event; returns whether to keep it."""
         self.number += 1
         return self.number % self._every == 0
 
@@ -38,6 +38,6 @@ class History:
             self._every *= 2
 
     def with_moments(self, *extra):
-        """(time, what was held) of the kept moments and of some more, in order."""
+        """(time, memory) of the kept moments and of some more, in order."""
         by_number = {moment.number: moment for moment in (*self._moments, *extra)}
         return [(moment.time_s, moment.held) for _, moment in sorted(by_number.items())]

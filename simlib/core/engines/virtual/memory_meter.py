@@ -1,14 +1,15 @@
-"""The memory meter of one simulated rank: every storage it holds, from its first op to its release.
+"""The memory meter of one simulated rank: every storage of it, from its first op to its release.
 
-torch allocates through ops, its C++ parts too (autograd, the buckets of DDP): a storage is met as
-the result of an op, and a weak reference tells its release. What no op returns, such as scratch
-space within an op, is not seen. A storage is a parameter, a gradient or optimizer state by
-identity: when an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` holds it, or when the
-program says so. That is looked up where it is asked for (peak, history, end), as assigning
-``.grad`` is no op. Its dtype is that of the tensor by which it was met first, or got its role.
+torch allocates through ops, also in C++ (autograd, the buckets of DDP). So the meter finds a
+storage as the result of an op, and a weak reference reports its release. It does not see memory
+that no op returns, such as scratch space within an op. A storage is a parameter, a gradient or
+optimizer state by identity: an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` has it,
+or the program says so. The meter looks this up when it needs it (peak, history, end), because
+assigning ``.grad`` is no op. The dtype of a storage is the dtype of the tensor through which the
+storage was first found, or got its role.
 
-On a device that works as a GPU does, a storage counts as large as the block that the caching
-allocator gives it, and products of matrices take a workspace.
+On a device that works as a GPU does, a storage counts as large as its block from the caching
+allocator, and products of matrices take a workspace.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _PRODUCTS = frozenset(
     for packet in (getattr(torch.ops.aten, name),)
     for overload in (packet.default, packet.out)
 )
-"""What a GPU's library of matrix products does."""
+"""The ops of a GPU's library of matrix products."""
 
 
 def _keep(references, value):
@@ -61,13 +62,13 @@ def _keep(references, value):
 
 
 class _Workspace:
-    """What stands for the storage of a workspace, which no tensor holds."""
+    """A replacement for the storage of a workspace, which belongs to no tensor."""
 
 
 class _Block(weakref.ref):
     """A live storage: a weak reference to it, with its bytes, category and dtype.
 
-    ``given`` is what the allocator gave for it, and ``nbytes`` what it counts.
+    ``given`` is the allocator's block for it, and ``nbytes`` its counted bytes.
     """
 
     __slots__ = ("given", "key", "kind", "nbytes", "size", "told")
@@ -78,7 +79,7 @@ class _Block(weakref.ref):
 
 
 def _locked(method):
-    """A method of a meter that one thread is in at a time."""
+    """A method of a meter that only one thread may run at a time."""
 
     @functools.wraps(method)
     def call(meter, *args):
@@ -89,31 +90,31 @@ def _locked(method):
 
 
 class MemoryMeter:
-    """What one rank holds.
+    """The memory of one rank.
 
     Parameters
     ----------
     rank : int
     clock : callable
-        The rank's virtual time in seconds. Any thread of the process may release a storage and
-        thereby ask.
+        The rank's virtual time in seconds. Any thread may release a storage, which asks for
+        the time.
     memory_bytes : int, optional
-        What the rank's device has; more raises `OutOfMemoryError`.
+        The memory of the rank's device. If the rank needs more, `OutOfMemoryError` is raised.
     site : callable, optional
         The learner's line as a `Site`, for that error.
     lock : RLock, optional
-        One for all ranks, as the thread of one may release what another holds: threads that ranks
-        start run beside each other.
+        One lock for all ranks, because a thread of one rank may release memory of another. Threads
+        that ranks start run at the same time.
     allocator : CachingAllocator, optional
-        Deals out the memory of the device, and knows what it has; ``memory_bytes`` is its own.
+        It divides the memory of the device, and knows its size. ``memory_bytes`` is not used then.
     workspace_bytes : int
-        What products of matrices take for ever, once for each thread and stream; as in torch,
-        where autograd has a thread of its own.
+        The permanent memory of matrix products, once for each thread and stream. As in torch,
+        autograd has its own thread.
     stream : callable, optional
-        Tells the stream, any hashable, for which something is allocated now.
+        It returns the stream, any hashable, for which memory is allocated now.
 
-    **Cost** two microseconds per op, two more where a storage comes and goes; for a new peak or a
-    point of the history, half a microsecond per parameter.
+    **Cost** two microseconds per op, two more if it makes or releases a storage; for a new peak or
+    a point of the history, half a microsecond per parameter.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class MemoryMeter:
 
     @_locked
     def is_to_train(self, parameters):
-        """An optimizer of this rank has been given these."""
+        """An optimizer of this rank has got these parameters."""
         for parameter in parameters:
             self._meet_parameter(parameter)
         self._note()
@@ -172,8 +173,8 @@ class MemoryMeter:
     def has_shard(self, owner):
         """``owner.sharded_param`` is a parameter of this rank.
 
-        It is known by its owner: FSDP2 exchanges it for another in place, which torch refuses where
-        there is a weak reference to it.
+        It is known by its owner. FSDP2 exchanges it for another one in place, and torch refuses
+        this if there is a weak reference to it.
         """
         _keep(self._owners, owner)
         self._meet_as_parameter(owner.sharded_param)
@@ -181,7 +182,7 @@ class MemoryMeter:
 
     @_locked
     def step_begins(self, optimizer):
-        """An optimizer of this rank is about to step."""
+        """An optimizer of this rank will step now."""
         self._optimizers.add(optimizer)
         self._stepping.append(optimizer)
         for group in optimizer.param_groups:
@@ -218,7 +219,7 @@ class MemoryMeter:
         self._note()
 
     def ledger(self):
-        """What is held now, was held at the peak, and in between, as a `Ledger`."""
+        """The memory now, at the peak, and in between, as a `Ledger`."""
         self._settle_roles()
         now, peak = self._moment(), self._peak
         points = self._history.with_moments(peak, now)
@@ -229,7 +230,7 @@ class MemoryMeter:
         return replace(ledger, reserved_bytes=most, reserved_at_peak_bytes=self._reserved_at_peak)
 
     def _is_met(self, parameter):
-        """Whether a parameter is known with its present storage (``.data`` may be another)."""
+        """Whether a parameter is known with its present storage (``.data`` may have changed)."""
         if parameter.layout is not torch.strided:
             return id(parameter) in self._parameters
         block = self._blocks.get(parameter.untyped_storage()._cdata)
@@ -247,7 +248,7 @@ class MemoryMeter:
         self._rename_peak()  # it was made as a tensor, and is one no more
 
     def _rename_peak(self):
-        """A peak that still lasts is told by the names that things have now."""
+        """For a peak that still lasts, use the present roles of its blocks."""
         if self._does_peak_last and not self._is_peak_new:
             self._peak.held = self._moment().held
 
@@ -264,7 +265,7 @@ class MemoryMeter:
                 self._meet(one)
 
     def _block(self, storage, dtype=None):
-        """Keep the block of a storage, which a tensor of this dtype holds, as large as it is."""
+        """Keep the block of a storage, which a tensor of this dtype has, in its present size."""
         key = storage._cdata
         nbytes = storage.nbytes()
         block = self._blocks.get(key)
@@ -317,7 +318,7 @@ class MemoryMeter:
                 self._reserved_at_peak = self._allocator.reserved_bytes
 
     def _exchange(self, block, size):
-        """What counts of a block when the allocator has given memory for this size."""
+        """The bytes of a block that count, if the allocator has given memory for this size."""
         try:
             block.given = self._allocator.exchange(block.given, size, self._stream())
         except NoMemoryLeftError as error:
@@ -325,7 +326,7 @@ class MemoryMeter:
         return block.given.nbytes if size else 0
 
     def _note(self):
-        """Look up the roles where the moment is to be kept: in the history, or as the peak."""
+        """Look up the roles if the moment is kept: in the history, or as the peak."""
         is_due = self._history.is_due()
         if not is_due and not self._is_peak_new:
             return
@@ -351,15 +352,14 @@ class MemoryMeter:
         where = f" ({site.place})" if site else ""
         raise OutOfMemoryError(
             f"rank {self.rank} is out of memory{where}: {why}; it holds "
-            f"{in_words(by_category(self._held))}. "
-            "Let the rank hold less (a smaller batch or model, checkpointing, sharding), or give "
-            "the device more memory_bytes",
+            f"{in_words(by_category(self._held))}. Make the rank hold less (a smaller batch or "
+            "model, checkpointing, sharding), or give the device more memory_bytes",
             sites={self.rank: site} if site else None,
             ledger=by_category(self._held),
         )
 
     def _settle_roles(self):
-        """Find the category of every block anew."""
+        """Find the category of every block again."""
         for block in list(self._blocks.values()):
             self._move(block, block.told or OTHER, block.kind[1])
         for parameter in self._living():
@@ -367,7 +367,7 @@ class MemoryMeter:
         self._find_roles(list(self._optimizers))
 
     def _find_roles(self, optimizers):
-        """Find what has become a gradient or, of some optimizers, state."""
+        """Find tensors that have become gradients or, for some optimizers, state."""
         for optimizer in optimizers:
             for tensor in tensors_in(optimizer.state):
                 self._mark(tensor, OPTIMIZER_STATE)
@@ -401,7 +401,7 @@ class MemoryMeter:
 
 
 def _plain(tensor):
-    """The tensors that hold a tensor's memory: itself, or those within a DTensor, say."""
+    """The tensors that have a tensor's memory: itself, or for example the parts of a DTensor."""
     if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
         return (tensor,)
     local = getattr(tensor, "_local_tensor", None)
@@ -415,7 +415,7 @@ def _plain(tensor):
 
 
 def tell_of_shards(meter_here):
-    """From now on meters of this process learn of FSDP2's shards, which no op shows."""
+    """From now on, inform meters of this process of FSDP2's shards, which no op shows."""
 
     def meet(module):
         init = module.FSDPParam._init_sharded_param
@@ -486,7 +486,7 @@ class MemoryHooks:
             meter.step_ended(optimizer)
 
     def _resized(self):
-        """FSDP frees and refills the parameters of a layer so."""
+        """FSDP frees and refills the parameters of a layer in this way."""
         resize, meter_here = self._resize, self._meter_here
 
         def resize_(storage, nbytes):

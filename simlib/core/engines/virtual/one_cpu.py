@@ -1,8 +1,8 @@
 """All ranks of a simulation on one CPU: they run one at a time.
 
-A thread that is woken on another CPU finds that CPU asleep and its caches cold, which costs more
-than all else that a change of rank does. So the process that simulates is held to one CPU, for as
-long as it has that CPU to itself. Nobody is to notice: ranks, and what they start, see all CPUs.
+If a thread is woken on another CPU, that CPU is asleep and its caches are cold. This costs more
+than the rest of a change of ranks. So the simulating process is bound to one CPU while it has that
+CPU to itself. Ranks and their children do not notice this: they see all CPUs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import time
 import torch
 
 WINDOW_S = 0.25
-"""So often it is looked at whether the process has its CPU to itself."""
+"""Seconds between two checks whether the process has its CPU to itself."""
 ENOUGH = 0.8
-"""The share of a CPU that such a process has; with another one beside it, half."""
+"""The share of a CPU that such a process has. With another process beside it, it has half."""
 
 
 def share_one_cpu():
-    """Let threads share a CPU well, and ranks not notice it; for the child, once.
+    """Let threads share a CPU well, without the ranks noticing; called once in the child.
 
-    A thread that is woken waits until the one that wakes it waits itself. Ranks see all CPUs, and
-    have them where they fork or want several threads. Returns a context manager, within which a
-    command that is started has them, too.
+    If a thread wakes another one, the other one begins when the first one waits. Ranks see all
+    CPUs, and get them when they fork or want several threads. Returns a context manager. A command
+    that is started within it has all CPUs, too.
     """
     if not hasattr(os, "sched_setaffinity"):
         return contextlib.nullcontext
@@ -65,7 +65,7 @@ def share_one_cpu():
 
 
 class OneCpu:
-    """The kernel's hold on a process that simulates. Where CPUs cannot be chosen it does nothing.
+    """Binds a simulating process to a CPU. If CPUs cannot be chosen it does nothing.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class OneCpu:
     thread_now : callable
         The id of its thread that is running.
     clock, cpu_clock : callable, optional
-        Seconds that have passed, and those that the process has computed.
+        Seconds that have passed, and seconds that the process has computed.
     """
 
     def __init__(self, pid, thread_now, clock=time.monotonic, cpu_clock=None):
@@ -88,7 +88,7 @@ class OneCpu:
             self._hold(pid)
 
     def look(self):
-        """Let go where others want the CPU, too, and try again later. To be called often."""
+        """Unbind if others want the CPU, too, and try again later. Call this often."""
         if self._clock() >= self._next_s:
             with contextlib.suppress(OSError):  # it has ended
                 self._look()
@@ -120,7 +120,7 @@ class OneCpu:
         self._next_s = self._began_s + WINDOW_S
 
     def _keep_to(self, cpus):
-        """Let all threads of the process, and what they start, run on these CPUs only."""
+        """Let all threads of the process, and its children, run only on these CPUs."""
         with contextlib.suppress(OSError):  # it has ended
             for thread in os.listdir(f"/proc/{self._pid}/task"):
                 with contextlib.suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ def _last_cpu_of(pid, thread):
 
 
 def _cpu_clock_of(pid):
-    """A clock of what all threads of a process have computed, in seconds."""
+    """A clock of the computing of all threads of a process, in seconds."""
     clock = ctypes.c_int()
     error = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))
     if error:

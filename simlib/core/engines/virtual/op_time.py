@@ -2,11 +2,11 @@
 
 The model is the roofline of Williams, Waterman and Patterson (2009). An operation takes the longer
 of two times: its floating-point operations over the rate of its dtype, and its bytes over the
-bandwidth of the memory. It reads each tensor that it is given once, and writes each that it
-returns or changes once; of a tensor that it reads or changes by index, only what the index names.
-Caches and the shape of a matrix are not in the model, so a kernel that does not fill the device is
-slower than this says, unless the device has a table of measurements: that says how much slower, by
-the shape of a product or of attention and by the bytes of other ops.
+bandwidth of the memory. It reads each argument once, and writes each result and each changed tensor
+once. If it reads or changes a tensor by index, only the indexed elements count. The model leaves
+out caches and the shape of a matrix. So a kernel that does not fill the device is slower in
+reality. A device may have a table of measurements. The table says how much slower, by the shape of
+a product or of attention, and by the bytes of other ops.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _MAKES_NOTHING = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided lift_fresh detach detach_ alias "
     "set_ resize_ resize_as_ _local_scalar_dense _reshape_alias _unsafe_view".split()
 )
-"""Ops that begin no kernel, though they return no view: they give memory, or a number."""
+"""Ops that return no view and start no kernel: they give memory, or a number."""
 _ONLY_WRITES = frozenset(
     "copy_ fill_ zero_ random_ uniform_ normal_ exponential_ bernoulli_ _foreach_zero_ "
     "_foreach_copy_".split()
 )
-"""Ops that do not read what they change."""
+"""Ops that do not read the tensors that they change."""
 _BY_RESULT = frozenset("embedding index_select gather index".split())
-"""Ops that read of their first argument only as much as they return."""
+"""Ops that read only as much of their first argument as they return."""
 _BY_INDEX = frozenset(
     "index_put_ _index_put_impl_ index_copy_ index_fill_ index_add_ index_reduce_ scatter_ "
     "scatter_add_ scatter_reduce_".split()
 )
 """Ops that change a part of their first argument."""
 _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
-"""Namespaces of ops that compute nothing; those of collectives take their time on the network."""
+"""Namespaces of ops that compute nothing. Collectives take their time on the network."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Products of matrices -> the place of their first factor."""
 _MOST_SHAPES = 10_000
-"""Costs of one op that are remembered."""
+"""The most costs of one op that are remembered."""
 
 
 class Cost(NamedTuple):
-    """What an operation costs: its flops, its time, and that of its flops at their full rate."""
+    """The cost of an operation: its flops, its time, and the time of its flops at the full rate."""
 
     flops: int
     seconds: float
@@ -57,7 +57,7 @@ class Cost(NamedTuple):
 
 
 class OpTimes:
-    """The time of operations on one sort of device, from shapes and dtypes alone.
+    """The time of operations on one kind of device, from shapes and dtypes alone.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class OpTimes:
         self._known: dict[Any, tuple[bool, dict[tuple, Cost]] | None] = {}
 
     def cost(self, func: Any, args: tuple, kwargs: dict, out: Any) -> Cost | None:
-        """What ``func(*args, **kwargs)`` costs, which has returned ``out``.
+        """The cost of ``func(*args, **kwargs)``, which has returned ``out``.
 
         Parameters
         ----------
@@ -87,9 +87,9 @@ class OpTimes:
         Returns
         -------
         Cost or None
-            None where no kernel begins, as for a view.
+            None if no kernel begins, as for a view.
 
-        **Cost** tens of microseconds for the first op of its shapes, some for the next.
+        **Cost** tens of microseconds for the first op with some shapes, a few for later ones.
         """
         try:
             known = self._known[func]
@@ -129,14 +129,14 @@ class OpTimes:
             has = ", ".join(str(one).removeprefix("torch.") for one in self._rates)
             name = str(dtype).removeprefix("torch.")
             raise InvalidCallError(
-                f"{sort} computes in {name}, and the device has rates of {has} alone: give it one "
-                f"of {name} too, in Device(rates=), or flops_per_s= for all others"
+                f"{sort} computes in {name}, but the device has rates only for {has}: add a "
+                f"rate for {name} to Device(rates=), or set flops_per_s= for all other dtypes"
             )
         return rate
 
 
 class FlopTimes:
-    """The time of operations that take their floating-point operations over a rate, and no more.
+    """The time of operations from their floating-point operations and a rate alone.
 
     Parameters
     ----------
@@ -149,14 +149,14 @@ class FlopTimes:
         self._flop_counts = flop_counts
 
     def cost(self, func: Any, args: tuple, kwargs: dict, out: Any) -> Cost | None:
-        """As `OpTimes.cost`; None where an operation takes no time."""
+        """As `OpTimes.cost`; None if an operation takes no time."""
         flops = self._flop_counts.of(func, args, kwargs, out)
         seconds = flops / self._flops_per_s
         return Cost(flops, seconds, seconds) if flops else None
 
 
 def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
-    """The time of operations on a device; None where none takes any.
+    """The time of operations on a device; None if none of them takes time.
 
     All ranks of a process may share it.
     """
@@ -168,7 +168,7 @@ def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
 
 
 def _is_told_by_result(func):
-    """Whether shapes alone do not say how much an op returns, or might not."""
+    """Whether the size of an op's result does not follow, or may not follow, from shapes alone."""
     has_tensors = any("Tensor" in str(one.type) for one in func._schema.arguments)
     depends = torch.Tag.dynamic_output_shape in func.tags
     return depends or not has_tensors or func.namespace != "aten"
@@ -193,7 +193,7 @@ def _causal_at(func):
 
 
 def _part_worked(func, args, kwargs):
-    """Of causal attention the upper half is left out."""
+    """For causal attention the upper half is left out."""
     at = _causal_at(func)
     if at is None:
         return 1.0
@@ -202,7 +202,7 @@ def _part_worked(func, args, kwargs):
 
 
 def _row_of(sort, args, nbytes):
-    """Sort, dtype, layout and sizes, as a `Card` has them."""
+    """Sort, dtype, layout and sizes, as in a `Card`."""
     dtype = str(_dtype_of(args)).removeprefix("torch.")
     if sort in _PRODUCTS:
         one, other = args[_PRODUCTS[sort] :][:2]
@@ -221,7 +221,7 @@ def _layout(matrix):
 
 
 def _dtype_of(args):
-    """That of the first tensor of floating point, complex or not; else of the first."""
+    """The dtype of the first floating-point tensor, complex or not; else of the first tensor."""
     dtypes = [one.dtype for one in tensors_in(args)]
     inexact = (one for one in dtypes if one.is_floating_point or one.is_complex)
     return next(inexact, dtypes[0] if dtypes else None)
@@ -245,7 +245,7 @@ def _bytes_moved(name, func, args, kwargs, out):
 
 
 def _part_moved(name, target, where, *more):
-    """Bytes of a tensor that an op changes by index; and reads, if it adds to them."""
+    """Bytes of a tensor that an op changes by index, and reads if it adds to them."""
     adds = name.endswith(("add_", "reduce_"))
     if "index_put" in name:
         elements, adds = _elements_at(target, where), more[1:] == (True,)
@@ -258,7 +258,7 @@ def _part_moved(name, target, where, *more):
 
 
 def _elements_at(target, indices):
-    """How many elements ``target[indices]`` has; all of them where a mask says which."""
+    """The number of elements of ``target[indices]``. If a mask decides, all elements."""
     given = [one for one in indices if one is not None]
     if any(one.dtype in (torch.bool, torch.uint8) for one in given):
         return target.numel()
@@ -268,7 +268,7 @@ def _elements_at(target, indices):
 
 
 def _nbytes(tensor):
-    """Bytes in memory, each once: `expand` repeats elements that are there once."""
+    """Bytes in memory, each once, because `expand` repeats elements that exist once."""
     if 0 not in tensor.stride():
         return tensor.numel() * tensor.element_size()
     ways = zip(tensor.shape, tensor.stride(), strict=True)

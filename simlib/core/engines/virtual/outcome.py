@@ -1,4 +1,4 @@
-"""What an op returns, told from shapes and dtypes alone: torch's fake tensors work it out once.
+"""The result of an op, from shapes and dtypes alone: torch's fake tensors compute it once.
 
 An `Outcome` then makes the results without data, for any arguments of the same shapes and options.
 """
@@ -20,11 +20,11 @@ from ...record.torch_inside import storage_at
 from .arguments import shapes_of
 
 _MAPPED = 1 << 30
-"""Bytes at the common address, for a kernel that we have missed: they cost no memory unwritten."""
+"""Bytes at the common address, in case that a kernel runs. Unwritten, they cost no memory."""
 _MOST_SHAPES = 10_000
-"""Outcomes of one op that are remembered."""
+"""The most outcomes of one op that are remembered."""
 _BY_NUMBERS = "arange", "range", "upsample"
-"""How names of ops begin of which numbers of floating point decide the shape."""
+"""The beginnings of names of ops for which floating-point numbers determine the shape."""
 _outcomes: dict[Any, dict[Any, Outcome]] = {}
 _lock = threading.RLock()
 _fake_mode = functools.cache(FakeTensorMode)
@@ -40,7 +40,7 @@ def _address():
 def without_data(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> Tensor:
     """A tensor without data.
 
-    **Cost** 6 us, whatever its size.
+    **Cost** 6 us, for any size.
     """
     nbytes = dtype.itemsize * _elements(shape, stride)
     storage = storage_at(_address(), nbytes)
@@ -48,14 +48,14 @@ def without_data(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype
 
 
 def _elements(shape, stride):
-    """Elements from the first to the last, those between as well."""
+    """The number of elements from the first to the last, with the gaps between them."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 class New(NamedTuple):
-    """A result with memory of its own."""
+    """A result with its own memory."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -71,7 +71,7 @@ class New(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An argument that is returned, perhaps with another shape."""
+    """An argument that is the result, perhaps with another shape."""
 
     number: int
 
@@ -112,12 +112,12 @@ class Plain(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an op returns.
+    """The result of an op.
 
     Attributes
     ----------
     result : New, Given, Part, Several or Plain
-        Its ``made(given)`` makes what the op returns for the tensors among its arguments.
+        Its ``made(given)`` makes the op's result from the tensors among its arguments.
     resized : list of (int, tuple, tuple)
         Numbers of arguments to which the op gives another shape and stride, as for ``out=``.
     """
@@ -126,23 +126,23 @@ class Outcome(NamedTuple):
     resized: list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 
     def new(self) -> list[New]:
-        """The results with memory of their own."""
+        """The results with their own memory."""
         parts = self.result.parts if isinstance(self.result, Several) else (self.result,)
         return [one for one in parts if isinstance(one, New)]
 
 
 def outcome_of(func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) -> Outcome:
-    """The outcome of ``func(*args, **kwargs)``; ``given`` are all tensors among these.
+    """The outcome of ``func(*args, **kwargs)``; ``given`` are all tensors among the arguments.
 
     Raises
     ------
     DataDependentOutputException, DynamicOutputShapeException
-        Where values decide.
+        If values decide.
     InvalidCallError
-        Where the result is sparse. Other errors are torch's own, as for an op that it cannot run
+        If the result is sparse. Other errors are torch's own, for example if it cannot run an op
         without data.
 
-    **Cost** one or two milliseconds for the first op of its shapes, some microseconds for the next.
+    **Cost** one or two milliseconds for the first op with some shapes, microseconds for later ones.
     """
     known = _outcomes.setdefault(func, {})
     is_exact = func._overloadpacket.__name__.startswith(_BY_NUMBERS)

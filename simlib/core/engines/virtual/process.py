@@ -1,4 +1,4 @@
-"""The kernel's side of the process that simulates, and how one is always ready."""
+"""The kernel's side of the simulating process. One such process is always ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .ranks import PAGE, RUNNING
 
 MEMORY = 1 << 36
-"""Address space for the logs of all ranks, in bytes; memory is taken as it is used."""
+"""Address space for the logs of all ranks, in bytes. Memory is taken only as it is used."""
 LARGEST_LOG = 256 << 20
 
 
@@ -32,14 +32,14 @@ def _empty_log():
 
 
 class SimulatorProcess:
-    """One child process, and the kernel's ends of what it shares with it.
+    """One child process, and the kernel's ends of the things that it shares with it.
 
     Parameters
     ----------
     main : callable
-        What the process does: ``main(control, lifeline, stdout, stderr, memory)``.
+        The function of the process: ``main(control, lifeline, stdout, stderr, memory)``.
     is_unlike : bool
-        Whether sets of strings have another order in it than in others.
+        Whether sets of strings have another order in it than in other processes.
     """
 
     def __init__(self, main, is_unlike=False):
@@ -84,7 +84,7 @@ class SimulatorProcess:
         return not reason
 
     def start_cleaning(self):
-        """Ask it to put back what the ranks changed. False where it is gone."""
+        """Tell it to undo the changes of the ranks. False if it has ended."""
         try:
             self.control.send(("clean", None))
         except OSError:
@@ -129,7 +129,7 @@ class SimulatorProcess:
         return self.process.is_alive()
 
     def close(self):
-        """End the process and give everything back."""
+        """End the process and release everything."""
         with uninterrupted():
             self.kill()
             self.process.join()
@@ -137,7 +137,7 @@ class SimulatorProcess:
             self._close_ends()
 
     def kill(self):
-        """End the process and what it started; safe to call again."""
+        """End the process and its children. You can call it again."""
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(self.process.pid, signal.SIGKILL)
@@ -150,14 +150,14 @@ class SimulatorProcess:
 
 
 class Simulators:
-    """One process at rest, and one in spare for when that one had to be ended."""
+    """One process at rest, and a spare one that replaces it if it had to be ended."""
 
     def __init__(self):
         self._resting = []
         self.has_served = False
 
     def take(self, main):
-        """A process that is ready; ``main`` is what a new one does."""
+        """A ready process. A new one runs ``main``."""
         while True:
             is_new = not self._resting
             process = SimulatorProcess(main) if is_new else self._resting.pop()
@@ -172,24 +172,24 @@ class Simulators:
                 return process
             process.close()
             if is_new:
-                raise OSError("the process that simulates did not start")
+                raise OSError("the process of the simulation did not start")
 
     def take_unlike(self, main):
-        """A process in which sets have another order; who has taken it closes it."""
+        """A process in which sets have another order. The caller closes it."""
         process = SimulatorProcess(main, is_unlike=True)
         if process.wait_until_ready():
             return process
         process.close()
-        raise OSError("the process that simulates did not start")
+        raise OSError("the process of the simulation did not start")
 
     def _keep_a_spare(self, main):
-        """Start the next process while this one works: after an error it is there at once."""
+        """Start the next process while this one works. So after an error it is ready at once."""
         if not self._resting:
             with contextlib.suppress(OSError):  # no room: the next simulation tries, and tells
                 self._resting.append(SimulatorProcess(main))
 
     def give_back(self, process, clean):
-        """Return a process after its simulation; one that is not clean is ended."""
+        """Return a process after its simulation. A process that is not clean is ended."""
         if clean and process.start_cleaning():
             self._resting.append(process)
         else:
@@ -199,7 +199,7 @@ class Simulators:
             self._resting.pop(0).close()
 
     def sleep(self):
-        """End all processes, and know that the server goes, too."""
+        """End all processes before the server ends, too."""
         self.close()
         self.has_served = False
 

@@ -1,4 +1,4 @@
-"""The ranks of one simulation: a thread each, from its beginning to its end."""
+"""The ranks of one simulation. Each has a thread, from its beginning to its end."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from .shared import SimulatedStore
 from .work_meter import WorkMeter
 
 RUNNING = struct.Struct("qq")
-"""At the beginning of the shared memory: which rank has the baton, and the id of its thread."""
+"""The first fields of the shared memory: the rank with the baton, and its thread's id."""
 PAGE = mmap.ALLOCATIONGRANULARITY
 
 _HERE = os.path.dirname(__file__) + os.sep
 _ENGINE = (_HERE, str(FOLDER / "core" / "clockwork") + os.sep)
 _AROUND_RANKS = (__file__, _HERE + "child.py", os.path.dirname(per_rank.__file__) + os.sep)
-"""The engine's files that stand around the learner's code: a rank within them is not at work."""
+"""The engine's files around the learner's code. A rank within them is not at work."""
 
 
 def _is_within_engine(frame):
@@ -60,14 +60,14 @@ def _is_within_engine(frame):
 
 @dataclass(kw_only=True)
 class SimulationRequest(Request):
-    """One simulation, as the process that simulates is told of it.
+    """One simulation, in the form that the simulating process gets.
 
     Attributes
     ----------
     world_size : int
     cluster : Cluster
     local_size : int
-        Ranks of one host, as their environment says.
+        Ranks of one host, by their environment.
     placement : str or list of int
         As for `simulate`.
     options : Options
@@ -92,7 +92,7 @@ class Ranks:
     Attributes
     ----------
     answers : dict
-        rank -> what its function returned or raised, see `returned.answer_of`.
+        rank -> its function's result or exception, see `returned.answer_of`.
     deaths : dict
         rank -> exit code of a rank that left by ``os._exit``, or was killed.
     store : SimulatedStore
@@ -150,7 +150,7 @@ class Ranks:
             scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
     def run(self):
-        """Let all ranks run until none can go on; returns what the kernel has to know."""
+        """Let all ranks run until none can continue; returns the facts for the kernel."""
         scheduler = self._simulation.scheduler
         if not self._simulation.options.data:
             dataless.prepare_torch()
@@ -183,7 +183,7 @@ class Ranks:
         }
 
     def retell_work(self, rank, extents):
-        """The pieces of a rank's work were at other moments, see `WorkMeter.retell`."""
+        """Move the pieces of a rank's work to other moments, see `WorkMeter.retell`."""
         if self._work[rank] is not None:
             self._work[rank].retell(extents)
 
@@ -192,7 +192,7 @@ class Ranks:
         return "".join(traceback.format_exception(failure)) if failure is not None else None
 
     def _frames(self, ranks):
-        """The learner's frames, outermost first, of ranks that stand still."""
+        """The learner's frames of waiting ranks, outermost first."""
         stacks = sys._current_frames()
         found = {}
         for rank in ranks:
@@ -263,7 +263,7 @@ class Ranks:
             log.leave()
 
     def _equip(self, rank):
-        """The dispatch mode that sees what the rank's function does with tensors, or none."""
+        """The dispatch mode that sees the work of the rank's function on tensors, or none."""
         simulation, device = self._simulation, self._simulation.topology.cluster.device
         options, op_times = simulation.options, self._op_times
         takes_time = options.compute == "flops" and op_times is not None
@@ -329,7 +329,7 @@ class Ranks:
         make_default_group(rank, self._everyone, store, FOREVER)
 
     def create_group(self, options, ranks, name):
-        """The calling rank's side of a group; beyond the world, its members wait for each other."""
+        """The calling rank's side of a group. Members of other groups than the world wait here."""
         recorder = self._recorders[per_rank.local.rank]
         simulation = self._simulation
         rank, size = options.group_rank, options.group_size
@@ -341,9 +341,9 @@ class Ranks:
         return group.RecordingGroup(recorder, transport, rank, size, name, ranks)
 
     def _before_output(self, rank):
-        """A rank that is killed before its clock prints no more.
+        """A rank prints nothing after its time of death.
 
-        Not where the engine is at work: a learner's ``__del__`` may print anywhere.
+        Inside the engine this does not apply, because a learner's ``__del__`` may print anywhere.
         """
         scheduler = self._simulation.scheduler
         if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):
@@ -370,14 +370,14 @@ class Ranks:
             scheduler.stop()
 
     def _park(self):
-        """Stop this thread for good, and let the others go on."""
+        """Stop this thread for ever, and let the others continue."""
         self._simulation.scheduler.leave()
         lock = _thread.allocate_lock()
         lock.acquire()
         lock.acquire()
 
     def _kill(self, rank):
-        """As asked for by ``kill=``: the rank does nothing any more."""
+        """``kill=`` has killed the rank: it does nothing any more."""
         if rank not in self.answers and rank not in self.deaths:
             self._killed.add(rank)
             detection_s = self._simulation.options.detection_s

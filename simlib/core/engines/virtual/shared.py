@@ -1,4 +1,4 @@
-"""What the ranks of a simulation share: the key-value store, and what DDP gathers."""
+"""The things that the ranks of a simulation share: the key-value store, and DDP's check."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Waiter:
 
 
 def _settle():
-    """Let all happen that comes before the calling rank's clock."""
+    """Let all events before the calling rank's clock happen."""
     settle = getattr(local, "settle", None)
     if settle is not None:
         settle()
 
 
 class SimulatedStore(dist.Store):
-    """One store for all ranks of a simulation: each finds in it what was set before its time."""
+    """One store for all ranks of a simulation. A rank finds keys that were set before its time."""
 
     def __init__(self, scheduler):
         super().__init__()
@@ -55,7 +55,7 @@ class SimulatedStore(dist.Store):
         return value
 
     def compare_set(self, key, expected, desired):
-        """A missing key counts as empty, and stays missing where ``expected`` is not empty."""
+        """A missing key counts as empty. It stays missing if ``expected`` is not empty."""
         _settle()
         expected, desired = _encoded(expected), _encoded(desired)
         if key not in self._values and expected:
@@ -126,8 +126,8 @@ class SimulatedStore(dist.Store):
 def own_stores(store):
     """Let a rank's own ``TCPStore`` or ``FileStore`` be a part of the simulation's.
 
-    They would wait for other ranks in C++, where nobody hands the baton on. ``store()`` is the
-    `SimulatedStore` of the simulation that runs.
+    They would wait for other ranks in C++, without passing on the baton. ``store()`` is the
+    `SimulatedStore` of the running simulation.
     """
     for original, parameters in (
         (dist.TCPStore, ("host_name", "port", "world_size", "is_master", "timeout")),
@@ -141,7 +141,7 @@ def own_stores(store):
 
 
 class _OwnStore(dist.PrefixStore):
-    """What a rank finds as ``TCPStore`` or ``FileStore``."""
+    """The class that a rank gets as ``TCPStore`` or ``FileStore``."""
 
     def __new__(cls, *args, **kwargs):
         if not hasattr(local, "rank"):
@@ -169,7 +169,7 @@ def _encoded(value):
 
 
 def share_what_ddp_gathers():
-    """Use `verify_same_model` wherever DDP calls torch's check; for the process that simulates."""
+    """Use `verify_same_model` instead of torch's check in DDP, in the simulating process."""
     for module in (torch.distributed.utils, torch.nn.parallel.distributed):
         module._verify_param_shape_across_processes = verify_same_model
 

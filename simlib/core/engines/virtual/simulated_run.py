@@ -50,9 +50,9 @@ from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
 
 MAX_ALIKE = 1 << 16
-"""How many ranks `simulate` takes with ``alike=``."""
+"""The most ranks of `simulate` with ``alike=``."""
 VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
-"""Kinds of failures that say something of the program, not of the machine or of who watches."""
+"""Kinds of failures that belong to the program, and not to the machine or the observer."""
 
 
 def simulate(
@@ -91,82 +91,88 @@ def simulate(
 ) -> Run:
     """Run a rank function on a modelled cluster, under a virtual clock.
 
-    The function is the same as for `run`, and so is what comes back. Times are virtual: they
-    belong to ``cluster``, and are the same to the bit in every repeat.
+    It takes the same function as `run`, and returns the same kind of result. Times are virtual. The
+    times are those of ``cluster``, and every repeat gives exactly the same times.
 
     Parameters
     ----------
     function : callable
-        Called on every rank as ``function(rank, world_size, *args, **kwargs)``.
+        Each rank calls it as ``function(rank, world_size, *args, **kwargs)``.
     world_size : int
         Number of ranks, 1 to 4,096.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
     cluster : Cluster, optional
-        The network and the devices; by default one rank on each node of a 10 Gbit Ethernet.
+        The network and the devices. The default has one rank on each node of a 10 Gbit Ethernet.
     placement : {"block", "round_robin"} or list of int
-        Which node each rank lives on, see `Topology`.
+        The node of each rank. See `Topology`.
     sends : {"rendezvous", "eager"}
-        Whether a send is over when its message has arrived (as Gloo does it), or at once.
+        When a send is over. With ``"rendezvous"`` a send is over when its message has arrived, as
+        with Gloo. With ``"eager"`` a send is over at once.
     eager_limit_bytes : int, optional
         Sends of at most this many bytes are eager.
     algorithms : {"mpich", "nccl", "gloo"}
-        How collectives become messages: chosen by size as that library does. MPICH looks at the
-        nodes, too: where ranks share one, short vectors go in two levels.
+        How collectives become messages. simlib chooses the algorithm by size, as that library does.
+        If ranks share a node, MPICH sends short vectors in two levels.
     expand : bool
-        True to keep the messages of collectives, in ``run.wire``.
+        True to keep the messages of collectives. ``run.wire`` contains them.
     compute : {"flops", "measured", "free"}
-        What computing takes: what the device needs for each operation (see `Device`; nothing where
-        the cluster has no device), the time it really takes here, or nothing.
+        How long computing takes. With ``"flops"`` an operation takes the time that the device needs
+        (see `Device`). It takes no time if the cluster has no device. With ``"measured"`` computing
+        takes as long as on this machine. With ``"free"`` it takes no time.
     memory : bool, optional
-        Whether to keep the ledger of each rank's memory in ``run.memory``; by default where the
+        Whether ``run.memory`` contains the ledger of each rank's memory. The default is True if the
         cluster has a device.
     data : bool
-        False to simulate without data, for models that fit no laptop: tensors have shapes, dtypes
-        and a place in the ledger, and no values. The value of a number of floating point is NaN.
-        Asking for whole numbers or truth values is refused, except of small tensors that come from
-        the program itself and not from the model (lengths, indices, orders of samples).
+        False to simulate without data, for models that do not fit into this machine. Tensors have
+        shapes, dtypes and a place in the ledger, but no values. If the program asks for a
+        floating-point number, it gets NaN. If it asks for a whole number or a truth value, simlib
+        raises an error. Small tensors that come from the program itself keep their values. Examples
+        are lengths, indices and orders of samples.
     alike : "auto" or callable, optional
-        With ``data=False``: run two ranks of each class of equal ranks, compare them, and time all
-        others by what the first did. ``"auto"`` takes all ranks to be equal, except those that
-        send to each other within a group: they are told apart by their places in it.
-        ``alike(rank)`` names the class of a rank. The times are those of a simulation of all ranks;
-        where ranks of a class turn out not to be equal, the first difference is an error. See
-        ``run.classes``. The trace has the ops of ranks that ran.
+        With this option simlib runs only two ranks of each class of equal ranks, and compares the
+        two. It needs ``data=False``. All other ranks of the class get the times of the first.
+        ``"auto"`` assumes that all ranks are equal, except ranks that send to each other within a
+        group. The places in the group distinguish these ranks. ``alike(rank)`` names the class of a
+        rank. The times are the same as if all ranks ran. If ranks of a class are not equal, the
+        first difference is an error. See ``run.classes``. The trace has only the ops of the ranks
+        that ran.
     slow : dict, Jitter or callable, optional
-        ``{rank: factor}``: ranks that compute so much slower. A `simlib.scale.Jitter`, or a
-        function ``slow(rank, k, random)``, in place of a factor or of the whole dict: noise, drawn
-        anew for each call of `simlib.compute` (k counts them), and for what a rank computes
-        otherwise before each op of torch.distributed (k counts the ops). The same seed of the
-        jitter gives the same run. Sleeping and communication take as long as before.
+        ``{rank: factor}``. These ranks compute slower by the factor. A `simlib.scale.Jitter`, or a
+        function ``slow(rank, k, random)``, adds noise, for one rank or for all. A new factor is
+        drawn for each call of `simlib.compute` (k counts the calls). For other computing it is
+        drawn before each op of torch.distributed (k counts the ops). The same seed of the jitter
+        gives the same run. The factor does not change sleeping and communication.
     kill : dict or Failures, optional
-        ``{rank: seconds}``: ranks that die at this virtual time; ``{"node1": seconds}``: all ranks
-        of node 1, counted from 0. `simlib.scale.Failures` draws deaths: the same seed gives the
-        same run. Ranks that wait for ever wait for no death: that is a deadlock.
+        ``{rank: seconds}`` kills these ranks at this virtual time. ``{"node1": seconds}`` kills all
+        ranks of node 1. Nodes count from 0. `simlib.scale.Failures` draws deaths, and the same seed
+        gives the same run. If all ranks wait forever before a death, the run is a deadlock.
     on_death : {"end", "continue"}
-        Whether a rank's death ends the run, or the others go on: what needs the dead rank raises
-        in them what Gloo raises there, and what does not goes on. The dead rank's result is None.
-        A rank that waits for a survivor which has raised waits as long as the group's ``timeout=``
-        says (of `init_process_group`, `new_group`), if that is less than torch's 30 minutes.
+        With ``"end"`` the death of a rank ends the run. With ``"continue"`` the other ranks
+        continue. If an op needs the dead rank, it raises in the other ranks the error that Gloo
+        raises. All other ops continue. The result of the dead rank is None. A rank may also wait
+        for a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
+        `init_process_group` or `new_group`), if that is less than torch's 30 minutes.
     detection_s : float
-        Virtual seconds after which survivors see a death of ``kill``: 0 where a process dies, whose
-        connections its host closes; more where a host vanishes, and something has to miss it.
+        Virtual seconds after which survivors notice a death of ``kill``. Use 0 for the death of a
+        process, because its host closes its connections. Use more for the loss of a host, because
+        the other ranks notice the loss only when the host does not answer.
     restarts, min_ranks, on_restart
-        As for `run`. Virtual time goes on counting, and times of ``kill`` are on that clock.
+        As for `run`. Virtual time continues during restarts, and times of ``kill`` use that clock.
     restart_s : float
         Virtual seconds from a failure to the moment at which ranks begin again.
     seed : int, "same" or "new", optional
-        As for `run`: what random numbers begin with. A number also tries another order of all that
-        is not ordered: of ranks ready at the same moment, and of messages for a receive of any
-        source. What comes out differently is a finding of the kind ``race``. The order changes no
-        time and is no model of noise: that is ``slow``.
+        As for `run`: the start of random numbers. A number also changes the order of events that
+        have no fixed order. Such events are ranks that are ready at the same moment, and messages
+        for a receive from any source. A result that depends on the order is a finding of the kind
+        ``race``. The order changes no time, and it is no model of noise: use ``slow`` for noise.
     timeout_s : float or None
-        Seconds of the machine's time without any op or output after which it is ended.
+        simlib ends the simulation after so many real seconds without an op or output.
     strict, check : bool
         As for `run`.
     network : Network, optional
-        ``cluster``, ``placement``, ``sends``, ``eager_limit_bytes``, ``algorithms`` and those of
-        kinds of collectives, as one object.
+        ``cluster``, ``placement``, ``sends``, ``eager_limit_bytes``, ``algorithms`` and the
+        algorithms of single collectives, as one object.
     measurement : Measurement, optional
         ``expand``, ``compute``, ``memory``, ``data`` and ``seed`` as one object.
     faults : Faults, optional
@@ -174,7 +180,7 @@ def simulate(
     diagnosis : Diagnosis, optional
         ``timeout_s``, ``strict`` and ``check`` as one object.
     **algorithm_of
-        The algorithm of one kind of collective by its name: ``all_reduce="ring"``.
+        The algorithm of one collective by its name: ``all_reduce="ring"``.
 
     Returns
     -------
@@ -183,12 +189,13 @@ def simulate(
     Raises
     ------
     SimlibError
-        As `run` does.
+        As for `run`.
 
     Notes
     -----
-    Ranks are threads of one process. Each has modules, random numbers, environment, output and
-    clock of its own. Python's own modules, torch, numpy and packages with C extensions are shared.
+    Ranks are threads of one process. Each rank has its own modules, random numbers, environment,
+    output and clock. All ranks share Python's own modules, torch, numpy and packages with C
+    extensions.
     """
     check_function(function, "simulate")
     most = MAX_SIMULATED if (measurement or Measurement(alike=alike)).alike is None else MAX_ALIKE
@@ -245,7 +252,7 @@ def simulate_script(
 ) -> Run:
     """Simulate a whole script, or a module by its name; ``argv`` are its arguments.
 
-    ``local_size`` is how many ranks of one host the environment counts: without it, all of them.
+    ``local_size`` is the number of ranks of one host in the environment. By default it is all.
     """
     size = _check_world_size(world_size)
     engine = SimulationEngine(
@@ -260,8 +267,8 @@ def simulate_script(
 
 def _check_world_size(world_size: Any, most: int = MAX_SIMULATED) -> int:
     why = (
-        f"simulate takes 1 to {most:,} ranks; for more, simlib.scale has the cost of "
-        "communication without running anything"
+        f"simulate takes 1 to {most:,} ranks; for more, simlib.scale computes the cost of "
+        "communication without a run"
     )
     return check_world_size(world_size, most, why)
 
@@ -280,7 +287,7 @@ def _check_cluster(cluster: Any, world_size: int) -> Cluster:
 def _options(
     network: Network, topology: Topology, faults: Faults, measurement: Measurement
 ) -> tuple[Options, int | None]:
-    """What the simulated machine is told, and the seed of another order to compare with."""
+    """The settings of the simulated machine, and the seed of another order to compare with."""
     limit = eager_limit(network.sends, network.eager_limit_bytes)
     policy = check_choice("algorithms", network.algorithms, POLICIES)
     algorithms = check_algorithms(network.algorithm_of)
@@ -307,7 +314,7 @@ def _options(
 
 
 def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes | None:
-    """The classes of equal ranks to begin with; refused where ranks cannot be equal."""
+    """The first classes of equal ranks. Refused if ranks cannot be equal."""
     if asked.alike is None:
         return None
     others = {
@@ -319,8 +326,8 @@ def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes 
     wrong = [words for words, is_so in others.items() if is_so]
     if wrong:
         raise errors.InvalidCallError(
-            f"alike= lets one rank stand for others, which {wrong[0]} does not allow: leave one of "
-            "them out" + (", or say data=False" if asked.data else "")
+            f"with alike=, one rank represents others, but {wrong[0]} does not allow that: leave "
+            "one of the two out" + (", or say data=False" if asked.data else "")
         )
     if callable(asked.alike):
         numbers: dict[Any, int] = {}
@@ -334,21 +341,22 @@ def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes 
 
 
 def _check_asynchronous(on_death: str, compute: str) -> None:
-    """Refuse what is not simulated where devices work beside their ranks."""
+    """Refuse calls that are not simulated if devices work beside their ranks."""
     if on_death == "continue":
         raise errors.InvalidCallError(
-            'on_death="continue" is what survivors see on Gloo; after a death NCCL ends the ranks '
-            "of an asynchronous device: leave it out, or give the cluster a synchronous device"
+            "an asynchronous device uses NCCL, and NCCL ends all ranks after a death. "
+            'So leave out on_death="continue", or give the cluster a synchronous device'
         )
     if compute == "measured":
         raise errors.InvalidCallError(
-            'compute="measured" times the rank on this machine, and not what an asynchronous '
-            'device would take: leave it out, so that the device says it, or use compute="free"'
+            'compute="measured" times the rank on this machine, which says nothing about an '
+            "asynchronous device: leave it out, so that the device model gives the time, or use "
+            'compute="free"'
         )
 
 
 def _attempts(engine: SimulationEngine, plan: Restarts) -> Run:
-    """Simulate, and again after a failure as a `Restarts` says."""
+    """Simulate, and simulate again after a failure, as a `Restarts` says."""
     options, placement = engine.options, engine.placement
 
     def attempt(size: int, begin_s: float, environ: Mapping[str, str]) -> Run:
@@ -375,14 +383,14 @@ class SimulationEngine(Engine):
     Attributes
     ----------
     local_size : int
-        Ranks of one host, as their environment says: all of them where nobody has named a cluster,
-        as in `run`.
+        Ranks of one host, by their environment. If no cluster was named, it is all ranks, as in
+        `run`.
     seed : int, optional
-        Of another order, in which a run that ended well is simulated once more.
+        The seed of another order. A run that ended well is simulated once more in this order.
     is_unlike : bool
         Whether sets of strings have another order than in other simulations.
     environ : dict of str to str
-        What ranks find in their environment beside the kernel's.
+        Variables of the ranks in addition to the kernel's.
     """
 
     program: Program
@@ -415,7 +423,7 @@ class SimulationEngine(Engine):
         return SimulationMonitor(self, process, display)
 
     def execute(self, monitor: SimulationMonitor) -> Failure | None:
-        """Simulate to the end; returns the error that it ends in, or None."""
+        """Simulate to the end; returns the error that ended it, or None."""
         request = SimulationRequest(
             payload=self.program.payload,
             execution_context=context_here(self.program.argv, {**self.environ, **NO_GPUS}),
@@ -433,7 +441,7 @@ class SimulationEngine(Engine):
         return monitor.until_the_end(request)
 
     def make_run(self, monitor: SimulationMonitor) -> Run:
-        """The `Run` of what the monitor knows now."""
+        """The `Run` from the present facts of the monitor."""
         run = make_run(monitor)
         if self.options.classes is not None:
             run.classes = list(self.options.classes.members.values())
@@ -446,7 +454,7 @@ class SimulationEngine(Engine):
         return run
 
     def _spans(self, monitor: SimulationMonitor, spans: list) -> list:
-        """The spans of all ranks, of which those that did not run have none in a log."""
+        """The spans of all ranks. Logs have no spans of ranks that did not run."""
         left = monitor.report and monitor.report.get("left_s")
         if not left:
             return spans
@@ -459,14 +467,14 @@ class SimulationEngine(Engine):
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
     ) -> Failure | None:
-        """Say where the run took place, and whether its times repeat."""
+        """Give the run its exact transfers, and whether its times repeat."""
         exact = partial(transfers_of, run.trace, self.cluster, self.placement, self.options)
         run.transfers_by(exact)
         run.repeats = self.options.compute != "measured"
         return failure
 
     def once_more(self, monitor: SimulationMonitor) -> SimulationEngine | None:
-        """The same with finer classes, where ranks of one turned out to have different parts."""
+        """The same with finer classes, if ranks of one class have different parts."""
         classes = self.options.classes
         if classes is None or monitor.report is None or monitor.report["unlike"] is None:
             return None
@@ -480,7 +488,7 @@ class SimulationEngine(Engine):
         run: Run | None,
         failure: Failure | None,
     ) -> None:
-        """Give the process back; it serves again where nothing of this run is left in it."""
+        """Give the process back. It serves again if it has no rest of this run."""
         is_over = run is not None and monitor.report is not None
         clean = is_over and not monitor.running() and not monitor.deaths
         monitor.close()
@@ -490,16 +498,17 @@ class SimulationEngine(Engine):
             simulators().give_back(monitor.process, clean)
 
     def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
-        """What shows in the order of the seed, or with sets in another order, where one was given.
+        """The differences in the order of the seed, or with another order of sets, if requested.
 
-        A program that comes out differently in the same order, too, is random: that is no finding.
+        A program that gives different results in the same order, too, is random. This is no
+        finding.
         """
         if self.seed is None:
             return []
         return self._race(run, monitor) or self._order_of_sets(run)
 
     def _order_of_sets(self, run: Run) -> list[Finding]:
-        """The finding where a rank's collectives come in the order of a set of strings."""
+        """The finding if a rank calls collectives in the order of a set of strings."""
         if not are_ranks_trusted():
             return []
         try:
@@ -518,9 +527,10 @@ class SimulationEngine(Engine):
             return []
         one, other = parted
         words = (
-            f"rank {one.rank} calls {one.site.op} ({one.site.place}), and {other.site.op} "
-            f"({other.site.place}) in its place if Python draws another hash seed: the order comes "
-            "from a set, and each process has an order of its own. Sort it: `sorted(names)`"
+            f"the order of rank {one.rank}'s calls depends on Python's hash seed: with one seed "
+            f"the rank calls {one.site.op} ({one.site.place}), with another seed {other.site.op} "
+            f"({other.site.place}). The order comes from a set, and each process may order the set "
+            "differently. Sort the set: `sorted(names)`"
         )
         return [Finding("race", words, {one.rank: one.site}, unlike)]
 
@@ -540,7 +550,7 @@ class SimulationEngine(Engine):
 
 
 def profiles_of(streams: list, monitor: SimulationMonitor) -> list[Profile | None]:
-    """What the modelled device of each rank did, by rank and stream."""
+    """The work of each rank's modelled device, by rank and stream."""
     origin_s = origin_of(monitor)
     found: list[Profile | None] = []
     for log, own in zip(monitor.logs, streams, strict=True):
@@ -567,17 +577,17 @@ def _answers(monitor: SimulationMonitor) -> dict:
 
 
 def _race(run, other, other_failure, seed, answers, other_answers):
-    """The finding where a run in another order ends differently, or None.
+    """The finding if a run in another order ends differently, or None.
 
     Parameters
     ----------
     run, other : Run
-        In the usual order, and in that of the seed.
+        The runs in the usual order, and in the order of the seed.
     other_failure : SimlibError or None
-        What the other one ended with.
+        The error that ended the other run.
     seed : int
     answers, other_answers : dict
-        rank -> what its function returned or raised, as bytes.
+        rank -> its function's result or exception, as bytes.
     """
     if other_failure is not None:
         first = str(other_failure).partition("\n")[0]
@@ -591,12 +601,12 @@ def _race(run, other, other_failure, seed, answers, other_answers):
             f"order, and {_short(run.results[ranks[0]])} in the usual one"
         )
     sites = _where_they_part(run, other)
-    where = "".join(f"; {site} took another message" for site in list(sites.values())[:1])
+    where = "".join(f"; {site} received another message" for site in list(sites.values())[:1])
     return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
 
 
 def _first_other_call(run, other):
-    """The first collective of a rank that is another one in another run: both, or None."""
+    """The first collective of a rank that differs between two runs: both, or None."""
     for rank in range(run.world_size):
         calls = [[op for op in one.trace.of_rank(rank) if not op.is_p2p] for one in (run, other)]
         for one, two in zip(*calls, strict=False):
@@ -606,7 +616,7 @@ def _first_other_call(run, other):
 
 
 def _are_same(run, other, answers, other_answers):
-    """Whether two runs that ended well returned the same."""
+    """Whether two runs that ended well returned the same results."""
     return not _where_they_differ(run, other, answers, other_answers)
 
 
@@ -620,7 +630,7 @@ def _where_they_differ(run, other, answers, other_answers):
 
 
 def _same(one, other):
-    """Whether two results are equal: tensors by value, dicts and sets in any order."""
+    """Whether two results are equal. Tensors count by value, dicts and sets without order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

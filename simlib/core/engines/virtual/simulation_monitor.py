@@ -1,4 +1,4 @@
-"""`SimulationMonitor`: the kernel's eye on one simulation."""
+"""`SimulationMonitor`: the kernel's view of one simulation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 BUSY_S = 0.2
-"""After so long without an op the kernel looks whether some ranks wait for ever meanwhile."""
+"""Seconds without an op after which the kernel looks whether some ranks wait for ever."""
 CHUNK = 1 << 16
 
 
 class SimulationMonitor(RunMonitor):
-    """Takes in what simulated ranks print and come to, until the process that simulates is done."""
+    """Handles the output and outcome of simulated ranks, until the simulating process is done."""
 
     engine = "simulated"
     without_gpus = "A simulated rank has no GPU: keep its tensors on the CPU."
@@ -70,7 +70,7 @@ class SimulationMonitor(RunMonitor):
 
     @property
     def native(self):
-        """What native code wrote to stderr, by rank: it is the running rank's."""
+        """The native stderr, by rank: it belongs to the running rank."""
         return {rank: self._native for rank in range(self.world_size)}
 
     def until_the_end(self, request):
@@ -103,13 +103,13 @@ class SimulationMonitor(RunMonitor):
         return self._of_report()
 
     def _blocked_beside_a_busy_one(self, posted):
-        """The deadlock of some ranks while another one computes and computes; or None."""
+        """The deadlock of some ranks while another one computes without end; or None."""
         if posted != self._ops:
             self._ops, self._ops_at = posted, time.monotonic()
         return self.stuck() if time.monotonic() - self._ops_at >= BUSY_S else None
 
     def _of_report(self):
-        """The error that the ranks' ends amount to, or None."""
+        """The error for the outcome of the ranks, or None."""
         self._failure = self.report["failure"]
         if self._failure is not None:
             return self._of_our_own()
@@ -132,13 +132,13 @@ class SimulationMonitor(RunMonitor):
         return found or failures.at_rest(self)
 
     def _of_our_own(self):
-        """The error where simlib itself went wrong."""
+        """The error if simlib itself failed."""
         return errors.SimlibError(
             "simlib itself failed; please report it, with the function:\n" + self._failure
         )
 
     def _of_dead_process(self):
-        """Native code of a rank has taken the whole process with it."""
+        """Native code of a rank has ended the whole process."""
         self.process.kill()  # it may only have closed its end
         self.process.process.join()
         while self._read_native():
@@ -146,14 +146,14 @@ class SimulationMonitor(RunMonitor):
         rank, _ = self.process.running
         if rank not in range(self.world_size):
             return errors.SimlibError(
-                "the process that simulates was ended from outside before any rank had begun: "
-                "was memory short?"
+                "the process that simulates was ended from outside before any rank had begun: was "
+                "there too little memory?"
             )
         self.deaths[rank] = self.process.process.exitcode
         return failures.of_failures(self, {rank})
 
     def _take_in(self, timeout_s):
-        """Handle what has arrived; waits up to ``timeout_s`` for the first of it."""
+        """Handle messages that have arrived; waits up to ``timeout_s`` for the first one."""
         sorts = {key.data for key, _ in self._selector.select(timeout_s)}
         if "output" in sorts:
             self._read_output()
@@ -214,7 +214,7 @@ class SimulationMonitor(RunMonitor):
         self.values_asked = report["values_asked"]
 
     def _answer_for_others(self, report):
-        """Others of a class ended as its first did, and held as much; their results are unknown."""
+        """Copy end and memory of a class's first rank to its others. Their results are unknown."""
         if self.classes is None:
             return
         for ranks in self.classes.members.values():
@@ -225,7 +225,7 @@ class SimulationMonitor(RunMonitor):
                 report["flops"][rank] = report["flops"][ranks[0]]
 
     def ask_for_stacks(self, ranks):
-        """The learner's frames of ranks that are in no op."""
+        """The learner's frames of ranks that are not in an op."""
         if self.report is not None:
             return {rank: self.report["frames"].get(rank, []) for rank in ranks}
         found = dict.fromkeys(ranks, [])
@@ -242,7 +242,7 @@ class SimulationMonitor(RunMonitor):
         return {rank: found[rank]}
 
     def _signal_thread(self, thread):
-        """Ask one thread of the process for its stack (Linux; elsewhere whichever is running)."""
+        """Ask one thread of the process for its stack (Linux; elsewhere the running thread)."""
         pid = self.process.process.pid
         thread = thread_as_seen_here(pid, thread)
         tgkill = getattr(ctypes.CDLL(None), "tgkill", None) if sys.platform == "linux" else None
@@ -251,7 +251,7 @@ class SimulationMonitor(RunMonitor):
                 os.kill(pid, signal.SIGUSR1)
 
     def close(self):
-        """Watch no more."""
+        """Stop watching."""
         if self._cpu is not None:
             self._cpu.let_go()
         self._selector.close()
@@ -260,7 +260,7 @@ class SimulationMonitor(RunMonitor):
 
 
 def thread_as_seen_here(pid, thread):
-    """The id that a thread of a process has for us, where the process has ids of its own."""
+    """Our id of a process's thread, if the process has its own process ids."""
     if os.path.isdir(f"/proc/{pid}/task/{thread}"):
         return thread
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What one simulated rank's device did, in sum and by the pieces that the program names."""
+"""The work of one simulated rank's device, in sum and by the pieces that the program names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...record.this_rank import here
 
 
 class WorkMeter:
-    """Counts the floating-point operations of one rank; all its threads add to it.
+    """Counts the floating-point operations of one rank. All its threads add to the count.
 
     Parameters
     ----------
     log : OpLogWriter
-        Where the sums are written down when the rank leaves.
+        The log for the sums when the rank leaves.
     streams : Streams or None
-        Of an asynchronous device.
+        The streams of an asynchronous device.
     has_rates : bool
         Whether an op takes time for its arithmetic.
     """
@@ -35,11 +35,11 @@ class WorkMeter:
 
     @property
     def flops(self) -> int:
-        """All so far."""
+        """The sums so far."""
         return self._sums[0]
 
     def count(self, flops: int, full_rate_s: float) -> None:
-        """An op has been called, which takes so long at the rate of its dtype."""
+        """An op was called that takes so long at the rate of its dtype."""
         # Backward itself builds no graph. Whoever does within it computes again for that graph.
         is_again = torch.is_grad_enabled() and getattr(here, "backward_depth", 0)
         with self._lock:
@@ -52,7 +52,7 @@ class WorkMeter:
 
     @contextmanager
     def within(self, start: int) -> Iterator[None]:
-        """What is called within it belongs to the piece at this place of the log, too."""
+        """Within the block, calls also belong to the piece at this place of the log."""
         before = self._sums.copy()
         extents = nullcontext() if self._streams is None else self._streams.extent()
         with extents as extent:
@@ -63,14 +63,14 @@ class WorkMeter:
                 self._pieces[start] = sums, extent
 
     def tell(self) -> None:
-        """Write it down: the rank leaves."""
+        """Write down the sums, because the rank leaves."""
         self._log.tell_work(0, self._as_work(self._sums, None))
         for start, piece in self._pieces.items():
             if start:
                 self._log.tell_work(start, self._as_work(*piece))
 
     def retell(self, extents: dict[int, Any]) -> None:
-        """Write it down again: these are the extents, by their numbers in a rehearsal."""
+        """Write them down again, with these extents, by their numbers in a rehearsal."""
         for start, (sums, extent) in self._pieces.items():
             self._pieces[start] = sums, extent and extents[extent.number]
         self.tell()

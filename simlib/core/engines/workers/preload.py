@@ -1,6 +1,6 @@
-"""What the server of ranks imports once, so that every rank is forked with it in place.
+"""The imports of the server of ranks, so that every rank is forked with them.
 
-`torch._dynamo` belongs here: the first optimizer of each rank would import it otherwise.
+`torch._dynamo` is one of them, because the first optimizer of each rank would import it otherwise.
 """
 
 # ruff: noqa: E402, F401

@@ -1,6 +1,6 @@
-"""The server that processes of ranks are forked from, and how they are started.
+"""The server that forks the processes of ranks, and how they are started.
 
-The server imports torch once per kernel. This module does without torch, so that a program in a
+The server imports torch once per kernel. This module does not import torch, so that a program in a
 hurry can start the server before its own imports.
 """
 
@@ -22,13 +22,13 @@ PRELOADED = [
     "simlib.core.engines.processes.rank_main",
     "simlib.core.engines.workers.preload",
 ]
-"""What the server imports, by name: processes that are forked from it begin with it."""
+"""The modules that the server imports, by name. Processes forked from it have them."""
 RANK_NAME = "simlib rank"
 _preparation = spawn.get_preparation_data
 
 
 def stop_server() -> None:
-    """End the server, though it may still import; whoever needs it again starts another one."""
+    """End the server, even if it still imports. A later request starts another one."""
     servers: list[Any] = [forkserver._forkserver, _other]
     for server in servers:
         if server._forkserver_pid is not None:
@@ -37,11 +37,11 @@ def stop_server() -> None:
 
 
 def start_server(also: Sequence[str] = ()) -> None:
-    """Start the server where there is none; it may import for a while after this has returned.
+    """Start the server if there is none. It may still import after this has returned.
 
-    ``also`` are names of modules that it imports beside the others.
+    ``also`` are names of further modules that it imports.
 
-    It is started deaf to Ctrl-C, from its first moment on: a blocked signal is inherited.
+    It ignores Ctrl-C from its first moment on, because a blocked signal is inherited.
     """
     _start(forkserver._forkserver, also)
 
@@ -57,14 +57,14 @@ def _start(server: Any, also: Sequence[str] = ()) -> None:
 
 
 _other = forkserver.ForkServer()
-"""A second server, with a hash seed of its own: sets of strings have another order in what it
-forks, as in processes that torchrun starts."""
+"""A second server with its own hash seed. Sets of strings have another order in its children, as
+in processes that torchrun starts."""
 _chosen = threading.local()
 
 
 @contextlib.contextmanager
 def other_server() -> Iterator[None]:
-    """Within this, processes are forked from the second server."""
+    """Within the block, processes are forked from the second server."""
     _start(_other)
     _chosen.server = _other
     try:
@@ -82,9 +82,9 @@ forkserver.connect_to_new_process = _connect_to_new_process
 
 
 def _preparation_without_main(name: str) -> dict[str, Any]:
-    """What multiprocessing tells a new process; our ranks are not told of the kernel's script.
+    """The data of multiprocessing for a new process, without the kernel's script.
 
-    They would run it again, and functions travel by value: a rank has no need of it.
+    A rank would run the script again. It does not need it, because functions travel by value.
     """
     data = _preparation(name)
     if name.startswith(RANK_NAME):
@@ -97,10 +97,10 @@ spawn.get_preparation_data = _preparation_without_main
 
 
 def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]:
-    """`Popen.poll` for several threads: the exit code lies in a pipe, and can be read once.
+    """`Popen.poll` for several threads. The exit code is in a pipe, and can be read once.
 
-    Whoever starts a process polls all others. So the thread that prepares the spare world would
-    take the exit code away from the thread that waits for it, and that one would say 255.
+    A thread that starts a process polls all others. So the thread that prepares the spare world
+    would take the exit code from the thread that waits for it. That thread would then report 255.
     """
     lock = threading.Lock()
 
@@ -126,7 +126,7 @@ def server_context() -> ForkServerContext:
 
 
 class _Descriptor:
-    """A file descriptor on its way to a rank; multiprocessing duplicates it while it starts one."""
+    """A file descriptor for a rank. multiprocessing duplicates it when it starts the rank."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -140,5 +140,5 @@ def _same(value: Any) -> Any:
 
 
 def travelling(value: Any) -> Any:
-    """A descriptor as an argument of a process that starts; other values as they are."""
+    """A descriptor as an argument of a new process; other values unchanged."""
     return _Descriptor(value) if isinstance(value, int) else value

@@ -1,8 +1,8 @@
-"""What carries the calls of a rank: Gloo, NCCL or MPI, and what each of them can."""
+"""The transports of a rank's calls: Gloo, NCCL or MPI, and the capabilities of each."""
 
 from datetime import timedelta
 
 BACKEND_NAMES = ("gloo", "nccl")
-"""The names of the backends of the core: here, as the command line asks for them without torch."""
+"""The names of the core's backends. The command line needs them here, without torch."""
 FOREVER = timedelta(days=30)
-"""Gloo's own timeout: hangs are found by simlib, not by Gloo."""
+"""Gloo's own timeout. It is long, because simlib and not Gloo finds hangs."""

@@ -1,7 +1,7 @@
-"""`BACKENDS`: what ranks can be told to talk by. A new backend is one entry.
+"""`BACKENDS`: the backends by which ranks can communicate. A new backend is one entry.
 
-A `Backend` opens a `Transport` on each rank of a group. Its `Capabilities` say, for each sort of
-device, what it can do with tensors there.
+A `Backend` opens a `Transport` on each rank of a group. Its `Capabilities` describe, for each kind
+of device, which tensors and calls it supports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPS = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
-"""Methods of `dist.ProcessGroup`, by the words of torch's users."""
+"""Methods of `dist.ProcessGroup`, with the words of torch's users."""
 
 TORCHS_TAGS = 2**31 - 1
 """torch passes a tag on as a C int."""
@@ -53,18 +53,19 @@ BITS = ("BAND", "BOR", "BXOR")
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do with tensors of one sort of device.
+    """The calls and tensors that a backend supports on one kind of device.
 
     Attributes
     ----------
     name : str
-        Of the backend, in a sentence.
+        The backend's name in a sentence.
     carries : frozenset of torch.dtype or None
-        What its collectives move; None: any. Complex numbers torch may take for pairs of real ones.
+        The dtypes of its collectives; None for all. torch may treat complex numbers as pairs of
+        real ones.
     reduces : frozenset of torch.dtype
-        What its reductions take.
+        The dtypes of its reductions.
     sends : frozenset of torch.dtype or None
-        What a message may hold; None: any.
+        The dtypes of its messages; None for all.
     reduce_ops : tuple of str
     not_complex : frozenset of str
         Methods that cannot carry complex numbers.
@@ -73,11 +74,11 @@ class Capabilities:
     adds_sparse : bool
         Whether all_reduce adds sparse tensors.
     moves_memory : bool
-        Whether it moves memory from a tensor's first byte on, whatever the tensor's steps.
+        Whether it moves memory from a tensor's first byte on, for any steps of the tensor.
     largest_tag : int
-        0: there are no tags.
+        The largest tag; 0 if it has no tags.
     is_simulated : bool
-        Whether simulated ranks talk by it.
+        Whether it belongs to simulated ranks.
     """
 
     name: str
@@ -100,22 +101,22 @@ GLOOS_CONFIG = str(dist.distributed_c10d.BackendConfig(dist.Backend("gloo")))
 
 @dataclass(frozen=True)
 class Transport:
-    """What carries the calls of one rank in one group.
+    """Carries the calls of one rank in one group.
 
     Attributes
     ----------
     name : str
-        What torch is told that the backend is called.
+        The backend's name for torch.
     config : str
-        The same by device, as torch writes it.
+        The same by device, in torch's form.
     group : object
         It has the methods of `dist.ProcessGroup`, to which each call of the rank goes.
     registered : tuple of (torch.device, BackendType, dist.Backend)
-        The C++ backends that torch's own C++ code asks for names and options; the last counts.
+        The C++ backends that torch's own C++ code asks for names and options. The last one counts.
     capabilities : dict of str to Capabilities
         By type of device.
     set_timeout : callable
-        How long an op may take from now on, a timedelta.
+        It sets the longest time of an op from now on, as a timedelta.
     """
 
     name: str
@@ -127,7 +128,7 @@ class Transport:
 
     @property
     def default_capabilities(self) -> Capabilities:
-        """What it can do where a call has no tensor."""
+        """The capabilities for a call without tensors."""
         return self.capabilities[self.registered[-1][0].type]
 
 
@@ -137,25 +138,25 @@ def _nothing(world_size: int) -> str | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """What the ranks of a run talk by.
+    """A way for the ranks of a run to communicate.
 
     Attributes
     ----------
     name : str
-        As ``backend=`` says it.
+        The name in ``backend=``.
     names : tuple of str
-        What a program may call it where it tells torch a backend.
+        The names that a program may use for it in its calls of torch.
     capabilities : dict of str to Capabilities
-        What it can do, by type of device. What has no entry it does not carry.
+        Its capabilities by type of device. It carries no tensors of a type without an entry.
     open : callable
-        ``(options, ranks)`` -> the `Transport` of a rank in a group, on that rank; torch's options
-        of the group, and its members as ranks of the world.
+        ``(options, ranks)`` -> the `Transport` of a rank in a group, on that rank. The arguments
+        are torch's options of the group, and its members as ranks of the world.
     missing : callable
-        What it wants on a machine that has so many ranks of a run: a sentence, or None.
+        A function that returns a sentence on what a machine with so many ranks lacks, or None.
     needs_mpi : bool
-        Whether ranks must have been started by the mpiexec of an MPI.
+        Whether mpiexec of an MPI must have started the ranks.
     needs_gpus : bool
-        Whether each rank takes a GPU of its own.
+        Whether each rank needs its own GPU.
     """
 
     name: str
@@ -167,7 +168,7 @@ class Backend:
     needs_gpus: bool = False
 
     def take_device(self, local_rank: int) -> None:
-        """Make the rank's own GPU its current one, where each rank takes one."""
+        """Make the rank's own GPU its current one, if each rank has one."""
         if self.needs_gpus:
             torch.cuda.set_device(local_rank)
 
@@ -210,7 +211,7 @@ NCCL = Capabilities(
 
 
 def like_gloo(group: Any, gloo: Any, able: Capabilities = GLOO) -> Transport:
-    """Calls go to ``group``, which keeps Gloo's rules; ``gloo`` is a Gloo for torch to ask."""
+    """Calls go to ``group``, which keeps Gloo's rules. ``gloo`` is a Gloo for torch's questions."""
     return Transport(
         "gloo",
         GLOOS_CONFIG,
@@ -222,7 +223,7 @@ def like_gloo(group: Any, gloo: Any, able: Capabilities = GLOO) -> Transport:
 
 
 def over_gloo(options: Any, ranks: tuple) -> Transport:
-    """Gloo moves all tensors: those on a GPU by way of the CPU's memory."""
+    """Gloo moves all tensors. Tensors on a GPU go through the CPU's memory."""
     gloo = _gloo(options.store, options)
     transport = like_gloo(None, gloo)
     if torch.cuda.is_available():
@@ -235,10 +236,11 @@ def over_gloo(options: Any, ranks: tuple) -> Transport:
 
 
 def over_nccl(options: Any, ranks: tuple) -> Transport:
-    """NCCL moves what is on a GPU, Gloo the rest: torch's ``cpu:gloo,cuda:nccl``.
+    """NCCL moves tensors on a GPU, and Gloo the others: torch's ``cpu:gloo,cuda:nccl``.
 
     The communicator is made at the first op, on the GPU of its tensors. No device is bound to the
-    group: torch would split the groups of `new_group` from it, on the ranks outside of them, too.
+    group. Otherwise torch would split the groups of `new_group` from it, also on ranks outside
+    them.
     """
     gloo = _gloo(dist.PrefixStore("cpu/", options.store), options)
     own = dist.ProcessGroupNCCL.Options()
@@ -273,7 +275,7 @@ def _gloo(store, options):
 
 
 def _around(options, registered):
-    """A C++ group, which hands each call to the backend of its tensors' device.
+    """A C++ group that passes each call to the backend of its tensors' device.
 
     Backends themselves lack the newer names of methods.
     """
@@ -285,14 +287,14 @@ def _around(options, registered):
 
 
 def missing_gpu() -> str | None:
-    """A sentence where torch sees no GPU here.
+    """A sentence if torch sees no GPU here.
 
-    It counts them by the driver's library (NVML). `torch.cuda.is_available` would start CUDA in
-    this process, whose forked children could not use it any more.
+    It counts GPUs by the driver's library (NVML). `torch.cuda.is_available` would start CUDA in
+    this process, and its forked children could not use CUDA any more.
     """
     if torch.cuda.device_count():
         return None
-    why = "torch.cuda.is_available() says so, and nvidia-smi what the driver finds"
+    why = "check torch.cuda.is_available() and nvidia-smi"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not torch.backends.cuda.is_built():
         why = "it has been built without CUDA"
@@ -311,8 +313,8 @@ def _missing_for_nccl(world_size: int) -> str | None:
     gpus = torch.cuda.device_count()
     if gpus < world_size:
         return (
-            f"NCCL wants a GPU for each rank, and for {world_size} ranks there are {gpus}: run "
-            "fewer, or take backend='gloo', whose ranks may share one"
+            f"NCCL needs a GPU for each rank, but for {world_size} ranks there are {gpus}: run "
+            "fewer, or use backend='gloo', whose ranks may share a GPU"
         )
     return None
 
@@ -331,11 +333,11 @@ BACKENDS = {
         ),
     )
 }
-"""Others are registered: ``BACKENDS["mpi4py"]`` is that of `simlib.cluster`."""
+"""All backends. Others register themselves: ``BACKENDS["mpi4py"]`` is from `simlib.cluster`."""
 
 
 def backend_named(name: object) -> Backend:
-    """The backend that ``backend=`` names; refused where there is none of this name."""
+    """The backend that ``backend=`` names. Refused if there is none of this name."""
     if isinstance(name, str) and name in BACKENDS:
         return BACKENDS[name]
     *names, last = map(repr, BACKENDS)
@@ -343,13 +345,13 @@ def backend_named(name: object) -> Backend:
 
 
 def check_for_processes(name: object, world_size: int) -> Backend:
-    """The backend of this name, for ranks that are processes of this machine, started by us."""
+    """The backend of this name, for ranks that simlib starts as processes of this machine."""
     backend = backend_named(name)
     if backend.needs_mpi:
         raise InvalidCallError(
-            f"backend={name!r} needs ranks that an mpiexec has started, and run starts plain "
-            "processes: take simlib.submit(..., to=simlib.Mpiexec()), or mpiexec -n "
-            f"{world_size} python -m simlib.mpi script.py"
+            f"backend={name!r} needs ranks that an mpiexec has started, but run starts plain "
+            f"processes: use simlib.submit(..., to=simlib.Mpiexec()), or mpiexec -n {world_size} "
+            "python -m simlib.mpi script.py"
         )
     missing = backend.missing(world_size)
     if missing:

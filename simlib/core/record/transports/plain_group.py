@@ -1,4 +1,4 @@
-"""What groups of our own have in common: torch's collectives, each as one plain call."""
+"""The common part of our own groups: torch's collectives, each as one plain call."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class PlainGroup:
     """The methods of `dist.ProcessGroup` for collectives, in terms of `_collective`.
 
     A subclass has ``_group`` (whose length is the number of members), ``_position``, ``send``,
-    ``recv``, and ``_collective(kind, brings, takes, opts, payload, splits=None)``, which posts one:
-    the tensors that the rank brings and takes, and those that count as its bytes.
+    ``recv``, and ``_collective(kind, brings, takes, opts, payload, splits=None)``. The latter posts
+    a collective with the tensors that the rank contributes and gets, and the tensors that count as
+    its bytes.
     """
 
     copies_results = False
     limit_s: float | None = None
-    """Seconds after which a wait is given up; None: what has no end is not."""
+    """Seconds after which a wait is given up; None for an endless wait."""
     patience_s = 1800.0
-    """Seconds that an op without such a limit may take, once it has ended: torch's 30 minutes."""
+    """The longest time of an op without such a limit, after its end: torch's 30 minutes."""
     _group: Any
     _position: int
     recv: Callable[..., Any]
@@ -129,13 +130,13 @@ class PlainGroup:
 
 
 def rows(tensor: Tensor, splits: Sequence[int] | None, n: int) -> list[Tensor]:
-    """A tensor cut along its first dimension, evenly where no sizes are given."""
+    """A tensor cut along its first dimension, into even parts if no sizes are given."""
     sizes = list(splits) if splits else [tensor.shape[0] // n] * n
     return list(tensor.split(sizes))
 
 
 def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy what has come into the learner's tensors: by elements, shapes and cuts may differ.
+    """Copy results into the learner's tensors, by elements. Shapes and cuts may differ.
 
     As with Gloo, autograd learns nothing of it.
     """
@@ -156,20 +157,20 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 
 def forget_values_of(tensor: Tensor) -> None:
-    """A tensor has been given what has no data: if it had any, it is NaN from now on."""
+    """A tensor has got a result without data. If it has data itself, it is NaN from now on."""
     if is_without_data(tensor):
         return
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise InvalidCallError(
-            f"a tensor of {tensor.dtype} that has values is given what has none in a simulation "
-            f"with data=False: {ADVICE}"
+            f"a tensor of {tensor.dtype} that has values is assigned a tensor without values in a "
+            f"simulation with data=False: {ADVICE}"
         )
     with torch.no_grad():
         tensor.fill_(float("nan"))
 
 
 def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy what has come into a rank's tensors, as far as both have values."""
+    """Copy results into a rank's tensors, as far as both have values."""
     if any(map(is_without_data, targets)):
         return
     if any(map(is_without_data, sources)):
@@ -185,7 +186,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _without_repetition(source, target):
-    """Where `expand` made several elements one place in memory: the last one stays there."""
+    """If `expand` made several elements one place in memory, the last one stays there."""
     for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if size > 1 and stride == 0:
             source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
@@ -193,7 +194,7 @@ def _without_repetition(source, target):
 
 
 class SharedOutputs:
-    """Takes what an all_gather brings as it is: the tensors are those of all ranks, to be read."""
+    """Takes the result of an all_gather unchanged: the tensors of all ranks, only to be read."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -209,7 +210,7 @@ class SharedOutputs:
 def stand_in_backend() -> dist.Backend:
     """A Gloo backend of one rank, for torch's own C++ code to ask for names and options.
 
-    DDP's logger takes whatever is called "gloo" for one of these. It never moves a byte.
+    DDP's logger takes any backend called "gloo" for one of these. It never moves a byte.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=FOREVER)

@@ -1,8 +1,8 @@
-"""What each simulated rank has to itself although it is only a thread.
+"""The things that each simulated rank has for itself, although it is only a thread.
 
-torch keeps most of its modes by thread already (gradient mode, autocast, default device). Here is
-the rest: torch.distributed's world, random numbers, output, environment, clock, default dtype and
-other modes, modules, loggers, the working folder and the process id.
+torch already keeps most of its modes by thread (gradient mode, autocast, default device). This
+package does the same for the rest: torch.distributed's world, random numbers, output, environment,
+clock, default dtype and other modes, modules, loggers, the working folder and the process id.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 
 
 def separate_threads(write_out, all_cpus):
-    """Give every rank thread of this process its own world; call once, before any function runs.
+    """Give every rank thread of this process its own world. Call it once, before any function.
 
-    Returns ``sys.stdout`` and ``sys.stderr`` as every rank finds them.
+    Returns ``sys.stdout`` and ``sys.stderr`` in the form for every rank.
     """
     own_random_numbers()
     own_streams()

@@ -1,8 +1,9 @@
-"""What torch keeps once for a process and a rank changes while it runs: flags, tables, hooks.
+"""Settings that torch keeps once per process and that ranks change: flags, tables, hooks.
 
-Most of it belongs to a ``with`` block (`loss_parallel`, `sdpa_kernel`, checkpointing without an
-early stop). A rank that leaves the block first would end it for ranks that are within, and the
-last one would put back what another had set. So from the first change on each rank has its own.
+Most of them belong to a ``with`` block (`loss_parallel`, `sdpa_kernel`, checkpointing without an
+early stop). If all ranks shared them, the first rank that leaves the block would end it for the
+others. The last one would restore a value that another rank had set. So from the first change on
+each rank has its own settings.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], Callable]] = {
         lambda module: _named(module, "_enable_checkpoint", "_checkpoint_debug"),
     ),
 }
-"""Module -> its functions that change what the process has, and the modes that they change."""
+"""Module -> its functions that change settings of the process, with the changed modes."""
 
 
 class Mode(NamedTuple):
@@ -89,8 +90,7 @@ def _named(place, *beginnings):
 class ModesInTurn:
     """The modes that some rank of one simulation has changed, with each rank's own values.
 
-    **Cost** nothing where no rank has changed any; else a microsecond for each at a change of
-    ranks.
+    **Cost** nothing if no rank has changed any; else a microsecond for each at a change of ranks.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -99,7 +99,7 @@ class ModesInTurn:
         self.of_rank: dict[Mode, list] = {}
 
     def about_to_change(self, modes: Iterable[Mode]) -> None:
-        """Let each rank have its own of these; the rank that goes on is about to change them."""
+        """Let each rank have its own values of these. The running rank will change them now."""
         for mode in modes:
             if mode not in self._at_first:
                 value = self._at_first[mode] = mode.read()
@@ -107,20 +107,20 @@ class ModesInTurn:
                 mode.write(copy(value))
 
     def enter(self, last: int | None, rank: int) -> None:
-        """Rank ``last`` (or None) has gone on so far; ``rank`` is next."""
+        """Rank ``last`` (or None) has run until now; ``rank`` is next."""
         for mode, values in self.of_rank.items():
             if last is not None:
                 values[last] = mode.read()
             mode.write(values[rank])
 
     def leave(self) -> None:
-        """The ranks have ended, and the process has its own again."""
+        """The ranks have ended, and the process has its own values again."""
         for mode, value in self._at_first.items():
             mode.write(value)
 
 
 def own_modes() -> None:
-    """From now on, let ranks change what torch keeps once for a process each for itself."""
+    """From now on, let each rank change torch's process-wide settings for itself alone."""
     for place, name, flag in flags_of_process():
         _watch(place, name, [Mode(flag, "value")])
     for module, (functions, modes_of) in CHANGES.items():
@@ -136,7 +136,7 @@ def _watch_all(functions, modes_of, module):
 
 
 def _watch(place, name, modes):
-    """Replace a function by one that tells first what it is about to change."""
+    """Replace a function by one that first announces which settings it will change."""
     function = getattr(place, name)
 
     @functools.wraps(function)

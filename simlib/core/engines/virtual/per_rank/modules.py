@@ -1,10 +1,10 @@
-"""Modules of a rank's own: a copy for each rank of what it imports, as each process has one.
+"""Each rank's own modules: a copy for each rank of its imports, as each process has one.
 
-What a module holds belongs to a rank: groups and ranks in globals, attributes of classes, caches,
-constants that were read from the environment. So all that a rank imports is its own, and stands in
-``sys.modules`` only while its thread goes on. Shared are Python's modules, torch, numpy, what this
-process had imported before any rank came, packages with C extensions, as those hold pointers to one
-copy of the rest, and packages of which a second copy refuses to be made.
+The contents of a module belong to a rank: groups and ranks in globals, attributes of classes,
+caches, constants from the environment. So each rank has its own copies of its imports, which are in
+``sys.modules`` only while its thread runs. Ranks share Python's modules, torch, numpy, the modules
+that this process had imported before any rank, and packages with C extensions, because these hold
+pointers to one copy of the rest. They also share packages that refuse to be made twice.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ SHARED = {*sys.stdlib_module_names, "torch", "numpy", "simlib"}
 
 
 class ModulesInTurn:
-    """Finds modules for ranks, and keeps for each rank those that are its own.
+    """Finds modules for ranks, and keeps for each rank its own modules.
 
     Parameters
     ----------
     names : SharedNames
-        Notes what they set in modules that they share.
+        It notes the names that ranks set in modules that they share.
 
     Attributes
     ----------
     of_rank : list of dict
-        By rank, its own modules by name; of the rank that goes on they are in ``sys.modules``.
+        By rank, its own modules by name. The modules of the running rank are in ``sys.modules``.
     shared : dict of str to str
-        What ranks have imported and share all the same: a package, and why.
+        Packages that ranks have imported but share, with the reasons.
     names : SharedNames
     """
 
@@ -57,7 +57,7 @@ class ModulesInTurn:
         _bootstrap._get_module_lock = lambda name: lock_of(self._name_of_lock(name))
 
     def begin(self, size: int) -> None:
-        """Forget all modules of ranks; so many ranks come."""
+        """Forget all modules of ranks, and expect so many new ranks."""
         for name in getattr(self, "_names", ()):
             sys.modules.pop(name, None)
         sys.modules["__main__"] = self._main
@@ -67,7 +67,7 @@ class ModulesInTurn:
         self.names.begin()
 
     def find_spec(self, name, path=None, target=None):
-        """What Python's own finders find; noted as the rank's where a rank asks."""
+        """The result of Python's own finders. If a rank asks, it is noted as the rank's."""
         rank = local.__dict__.get("rank")
         if rank is None:
             return None
@@ -92,7 +92,7 @@ class ModulesInTurn:
         return None
 
     def _to_be_watched(self, spec):
-        """The spec of a module that ranks share, which is watched once it is made."""
+        """The spec of a module that ranks share. The module is watched when it is made."""
         execute = getattr(spec.loader, "exec_module", None)
         is_watched = getattr(execute, "func", None) == self._execute_shared
         if execute is not None and not is_watched and not isinstance(spec.loader, type):
@@ -110,7 +110,7 @@ class ModulesInTurn:
             self.names.watch_globals(module, find_code and find_code(module.__name__))
 
     def _execute(self, execute, module):
-        """Make an installed module; where no second copy can be made, all ranks share the first."""
+        """Make an installed module. If no second copy is possible, all ranks share the first."""
         try:
             execute(module)
         except Exception as error:
@@ -147,7 +147,7 @@ class ModulesInTurn:
         return why is None
 
     def _name_of_lock(self, name):
-        """Of the lock on the import of a module: a rank may wait for others while it imports."""
+        """The lock on the import of a module. A rank may wait for others while it imports."""
         rank = local.__dict__.get("rank")
         if rank is None or not self._is_own(name.partition(".")[0]):
             return name
@@ -163,7 +163,7 @@ def _within(package: str, names: Iterable[str]) -> Iterable[str]:
 
 
 def _has_extensions(package):
-    """Whether a package is C, or has any below its folders."""
+    """Whether a package is written in C, or contains C code in its folders."""
     spec = importlib.machinery.PathFinder.find_spec(package)
     if spec is None:
         return False
@@ -180,5 +180,5 @@ def _has_extensions(package):
 
 
 def _is_installed(place):
-    """Whether a file or folder lies where packages are installed, and so is not the learner's."""
+    """Whether a file or folder is where packages are installed, and so is not the learner's."""
     return place is not None and any(part.endswith("-packages") for part in Path(place).parts)

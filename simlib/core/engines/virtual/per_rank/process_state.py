@@ -1,7 +1,7 @@
-"""What Python and torch keep once for a process, as if a process were a rank.
+"""State that Python and torch keep once per process, as if a process were a rank.
 
-Here each rank has its own of most of it: groups, loggers, process id, folder. The rest is refused,
-or lent to one rank at a time.
+Here each rank has its own copy of most of it: groups, loggers, process id, folder. The rest is
+refused, or given to one rank at a time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ....record.this_rank import here as local
 from ....record.torch_inside import configurations, fields_of_world, when_imported
 
 foreign_threads = []
-"""Names of threads that called torch.distributed without being a rank."""
+"""Names of threads that called torch.distributed but are no ranks."""
 
 CLONE_FS = 0x200
-"""Of Linux's `unshare`: the working folder and the file mask."""
+"""Flags of Linux's `unshare`: the working folder and the file mask."""
 real_process_id = os.getpid
 _PROCESSES = ("multiprocessing", "concurrent", "subprocess")
-"""Parts of Python that compare process ids: with those that they have found before any rank was."""
+"""Parts of Python that compare process ids with ids from before the first rank."""
 
 
 class _PerRank:
-    """An attribute of instances that each rank has for itself, at first a copy of the first one."""
+    """An attribute of instances that each rank has for itself. It begins as a copy of the first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def _values(self, instance: Any) -> dict:
-        """Where this attribute is for whoever asks, with the instance as the key of a rank's."""
+        """The values of this attribute for the calling rank; the key is the instance."""
         if "attributes" not in local.__dict__:
             return instance.__dict__
         own = local.attributes.setdefault(instance, {})
@@ -70,14 +70,14 @@ def own_loggers() -> None:
 
 
 def own_start_method() -> None:
-    """Let each rank say once how it starts processes, as a process may."""
+    """Let each rank choose once how it starts processes, as a process may."""
     multiprocessing.set_start_method(None, force=True)
     kind = type(multiprocessing.context._default_context)  # type: ignore[attr-defined]
     kind._actual_context = _PerRank("_actual_context")
 
 
 def own_process_id() -> None:
-    """Let each rank, with its threads, have the number of its thread: no other process has it."""
+    """Give each rank and its threads the id of its thread, which no other process has."""
 
     @functools.wraps(real_process_id)
     def getpid() -> int:
@@ -97,9 +97,9 @@ def _is_of_processes(file):
 
 
 def own_folder() -> bool:
-    """Give the calling thread a working folder and a file mask of its own; False where none can be.
+    """Give the calling thread its own working folder and file mask; False if this is impossible.
 
-    Threads and processes that it starts have them too.
+    Its child threads and processes have them too.
     """
     try:
         return ctypes.CDLL(None).unshare(CLONE_FS) == 0
@@ -125,17 +125,17 @@ class WorldPerThread(threading.local):
             raise AttributeError(f"torch.distributed's world has no {name!r}")
         foreign_threads.append(threading.current_thread().name)
         raise InvalidCallError(
-            "this thread was started by a rank and is none: in a simulation only the rank's own "
-            "thread may call torch.distributed (on real ranks, simlib.run, others may too)"
+            "a thread that a rank started has called torch.distributed. In a simulation, only the "
+            "rank's own thread may do this. With simlib.run, other threads may do it, too"
         )
 
 
 class _Profiling:
-    """Held by the rank that has torch's profiler; gone with its thread."""
+    """Owned by the rank that has torch's profiler. It is free again when its thread ends."""
 
 
 def one_profiler_at_a_time():
-    """torch's profiler belongs to the process: a second one beside it would crash it."""
+    """torch's profiler belongs to the process. A second one at the same time would crash it."""
     profiler = torch.autograd.profiler
     prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
     holders = weakref.WeakSet()
@@ -144,8 +144,8 @@ def one_profiler_at_a_time():
         mine = local.__dict__.setdefault("profiling", _Profiling())
         if any(holder is not mine for holder in holders):
             raise InvalidCallError(
-                "another rank has torch's profiler open, and simulated ranks share one: "
-                "let one rank profile at a time, as in `if rank == 0:`"
+                "another rank has torch's profiler open, and simulated ranks share one: let only "
+                "one rank profile at a time, for example with `if rank == 0:`"
             )
         holders.add(mine)
         return prepare(*args, **kwargs)
@@ -158,7 +158,7 @@ def one_profiler_at_a_time():
 
 
 def define_ops_once():
-    """An op of `torch.library` belongs to the process, with what its function closes over."""
+    """An op of `torch.library` belongs to the process, with the objects that its function uses."""
 
     def refuse_others(module):
         init = module.CustomOpDef.__init__
@@ -171,8 +171,8 @@ def define_ops_once():
             if here is not None and other is not None and other is not here:
                 raise InvalidCallError(
                     f"rank {other.rank} has defined the op {op_name} already, and simulated ranks "
-                    "share torch's ops: use it on real ranks (simlib.run), or define it in an "
-                    "installed package, which one rank imports for all"
+                    "share torch's ops: use the op on real ranks (simlib.run), or define the op "
+                    "in an installed package, which one rank imports for all"
                 )
             if here is not None:
                 definers[op_name] = weakref.ref(here)
@@ -192,11 +192,11 @@ REASONS = {
         "torch.distributed.rpc has one agent, and threads of its own, for a whole process"
     ),
 }
-"""Module and name -> why not."""
+"""Module and name -> the reason."""
 
 
 def refuse_parts_of_torch():
-    """Let the calls of `REASONS` say why a simulated rank cannot make them."""
+    """Let the calls of `REASONS` give the reason why a simulated rank cannot make them."""
     for (module, name), reason in REASONS.items():
         when_imported(module, lambda found, name=name, reason=reason: _refuse(found, name, reason))
 
@@ -204,7 +204,7 @@ def refuse_parts_of_torch():
 def _refuse(module, name, reason):
     def refuse(*args, **kwargs):
         raise InvalidCallError(
-            f"{reason}, and simulated ranks share one: use it on real ranks (simlib.run)"
+            f"{reason}, but simulated ranks share one process: use it on real ranks (simlib.run)"
         )
 
     setattr(module, name, refuse)

@@ -1,8 +1,9 @@
-"""Names of shared modules: which of them several ranks have set, each to a value of its own.
+"""Names of shared modules to which several ranks have given different values.
 
-On real ranks each has its own; here the last value holds for all. Seen is what the learner's own
-lines set (``torch.flag = rank``), by the class of the module, and what functions of a package with
-C extensions set by ``global``: those names are compared when the baton goes on.
+On real ranks each rank has its own value; here the last value counts for all. simlib notices names
+that the learner's own lines set (``torch.flag = rank``), by the class of the module. It also
+notices names that functions of a package with C extensions set by ``global``. It compares those
+when the baton passes on.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _ABSENT = object()
 
 
 class SharedNames:
-    """What ranks set in modules that they share.
+    """The names that ranks set in modules that they share.
 
     Attributes
     ----------
     is_seen : bool
-        Whether there is anything to compare when the baton goes on.
+        Whether there is anything to compare when the baton passes on.
     """
 
     def __init__(self) -> None:
@@ -41,17 +42,17 @@ class SharedNames:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what ranks have set."""
+        """Forget the names that ranks have set."""
         self._set: dict[tuple[str, str], dict[int, tuple]] = {}
         self._before = self._values()
 
     def watch(self, module: ModuleType) -> None:
-        """See what the learner's lines set in a module."""
+        """Watch the names that the learner's lines set in a module."""
         if type(module) is ModuleType:
             module.__class__ = self._watched
 
     def watch_globals(self, module: ModuleType, code: CodeType | None) -> None:
-        """See what functions of a module, of this code, set in it by ``global``."""
+        """Watch the names that functions of a module, from this code, set in it by ``global``."""
         for place, name in _globals_set(code) if code else ():
             key = module.__name__, name
             if key not in self._names:
@@ -60,14 +61,14 @@ class SharedNames:
         self.is_seen = bool(self._names)
 
     def compare(self, rank: int, module: ModuleType, other: ModuleType | None) -> None:
-        """Note what this rank had set by ``global`` while it alone had the module."""
+        """Note the names that this rank had set by ``global`` while only it had the module."""
         for (of_module, name), (names, place) in self._names.items():
             if of_module == module.__name__ and name in names and hasattr(other, name):
                 if not _are_alike([names[name], getattr(other, name)]):
                     self._set.setdefault((of_module, name), {})[rank] = names[name], place
 
     def look(self, rank: int) -> None:
-        """Note what this rank, which has gone on so far, has set by ``global``."""
+        """Note the names that this rank, which has run until now, has set by ``global``."""
         now = self._values()
         if any(map(operator.is_not, self._before, now)):
             for before, value, (key, (_, place)) in zip(
@@ -89,7 +90,7 @@ class SharedNames:
             self._set.setdefault(key, {})[rank] = value, Recorder.place(frame)
 
     def of_many(self) -> list[tuple[str, str, dict[int, tuple]]]:
-        """Module, name and ``{rank: place}`` of what ranks have set to different values."""
+        """Module, name and ``{rank: place}`` of names that ranks have set to different values."""
         return [
             (module, name, {rank: place for rank, (_, place) in sorted(by_rank.items())})
             for (module, name), by_rank in self._set.items()
@@ -119,7 +120,7 @@ def _are_alike(values):
 
 
 def _globals_set(code: CodeType) -> Iterator[tuple[tuple[str, int, str], str]]:
-    """Place of the function, and the name, of each global that functions within this code set."""
+    """For each global that functions of this code set: the function's place, and the name."""
     for function in code.co_consts:
         if isinstance(function, CodeType):
             if _STORE_GLOBAL in function.co_code[::2]:

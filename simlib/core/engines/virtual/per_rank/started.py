@@ -1,9 +1,9 @@
-"""What a rank starts belongs to it: threads, processes, commands.
+"""Threads, processes and commands that a rank starts belong to the rank.
 
-What a thread computes is work of the rank's one device, so its seconds are added to the rank's own,
-and what it holds the rank holds. Nothing is counted of what another process computes. It has the
-rank's environment, and what it prints is the rank's: while it starts, the rank's pipe is in the
-place of descriptors 1 and 2.
+A thread's computing is work of the rank's one device. So its seconds are added to the rank's
+seconds, and its memory is the rank's memory. The computing of other processes is not counted. They
+have the rank's environment, and their output is the rank's output: while they start, the rank's
+pipe replaces descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _real_process_id = os.getpid
 
 
 class WorkBeside:
-    """What the threads that one rank has started compute, until its own clock takes it in.
+    """The computing of one rank's threads, until the rank's own clock includes it.
 
     Parameters
     ----------
@@ -35,20 +35,20 @@ class WorkBeside:
     Attributes
     ----------
     meter : MemoryMeter or None
-        The rank's own.
+        The rank's own meter.
     make_mode : callable
-        Makes the context in which the ops of a thread are counted.
+        It makes the context in which the ops of a thread are counted.
     handed_on : dict
-        What threads of the rank have in common with it, by names of `local`.
+        Things that threads of the rank share with it, by names of `local`.
     processes : int
-        How many processes the rank has started.
+        The number of processes that the rank has started.
     took_part : bool
         Whether there was any such thread.
     write_out : callable
-        ``write_out(rank, text)`` shows what a rank's processes print.
+        ``write_out(rank, text)`` shows the output of a rank's processes.
 
-    The sum is the same in whatever order threads run. An op is counted before anybody can take
-    the sum: ``lock`` is held from its beginning on.
+    The sum does not depend on the order of threads. An op is counted before the sum can be taken,
+    because ``lock`` is held from its beginning on.
     """
 
     def __init__(self, rank):
@@ -63,18 +63,18 @@ class WorkBeside:
         self._seconds = []
 
     def add(self, seconds):
-        """A thread has worked for so long."""
+        """A thread has computed for so long."""
         with self.lock:
             self._seconds.append(seconds)
 
     def take(self):
-        """Seconds since this was last called."""
+        """Seconds since the last call of this method."""
         with self.lock:
             seconds, self._seconds = self._seconds, []
         return fsum(seconds)
 
     def start(self, start, *args, **kwargs):
-        """Start a process whose output is the rank's."""
+        """Start a process whose output belongs to the rank."""
         with self.lock:
             if self._has_ended:
                 return start(*args, **kwargs)
@@ -83,7 +83,7 @@ class WorkBeside:
         return self._pump.start(start, *args, **kwargs)
 
     def show(self):
-        """Show what the rank's processes have printed so far, before what it prints next."""
+        """Show the output of the rank's processes so far, before the rank's next output."""
         if self._pump is not None:
             self._pump.drain()
 
@@ -95,7 +95,7 @@ class WorkBeside:
             self._pump.end()
 
     def call(self, function, *args, **kwargs):
-        """Call a function in a thread of the rank's."""
+        """Call a function in a thread of the rank."""
         self.took_part = True
         local.beside, local.advance = self, self.add
         local.__dict__.update(self.handed_on)
@@ -111,9 +111,9 @@ class WorkBeside:
 
 
 def own_threads_and_processes(write_out, all_cpus):
-    """Let what a rank starts, or what it has started does, belong to the rank.
+    """Let threads and processes that a rank starts, and their work, belong to the rank.
 
-    A command has all CPUs, as ``all_cpus()`` gives them.
+    A command has all CPUs, from ``all_cpus()``.
     """
     WorkBeside.write_out = staticmethod(write_out)
     for name, others in (
@@ -175,11 +175,11 @@ def _of_rank(start, cpus, is_fork_exec):
 
 CHUNK = 1 << 16
 _turn = threading.Lock()
-"""Of whoever has put an output of its own into the place of descriptors 1 and 2."""
+"""The output of code that has replaced descriptors 1 and 2 by its own."""
 
 
 class _Pump:
-    """What the processes of one rank print, shown as the rank's: by a thread, as it comes."""
+    """The output of one rank's processes, which a thread shows at once as the rank's output."""
 
     def __init__(self, show):
         self._show = show
@@ -198,7 +198,7 @@ class _Pump:
             local.beside = beside
 
     def start(self, start, *args, **kwargs):
-        """Start a process, which has the other end as its output."""
+        """Start a process. Its output is the other end."""
         own, pid = {}, _real_process_id()
         with _turn:
             if self._has_ended:
@@ -222,7 +222,7 @@ class _Pump:
             self.drain()
 
     def drain(self):
-        """Show what has come so far."""
+        """Show the output so far."""
         with self._lock:
             while self._is_open:
                 try:
@@ -237,7 +237,7 @@ class _Pump:
                     os.close(self._reading)
 
     def end(self):
-        """The rank has ended; processes that go on keep the other end."""
+        """The rank has ended. Processes that still run keep the other end."""
         with _turn:
             self._has_ended = True
             os.close(self._writing)

@@ -1,8 +1,8 @@
-"""`torch.cpu.Stream` and its kin: with clocks, where a rank's modelled device has streams.
+"""`torch.cpu.Stream` and similar classes, with clocks if a rank's modelled device has streams.
 
-torch's own are dummies: all that runs on a CPU is over when the call returns. FSDP2 takes streams
-and events from ``torch.cpu`` where its tensors are there, and so do programs that are written for
-any device.
+torch's own classes are dummies, because all work on a CPU is over when the call returns. FSDP2 uses
+streams and events of ``torch.cpu`` if its tensors are on the CPU. So do programs that are written
+for any device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ....record.this_rank import here as local
 
 
 def _streams():
-    """The `Streams` of the calling rank; None where its device has none."""
+    """The `Streams` of the calling rank; None if its device has none."""
     return getattr(local, "streams", None)
 
 
@@ -47,7 +47,7 @@ class Stream(torch.cpu.Stream):
             _streams().hold(_streams().record(self.queue))
 
     def query(self):
-        """Whether all that is in the stream is done."""
+        """Whether all work in the stream is done."""
         return self.queue is None or _is_over(_streams().record(self.queue))
 
 
@@ -74,13 +74,14 @@ class Event(torch.cpu.Event):
             _streams().hold(self._moment)
 
     def elapsed_time(self, end_event):
-        """Milliseconds from this event to a later one; both must have been waited for."""
+        """Milliseconds from this event to a later one. The program must have waited for both."""
         if self._moment is not None:
             _streams().refuse_in_rehearsal("elapsed_time()", "take run.profile or run.trace")
         times = [getattr(event._moment, "time_s", None) for event in (self, end_event)]
         if None in times:
             raise InvalidCallError(
-                "elapsed_time is known when both events are over: call end.synchronize() first"
+                "elapsed_time is known only after both events have completed: call "
+                "end.synchronize() first"
             )
         return 1000 * (times[1] - times[0])
 
@@ -95,7 +96,7 @@ _DUMMY = torch.cpu.current_stream()
 
 
 def current_stream(device=None):
-    """The stream in which the calling rank's kernels go."""
+    """The stream into which the calling rank puts kernels."""
     streams = _streams()
     if streams is None:
         return _DUMMY
@@ -105,7 +106,7 @@ def current_stream(device=None):
 
 
 class StreamContext(torch.cpu.StreamContext):
-    """Within it, the calling rank's kernels go into another stream."""
+    """Within the block, the calling rank puts kernels into another stream."""
 
     def __enter__(self):
         streams = _streams()
@@ -119,14 +120,14 @@ class StreamContext(torch.cpu.StreamContext):
 
 
 def synchronize(device=None):
-    """Wait until all streams of the calling rank have done all."""
+    """Wait until all streams of the calling rank have done all their work."""
     streams = _streams()
     if streams is not None:
         streams.drain()
 
 
 def _holding(method):
-    """The method of a tensor, for whose values a rank waits where its device has streams."""
+    """A method of a tensor that waits for its values if the rank's device has streams."""
 
     @functools.wraps(method)
     def read(*args, **kwargs):
@@ -139,7 +140,7 @@ def _holding(method):
 
 
 def own_streams():
-    """Give each rank streams of its own."""
+    """Give each rank its own streams."""
     for name in ("cpu", "numpy", "tolist"):  # they read memory without an op
         setattr(torch.Tensor, name, _holding(getattr(torch.Tensor, name)))
     module = torch.cpu

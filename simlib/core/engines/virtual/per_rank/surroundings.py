@@ -1,4 +1,4 @@
-"""What a rank finds around it, as a process would: clocks, environment variables, output."""
+"""The surroundings of a rank, as a process has them: clocks, environment variables, output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ....record.this_rank import here as local
 _WAITING = frozenset(
     "asyncio concurrent multiprocessing queue selectors socket subprocess threading".split()
 )
-"""Modules of Python that wait for something outside the ranks: in the machine's time."""
+"""Modules of Python that wait for something outside the ranks, in the machine's time."""
 _write = os.write
 _STANDARD_LIBRARY = os.path.dirname(threading.__file__) + os.sep
 
@@ -33,16 +33,16 @@ def _waits_in_reality(filename):
 
 
 PATIENCE = 1000
-"""Readings of an unmoved clock after which each further one costs `READING_S`; twice as much after
-so many more, and so on up to a thousand times."""
+"""Readings of a clock that stands still, after which each further one costs `READING_S`. After as
+many more readings it costs twice as much, and so on up to a thousand times."""
 READING_S = 1e-6
 
 
 def _virtual(function, convert):
-    """A clock's function that tells a rank its own time, and other threads the machine's.
+    """A clock's function. It gives a rank its own time, and other threads the machine's time.
 
-    Reading the clock takes no virtual time, unless a rank does nothing else: a loop that waits for
-    a moment to come would wait for ever.
+    Reading the clock takes no virtual time, unless a rank does nothing else. Otherwise a loop that
+    waits for a moment would never end.
     """
 
     def now():
@@ -62,7 +62,7 @@ def _virtual(function, convert):
 
 
 def own_clock():
-    """Clocks tell a rank its virtual time, and sleeping advances it."""
+    """Clocks give a rank its virtual time, and sleeping advances this time."""
     for name, origin_s in (("perf_counter", 0.0), ("monotonic", 0.0), ("time", time.time())):
         nanoseconds = name + "_ns"
         exact = _virtual(
@@ -86,7 +86,7 @@ def own_clock():
 
 
 def _checked_sleep(seconds):
-    """The seconds as a float; refused is what `time.sleep` refuses, in its words."""
+    """The seconds as a float. It refuses the same values as `time.sleep`, in its words."""
     seconds = float(seconds if isinstance(seconds, float) else operator.index(seconds))
     if math.isnan(seconds):
         raise ValueError("Invalid value NaN (not a number)")
@@ -98,7 +98,7 @@ def _checked_sleep(seconds):
 
 
 def end_virtual_time():
-    """In a child that a rank forked: it holds no baton, and lives in the machine's time."""
+    """In a child that a rank forked: the child has no baton, and uses the machine's time."""
     for name in ("clock", "sleep", "advance", "settle", "before_output", "beside", "process_id"):
         local.__dict__.pop(name, None)
     local.write_out = lambda rank, text: _write(1, text.encode("utf-8", "backslashreplace"))
@@ -108,7 +108,7 @@ _DELETED = object()
 
 
 class EnvironmentPerRank(MutableMapping):
-    """``os.environ``: the process's, and over it what belongs to one rank."""
+    """``os.environ``: the variables of the process, and over them the variables of one rank."""
 
     def __init__(self, base):
         self.base = base
@@ -158,7 +158,7 @@ class EnvironmentPerRank(MutableMapping):
 
 
 LONGEST_HELD = 8192
-"""Characters of a line after which it is shown although it has not ended."""
+"""Characters of a line after which the unfinished line is shown."""
 
 
 class _BytesPerRank(io.RawIOBase):
@@ -191,7 +191,7 @@ class _BytesPerRank(io.RawIOBase):
 class OutputPerRank(io.TextIOBase):
     """``sys.stdout`` and ``sys.stderr``: whole lines go to ``write_out(rank, text)``.
 
-    What threads print that no rank has started goes to ``other``.
+    The output of threads that no rank has started goes to ``other``.
     """
 
     encoding = "utf-8"
@@ -227,11 +227,11 @@ class OutputPerRank(io.TextIOBase):
             fields.get("write_out", self._write_out)(rank, text)
 
     def close(self):
-        """Let everything out; it stays open, as it belongs to all ranks."""
+        """Write out everything. It stays open, because it belongs to all ranks."""
         self.flush()
 
     def reconfigure(self, *, encoding=None, errors=None, newline=None, **buffering):
-        """Lines are shown as they end, in UTF-8, whatever is asked for."""
+        """Ignore the arguments: lines are shown when they end, in UTF-8."""
         self.flush()
 
     def writable(self):
@@ -242,7 +242,7 @@ class OutputPerRank(io.TextIOBase):
 
 
 def write_to_descriptors(stdout, stderr):
-    """What a rank writes to descriptor 1 or 2 is its output too."""
+    """Text that a rank writes to descriptor 1 or 2 is its output, too."""
     streams = {1: stdout, 2: stderr}
 
     def write(fd, data):
@@ -254,7 +254,7 @@ def write_to_descriptors(stdout, stderr):
 
 
 def flush(streams):
-    """Let out what this rank has printed; its own `sys.stdout` may be anything."""
+    """Write out this rank's output. The rank may have replaced `sys.stdout`."""
     for stream in (sys.stdout, sys.stderr, *streams):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed by the learner
             stream.flush()

@@ -1,4 +1,4 @@
-"""What belongs to the process and must change with the rank; random numbers that each rank has."""
+"""Process-wide state that must change with the running rank, and random numbers of each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
 
 
 class StateInTurn:
-    """torch's random numbers, default dtype and modes, a rank's modules, and what `sys` has for it.
+    """torch's random numbers, default dtype and modes, a rank's modules, and its values of `sys`.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class StateInTurn:
         return len(self._dtypes)
 
     def enter(self, rank):
-        """The thread of this rank goes on."""
+        """The thread of this rank continues."""
         last = self._rank
         if rank == last:
             return
@@ -60,7 +60,7 @@ class StateInTurn:
         self._rank = rank
 
     def look(self):
-        """Note what the rank that has gone on so far has set in modules that ranks share."""
+        """Note the names that the last running rank has set in modules that ranks share."""
         if self._modules.names.is_seen and self._rank is not None:
             self._modules.names.look(self._rank)
 
@@ -76,24 +76,24 @@ class StateInTurn:
         return stdout, stderr, list(argv), list(path)
 
     def leave(self):
-        """The ranks have ended, and the process has what is its own again."""
+        """The ranks have ended, and the process has its own state again."""
         sys.stdout, sys.stderr, sys.argv, sys.path = self._at_first
         self._modules.begin(0)
         self.modes.leave()
 
 
 class Turns:
-    """What happens when a rank's thread goes on: others see who runs, and the dead stand still.
+    """The actions when a rank's thread continues: it shows which rank runs, and stops dead ranks.
 
     Parameters
     ----------
     running : memoryview
-        Gets the rank, and the native id of its thread.
+        It gets the rank, and the native id of its thread.
     deaths : dict
         Its keys are the ranks that are dead.
     state : StateInTurn
     park : callable
-        Stops the thread that calls it, for good.
+        It stops the calling thread for ever.
     """
 
     def __init__(self, running, deaths, state, park):
@@ -104,7 +104,7 @@ class Turns:
         self._park = park
 
     def enter(self, rank):
-        """The thread of this rank goes on."""
+        """The thread of this rank continues."""
         self._running[0], self._running[1] = rank, self.native_ids[rank]
         self._state.enter(rank)
         if rank in self._deaths:
@@ -114,8 +114,8 @@ class Turns:
 class _RandomNumbers:
     """The state of torch's generator, by rank.
 
-    To ask for it costs 3 us, more than all else that a change of ranks does, and most ranks draw
-    nothing between two ops. So it is asked for only where the generator's memory has changed.
+    Asking for it costs 3 us, more than the rest of a change of ranks, and most ranks draw nothing
+    between two ops. So it is read only if the generator's memory has changed.
     """
 
     def __init__(self, seeds):
@@ -139,10 +139,10 @@ class _RandomNumbers:
 
 
 def memory_of(generator):
-    """A view of all that a generator is, its place in the sequence too; None where that is unknown.
+    """A view of a generator's whole memory, with its place in the sequence; None if unknown.
 
-    It is trusted only where every way of drawing is seen in it, one number kept for the next call
-    (of a pair of normal ones) among them.
+    It is trusted only if every way of drawing is visible in it. One of these ways is a number that
+    is kept for the next call (of a pair of normal numbers).
     """
     size_of = _size_of_allocation()
     return None if size_of is None else _view(generator, size_of)
@@ -150,7 +150,7 @@ def memory_of(generator):
 
 @functools.cache
 def _size_of_allocation():
-    """The C library's function for it, or None where memory does not show what a generator does."""
+    """The C library's function for it, or None if memory does not show a generator's state."""
     try:
         size_of = ctypes.CDLL(None).malloc_usable_size
     except (AttributeError, OSError):  # not with glibc
@@ -184,7 +184,7 @@ def _own(name, make):
 
 
 def _through(module, names, key, make):
-    """Replace a module's functions, which belong to one generator, by those of the rank's own."""
+    """Replace a module's functions, which use one generator, by functions of the rank's own."""
     for name in names:
 
         def call(*args, _name=name, **kwargs):
@@ -196,7 +196,7 @@ def _through(module, names, key, make):
 
 
 def _as_ranks(kind, key, make):
-    """A generator of this kind that is, for each rank, the rank's own: libraries ask it."""
+    """A generator of this kind that is, for each rank, the rank's own. Libraries use it."""
 
     def ask(self, name):
         return getattr(_own(key, make), name)
