@@ -1,4 +1,4 @@
-"""Ranks on other hosts: jobs by mpiexec, Slurm, PBS and ssh, the doctor, MPI, practice hosts."""
+"""Ranks on other hosts: jobs by mpiexec, Slurm, PBS and ssh; the doctor; MPI; practice hosts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PUBLIC = {
     "jobs": "batch.job:jobs",
     "submit": "batch.submission:submit",
 }
-"""What this package adds to the names of `simlib`: ``{name: "module:object"}``."""
+"""The names that this package adds to `simlib`: ``{name: "module:object"}``."""
 COMMANDS = ("practice.practice_command:add_command", "commands:add_commands")
 """Functions that add this package's commands to the command line's parsers."""
 
 
 def register() -> None:
-    """Add the backend "mpi4py" to those that runs know."""
+    """Add the backend "mpi4py" to the backends of runs."""
     from . import backends  # noqa: F401

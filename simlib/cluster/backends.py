@@ -1,4 +1,4 @@
-"""The backend "mpi4py", added to those of the core, and what a host must have for a backend."""
+"""The backend "mpi4py", and the checks whether a host has what a backend needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..core.record.transports.backends import (
 
 NAME = "mpi4py"
 MPIS_TAGS = 2**15 - 1
-"""What every MPI takes; a rank asks its own for how many more."""
+"""The largest tag that every MPI accepts. A rank asks its own MPI for its limit."""
 MPI = Capabilities(
     NAME,
     carries=None,
@@ -35,7 +35,7 @@ MPI = Capabilities(
 
 
 def over_mpi(options: Any, ranks: tuple) -> Transport:
-    """mpi4py's MPI, whose world is that of the ranks."""
+    """mpi4py's MPI. The ranks are its world."""
     from mpi4py import MPI as library  # it starts MPI: only here, and not where nobody asks for it
 
     from .mpi_group import CUSTOM, MpiGroup
@@ -56,7 +56,7 @@ def over_mpi(options: Any, ranks: tuple) -> Transport:
 
 def _missing_for_mpi(world_size: int) -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
-        return "there is no mpi4py: pip install mpi4py, built for the MPI of your mpiexec"
+        return "mpi4py is not installed: build it with pip for the MPI that your mpiexec belongs to"
     return None
 
 
@@ -74,7 +74,7 @@ BACKENDS.setdefault(MPI4PY.name, MPI4PY)
 
 
 def check_for_host(backend: Backend, ranks: int) -> None:
-    """Refuse a host on which so many ranks cannot talk by this backend."""
+    """Refuse a host on which so many ranks cannot communicate by this backend."""
     missing = backend.missing(ranks)
     if missing:
         raise JobError(

@@ -1,7 +1,6 @@
 """``simlib doctor``, ``submit``, ``jobs``, ``follow``, ``result`` and ``cancel``.
 
-The options of a batch system are those that it names itself. What is wrong with a call is said
-before torch is loaded.
+Each batch system names its own options. The commands find wrong calls before torch is loaded.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from .batch.folder import JOBS, GoneError
 from .batch.mpiexec import Mpiexec
 
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
-"""The names of all backends, known before torch is loaded."""
+"""The names of all backends, without loading torch."""
 FOLDER = f"where the folders of jobs are ({JOBS})"
-BACKEND = f"what moves the data: {', '.join(BACKENDS)} (gloo)"
+BACKEND = f"how to move the data: {', '.join(BACKENDS)} (gloo)"
 STAGE = "copy the job to hosts that share no filesystem"
-CODES = "Exit code 0 if the job is done, 1 if it has failed or was cancelled, 130 after Ctrl-C."
+CODES = "The exit code is 0 if the job is done, 1 if it failed or was cancelled, 130 after Ctrl-C."
 
 
 def add_commands(commands):
-    """Add the doctor, and all that is about jobs, to the subcommands of a parser."""
+    """Add the doctor, and the commands about jobs, to the subcommands of a parser."""
     _add_doctor(commands)
     _add_submit(commands)
     listed = commands.add_parser(
         "jobs",
-        help="list your jobs: how each stands, and where it runs",
+        help="list your jobs, with their states and hosts",
         description="List the jobs whose folders are here, by the time of their submission.",
     )
     listed.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
@@ -44,41 +43,40 @@ def add_commands(commands):
         "follow",
         _follow,
         "show what a job's ranks print, until it ends",
-        "Show what the ranks print, each line with its rank, until the job ends; then say why, if "
-        f"it has failed. Ctrl-C ends the looking, not the job. {CODES}",
+        "Show what the ranks print, each line with its rank, until the job ends. If it has failed, "
+        f"say why. Ctrl-C ends this command, not the job. {CODES}",
     )
     result = _add_job_command(
         commands,
         "result",
         _result,
         "wait for a job's end; print who sent what to whom",
-        "Wait for a job's end, and print the table of who sent what to whom; or say why it has "
-        f"failed. {CODES}",
+        "Wait for a job's end, and print the table of who sent what to whom. If it has failed, say "
+        f"why. {CODES}",
     )
     run_outputs.add_options(result)
     _add_job_command(
         commands,
         "cancel",
         _cancel,
-        "end a job, or take it out of the queue",
-        "End a job on all its hosts, or take it out of the queue. Its folder stays.",
+        "end a job, or remove it from the queue",
+        "End a job on all its hosts, or remove it from the queue. Its folder stays.",
     )
 
 
 def _add_doctor(commands):
     parser = commands.add_parser(
         "doctor",
-        help="check what a cluster needs, and say how to mend what is wrong",
+        help="check what a cluster needs, and say how to fix what is wrong",
         description="Check whether jobs can run on hosts: ssh, Python, MPI, files, clocks, "
-        "network. Prints one line for each check. Exit code 0 if all is well, 1 if something is "
-        "wrong.",
+        "network. Prints one line for each check. The exit code is 0 if all is well, else 1.",
     )
-    parser.add_argument("--hosts", metavar="A,B", help="names of the hosts; none: this machine")
+    parser.add_argument("--hosts", metavar="A,B", help="names of the hosts (this machine)")
     parser.add_argument(
-        "--launcher", metavar="CMD", help="stands for mpiexec (the one beside this Python)"
+        "--launcher", metavar="CMD", help="command for mpiexec (the one next to this Python)"
     )
     parser.add_argument(
-        "--folder", default=".", metavar="F", help="one that all hosts should share (this one)"
+        "--folder", default=".", metavar="F", help="folder that all hosts should share (this one)"
     )
     parser.set_defaults(command=_doctor)
 
@@ -94,7 +92,7 @@ def _doctor(options):
 
 def _add_job_command(commands, name, command, summary, description):
     parser = commands.add_parser(name, help=summary, description=description)
-    parser.add_argument("job", metavar="JOB", help="its name, as `simlib jobs` says, or its folder")
+    parser.add_argument("job", metavar="JOB", help="the job's name (see `simlib jobs`) or folder")
     parser.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
     parser.set_defaults(command=command)
     return parser
@@ -111,10 +109,10 @@ def _add_submit(commands):
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="A,B", help="hosts, which ssh reaches")
-    where.add_argument("--hostfile", metavar="FILE", help="a file that names them")
+    where.add_argument("--hosts", metavar="A,B", help="hosts that ssh reaches")
+    where.add_argument("--hostfile", metavar="FILE", help="file with the hosts' names")
     for name, place in SYSTEMS.items():
-        words = f"hand it to {place.scheduler.called}'s queue"
+        words = f"hand the job to {place.scheduler.called}'s queue"
         where.add_argument(f"--{name}", dest="system", action="store_const", const=name, help=words)
     _add(parser, FOR_PLACES)
     for flag in _queue_flags():
@@ -126,54 +124,54 @@ def _add_submit(commands):
     parser.add_argument("--backend", default="gloo", metavar="NAME", help=BACKEND)
     parser.add_argument("--stage", action="store_true", help=STAGE)
     _add(parser, FOR_RANKS)
-    parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}: all hosts see it")
-    parser.add_argument("--follow", action="store_true", help="go on as `simlib follow` does")
+    parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}; all hosts see it")
+    parser.add_argument("--follow", action="store_true", help="then work like `simlib follow`")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.set_defaults(command=_submit)
 
 
 def _add(parser, table):
-    """Add options: the name, what stands for the value, the help, and the type or action."""
+    """Add options: the name, the placeholder of the value, the help, and the type or action."""
     for name, metavar, words, how in table:
         more = {"action": how} if how == "append" else {"type": how}
         parser.add_argument(f"--{name}", metavar=metavar, help=words, **more)
 
 
 def _queue_flags():
-    """The flags of all batch systems, those that every one has first."""
+    """The flags of all batch systems, beginning with the flags that every system has."""
     return list(dict.fromkeys(flag for place in SYSTEMS.values() for flag in place.flags))
 
 
 def _launchers():
-    """What ``--launcher`` may be, in words."""
+    """The possible values of ``--launcher``, in words."""
     systems = {name: place.launchers for name, place in SYSTEMS.items() if len(place.launchers) > 1}
     words = [f"with --{name}: {' or '.join(launchers)}" for name, launchers in systems.items()]
     return "; ".join(["stands for mpiexec", *words])
 
 
 FOR_PLACES = (
-    ("ssh", "HOST", "submit it there, where ssh alone reaches", str),
-    ("ssh-python", "PATH", "the course's Python there (this path)", str),
+    ("ssh", "HOST", "submit the job on this host, if only ssh reaches the cluster", str),
+    ("ssh-python", "PATH", "the course's Python on that host (this path)", str),
     (
         "sync",
         "PATH",
-        "what the script imports from this folder goes there, too; may be repeated",
+        "copy this to that host, too, because the script imports it; may be repeated",
         "append",
     ),
-    ("ranks-per-node", "K", "ranks on each (as many as are needed)", int),
+    ("ranks-per-node", "K", "ranks on each host (as many as are needed)", int),
     ("launcher", "CMD", _launchers(), str),
-    ("time-limit", "S", "seconds after which it is ended (600)", float),
+    ("time-limit", "S", "seconds after which the job is ended (600)", float),
 )
 FOR_RANKS = (
     ("setup", "LINE", 'a line of bash before Python: "module load gcc"; may be repeated', "append"),
-    ("env", "NAME=VALUE", "a variable; may be repeated", "append"),
-    ("cpus-per-rank", "N", "cores, and torch's threads", int),
+    ("env", "NAME=VALUE", "a variable of the environment; may be repeated", "append"),
+    ("cpus-per-rank", "N", "cores for each rank, and threads of torch", int),
     ("gpus-per-rank", "N", "GPUs for each rank", int),
-    ("memory", "4G", "of each rank: K, M, G or T; of a queue", str),
-    ("container", "CMD", 'goes before Python: "apptainer exec image.sif"', str),
+    ("memory", "4G", "memory of each rank: K, M, G or T; only for a queue", str),
+    ("container", "CMD", 'words before Python: "apptainer exec image.sif"', str),
     ("working-dir", "F", "where the ranks run (this folder)", str),
-    ("name", "NAME", "of the job (the script's); a number is added", str),
+    ("name", "NAME", "name of the job (the script's); a number is added", str),
 )
 ONLY_BY_SSH = ("ssh_python", "sync")
 
@@ -203,7 +201,7 @@ def _submit(options):
 
 
 def _wrong_call(options):
-    """What is wrong with a call, as far as it can be told without torch; or None."""
+    """A sentence on a wrong call, as far as it can be found without torch; or None."""
     if not os.path.isfile(options.script):
         return f"there is no file {options.script}"
     if options.n < 1:
@@ -211,7 +209,7 @@ def _wrong_call(options):
     if options.backend not in BACKENDS:
         return f"--backend {options.backend} must be {_listed(BACKENDS)}"
     if options.ssh is None and (given := _given(options, ONLY_BY_SSH)):
-        return f"{given} is for a cluster that ssh alone reaches: say --ssh HOST, too"
+        return f"{given} is for a cluster that only ssh reaches: add --ssh HOST"
     unnamed = [text for text in options.env or () if "=" not in text]
     if unnamed:
         return f"--env {unnamed[0]} has no value: --env {unnamed[0]}=..."
@@ -219,21 +217,21 @@ def _wrong_call(options):
 
 
 def _wrong_flag(options):
-    """What is wrong with the options of a queue, by what each batch system says that it has."""
+    """A sentence on a queue's wrong options, by the options of each batch system."""
     systems = " or ".join(f"--{name}" for name in SYSTEMS)
     known = {flag.name: flag for flag in _queue_flags()}
     if options.system is None and (given := _given(options, known)):
-        return f"{given} is for a queue: say {systems}, too"
+        return f"{given} is for a queue: add {systems}"
     place = SYSTEMS.get(options.system)
     copying = [name for name, place in SYSTEMS.items() if hasattr(place, "stage")]
     if options.stage and not (options.hosts or options.hostfile or options.system in copying):
         flags = [f"--{name}" for name in ("hosts", "hostfile", *copying)]
-        return f"--stage copies the job to hosts: say {_listed(flags)}, too"
+        return f"--stage copies the job to hosts: add {_listed(flags)}"
     for name, flag in known.items():
         value = getattr(options, name)
         if place is not None and value is not None and flag not in place.flags:
             given = f"--{name.replace('_', '-')} {value}"
-            return f"{given} is {flag.owner}, which {place.scheduler.called} has not"
+            return f"{given} is {flag.owner}, but {place.scheduler.called} has no such option"
     return None
 
 
@@ -243,13 +241,13 @@ def _listed(names):
 
 
 def _given(options, names):
-    """The first of these options that a call has, as it is written; or None."""
+    """The first of these options in a call, as it is written; or None."""
     found = [name for name in names if getattr(options, name) is not None]
     return f"--{found[0].replace('_', '-')}" if found else None
 
 
 def _place(options):
-    """Where the job is to run: one of `_place_there`, or a `Ssh` around it."""
+    """The place of the job: the result of `_place_there`, or a `Ssh` around it."""
     to = _place_there(options)
     if options.ssh is None:
         return to
@@ -275,7 +273,7 @@ def _place_there(options):
 
 
 def _over(count, by):
-    """So many per one of ``by`` that all find room."""
+    """The least number of groups of ``by`` that have room for all."""
     return -(-count // max(1, by))
 
 
@@ -300,7 +298,7 @@ def _jobs(options):
 
 
 def _row(job):
-    """How a job stands, in cells; None where its folder has been deleted meanwhile."""
+    """The state of a job, in cells; None if its folder was deleted meanwhile."""
     try:
         where = "; ".join(filter(None, (job.place, job.trouble)))
         return job.name, job.status, f"{job.world_size} ranks", where
@@ -370,17 +368,17 @@ def _with_job(options, do):
 
 
 def _no_such_job(options):
-    """That there is no such job; those of that name with a number, if there are."""
+    """A sentence that there is no such job. It names jobs of this name with a number."""
     numbered = glob.glob(os.path.join(glob.escape(options.folder), f"{glob.escape(options.job)}-*"))
     names = sorted(os.path.basename(one) for one in numbered if os.path.isdir(one))
     if not names:
-        known = "`simlib jobs` lists those there are, --folder names another place"
+        known = "`simlib jobs` lists the jobs, --folder names another place"
     else:
         known = f"is it {names[0]}?" if len(names) == 1 else f"there are {', '.join(names[:5])}"
     return f"there is no job {options.job} in {options.folder}: {known}"
 
 
 def _refuse(wrong):
-    """End the command with a sentence on what is wrong with the call, if anything is."""
+    """If the call is wrong, end the command with this sentence."""
     if wrong:
         raise InvalidCallError(wrong)

@@ -1,15 +1,15 @@
-"""`LAUNCHERS`: all that differs between the programs that start ranks. A new MPI is one entry.
+"""`LAUNCHERS`: all differences between programs that start ranks. A new MPI is one entry.
 
-Below it: the sentences on failing that launchers and schedulers share, UCX's one setting, and
-`hosts_in`, which reads hostfiles. Every MPI has its own form of them, and takes what it does not
-understand for something else: MPICH runs all ranks on this machine where a file is empty. So the
-file is read here, whatever form it has, and the launcher is told the hosts by its options.
+This file also has the sentences on failures that launchers and schedulers share, UCX's one setting,
+and `hosts_in`, which reads hostfiles. Every MPI has its own form of hostfiles, and misreads other
+forms: if a file is empty, MPICH runs all ranks on this machine. So simlib reads the file, in any
+form, and gives the hosts to the launcher as options.
 
 ::
 
     node1            # as many ranks as `ranks_per_node`
     node2:2          # MPICH, Intel MPI
-    node3 slots=2    # Open MPI; its max_slots=4 is read over
+    node3 slots=2    # Open MPI; its max_slots=4 is ignored
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pathlib import Path
 from ..core.model.errors import InvalidCallError
 
 NO_MPI = (
-    "a host has no MPI where this one has it{which}: install the same MPI there, at the same path"
+    "a host has no MPI at the path of this host's MPI{which}: install the same MPI there, at the "
+    "same path"
 )
 OTHER_MPI = (
-    "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec by "
+    "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec with "
     "launcher=..., or install mpi4py for its MPI"
 )
 NO_PYTHON = (
@@ -34,38 +35,38 @@ NO_PYTHON = (
     "there, at the same path"
 )
 NO_PLUGIN = (
-    "srun cannot serve MPI by {host} here: srun --mpi=list says by what it can, mpi=... names it"
+    "srun does not support MPI by {host} here: use mpi=... with a type that srun --mpi=list prints"
 )
-TOO_MUCH = "more was asked for than there is: take fewer ranks or nodes"
+TOO_MUCH = "the job asks for more than there is: use fewer ranks or nodes"
 OUT_OF_TIME = (
-    "the queue's time limit was over before its ranks were done: give it more by time_limit=..., "
-    "as far as the partition allows"
+    "the job reached the queue's time limit before its ranks were done: increase time_limit, as "
+    "far as the partition allows"
 )
 OUT_OF_MEMORY = (
-    "the job took more memory than it had in the queue: ask for more by memory=..., or take fewer "
-    "ranks per node"
+    "the job used more memory than the queue gave it: ask for more memory with memory=..., or use "
+    "fewer ranks per node"
 )
 
 
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables that Open MPI is told to take along; the other MPIs take all."""
+"""Variables that Open MPI is told to pass on. The other MPIs pass on all variables."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks are to run: on hosts, on what a scheduler has given, or here.
+    """The place of ranks: on hosts, on nodes from a scheduler, or here.
 
     Attributes
     ----------
     world_size, ranks_per_node : int
     slots : sequence of (str, int), optional
-        The hosts, and how many ranks each takes.
+        The hosts, with the number of ranks on each.
     in_allocation : bool
-        Whether a scheduler has given the hosts, which the launcher asks for them.
+        Whether a scheduler has given the hosts. The launcher then asks the scheduler for them.
     cpus_per_rank : int, optional
         Cores that the scheduler has given each rank.
     mpi : str, optional
-        The plugin by which srun is to serve MPI.
+        The plugin by which srun serves MPI.
     """
 
     world_size: int
@@ -82,36 +83,36 @@ def _no_environ(time_limit: float) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts ranks, and what is known of the MPI that it belongs to.
+    """A program that starts ranks, and the known facts about its MPI.
 
     Attributes
     ----------
     name : str
-        Of the MPI, as its users say it.
+        The name of the MPI, as its users write it.
     place : callable
-        A `Placement` -> the options that say it.
+        A function from a `Placement` to the options for it.
     identity : tuple of (str, str)
-        The variables in which a rank finds its number and the world's size, in the order in which
-        they are looked for. The last pair is there always.
+        The variables with a rank's number and the world's size, in the order in which simlib looks
+        for them. The last pair always exists.
     marks : tuple of str
-        One of them is in the answer to ``--version``; none: it is no mpiexec.
+        One of them is in the answer to ``--version``. Without marks it is no mpiexec.
     version : str
         A pattern for the number in that answer.
     library : str
-        What the library calls itself.
+        The name that the library gives itself.
     failures : tuple of (str, str)
-        Patterns of its own words on failing, and what they mean, as `NO_MPI` says it.
+        Patterns for its words when it fails, with their meaning, as in `NO_MPI`.
     hopeless : tuple of str
-        Patterns of words after which one rank at least will never start.
+        Patterns for words after which at least one rank will never start.
     gone : tuple of str
-        Patterns of its words on a process that was ended from outside: on which ``host``, and its
+        Patterns for its words on a process that was ended from outside: the ``host``, and its
         number there (``starter``), or its ``rank``.
     environ : callable
-        A time limit in seconds -> variables that it and its ranks should find.
+        A function from a time limit in seconds to variables for it and its ranks.
     proxy : str, optional
         The program beside mpiexec that it starts on every host.
     wheel : str, optional
-        What pip installs for `scripts/every_mpi.py`; none: it is in the course's own environment.
+        The package that pip installs for `scripts/every_mpi.py`; None if the course has it.
     """
 
     name: str
@@ -171,7 +172,7 @@ def _place_srun(at: Placement) -> list[str]:
 
 
 def _environ_mpiexec(time_limit: float) -> dict[str, str]:
-    """A second limit, should ours not reach it."""
+    """A second limit, in case that ours has no effect."""
     return {"MPIEXEC_TIMEOUT": str(int(time_limit) + 30)}
 
 
@@ -234,8 +235,8 @@ SRUN = Launcher(
 )
 
 MPIS = (MPICH, INTEL_MPI, OPEN_MPI)
-"""Those with an mpiexec. Where marks of several are found, the later one is meant: Intel's answer
-names HYDRA, too."""
+"""The MPIs with an mpiexec. If an answer has marks of several MPIs, the last one is right: Intel's
+answer names HYDRA, too."""
 LAUNCHERS = (*MPIS, SRUN)
 
 
@@ -259,12 +260,12 @@ DEVICES = Path("/sys/class/infiniband")
 
 
 def ucx_settings():
-    """Variables that MPI_Init should find, beside those that are set already: a dict.
+    """Variables that MPI_Init should find in addition to existing ones: a dict.
 
-    UCX sends long messages as if network cards could move them from memory to memory (RDMA). TCP
-    cannot, and hosts that exchange large tensors then send in turns: an all_reduce of 10 MB takes
-    up to 1.7 times as long (docs/design/cluster.md). Where there is such a card, UCX knows
-    best.
+    UCX sends long messages as if network cards could copy them from memory to memory (RDMA). TCP
+    cannot. Hosts that exchange large tensors then send one after the other: an all_reduce of 10 MB
+    takes up to 1.7 times as long (docs/design/cluster.md). If there is such a card, UCX chooses the
+    best way itself.
     """
     has_card = DEVICES.is_dir() and any(DEVICES.iterdir())
     return {} if has_card or SCHEME in os.environ else {SCHEME: "am"}
@@ -276,45 +277,45 @@ FORMS = "a line is a host's name, alone or as `node1:2` or `node1 slots=2`"
 
 
 def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:
-    """The hosts of a hostfile, each once, in their order, with how many ranks it takes.
+    """The hosts of a hostfile, each once, in order, with the number of ranks on each.
 
-    None where the file does not say it. A host that stands there again takes so many more.
+    The number is None if the file does not give it. The numbers of a repeated host are added up.
 
     Raises
     ------
     InvalidCallError
-        There is no such file, it names no host, or a line of it cannot be understood.
+        If there is no such file, it names no host, or a line cannot be understood.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise InvalidCallError(
-            f"hostfile={os.fspath(path)!r} cannot be read ({error.strerror}): name a file that "
-            "has a host on each line"
+            f"hostfile={os.fspath(path)!r} cannot be read ({error.strerror}): name a file with one "
+            "host on each line"
         ) from None
     except UnicodeDecodeError:
-        raise InvalidCallError(f"hostfile={os.fspath(path)!r} is no text: {FORMS}") from None
+        raise InvalidCallError(f"hostfile={os.fspath(path)!r} is not text: {FORMS}") from None
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.partition("#")[0].strip()
         if line:
             found.append(_host_in(line, f"line {number} of {path}"))
     if not found:
-        raise InvalidCallError(f"hostfile={os.fspath(path)!r} names no host: {FORMS}")
+        raise InvalidCallError(f"hostfile={os.fspath(path)!r} contains no host: {FORMS}")
     return _added_up(found)
 
 
 def refuse_text(hosts: object) -> None:
-    """Refuse hosts that are one text in place of a list."""
+    """Refuse hosts that are one text instead of a list."""
     if isinstance(hosts, str):
         raise InvalidCallError(f"hosts={hosts!r} must be a list: hosts={hosts.split(',')!r}")
 
 
 def check_name(name: object, where: str) -> None:
-    """Refuse what can be no host's name; ``where`` it stands."""
+    """Refuse an impossible name of a host; ``where`` is its place."""
     if not isinstance(name, str) or not HOST.fullmatch(name) or ":" in name or name[0] == "-":
         raise InvalidCallError(
-            f"{where} is {name!r}, which is no host's name (how many ranks it takes is said by "
+            f"{where} is {name!r}, which is not a host name (give the number of ranks with "
             "ranks_per_node, or in a hostfile)"
         )
 
@@ -322,7 +323,7 @@ def check_name(name: object, where: str) -> None:
 def _host_in(line: str, where: str) -> tuple[str, int | None]:
     begin = HOST.match(line)
     if begin is None or line[0] == "-":
-        raise InvalidCallError(f"{where} begins with no host's name, {line!r}: {FORMS}")
+        raise InvalidCallError(f"{where} does not begin with a host name, {line!r}: {FORMS}")
     name, count = begin.groups()
     slots = None if count is None else _count(count, where)
     rest = line[begin.end() :].strip()
@@ -333,7 +334,9 @@ def _host_in(line: str, where: str) -> tuple[str, int | None]:
         value = _count(option[2], where)
         if option[1] == "slots":
             if slots is not None:
-                raise InvalidCallError(f"{where} says twice how many ranks {name} takes: {line!r}")
+                raise InvalidCallError(
+                    f"{where} gives the number of ranks for {name} twice: {line!r}"
+                )
             slots = value
         rest = rest[option.end() :].strip()
     return name, slots
@@ -342,13 +345,13 @@ def _host_in(line: str, where: str) -> tuple[str, int | None]:
 def _count(text: str, where: str) -> int:
     if not re.fullmatch("[0-9]+", text) or int(text) < 1:
         raise InvalidCallError(
-            f"{where} gives a host {text!r} ranks: it must be a whole number from 1"
+            f"{where}: the number of ranks of a host is {text!r}, not a whole number from 1 on"
         )
     return int(text)
 
 
 def _added_up(found: list[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
-    """Each host once. One that stands there several times takes what its lines give together."""
+    """Each host once. The numbers of a repeated host are added up."""
     counts: dict[str, list[int | None]] = {}
     for name, slots in found:
         counts.setdefault(name, []).append(slots)

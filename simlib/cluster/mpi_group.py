@@ -1,8 +1,9 @@
 """`MpiGroup`: the calls of torch.distributed, over an mpi4py communicator.
 
-pip's torch has no MPI backend. What moves is handed to MPI where it lies, as bytes; what is
-reduced, under MPI's type for its dtype. Two sorts of tensors are copied: those that are not
-contiguous, and halves, which MPI cannot add and which are therefore reduced as float32.
+pip's torch has no MPI backend. MPI moves a tensor's bytes from its own memory, without a copy. It
+reduces tensors under its own type for their dtype. Two kinds of tensors are copied. A tensor that
+is not contiguous is one kind. The other is halves: MPI cannot add them, so they are reduced as
+float32.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MPI_OPS = {
     dist.ReduceOp.BXOR: MPI.BXOR,
 }
 BOOL_OPS = {dist.ReduceOp.SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
-"""A sum of truth values is true where one of them is, a product where all are."""
+"""A sum of truth values is true if one of them is. A product is true if all are."""
 BITWISE = (MPI.BAND, MPI.BOR, MPI.BXOR)
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -54,14 +55,14 @@ class MpiGroup(dist.ProcessGroup):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        Its ranks are the group's. The group owns it from now on.
+        The communicator of the group's ranks. The group owns it from now on.
     timeout : datetime.timedelta, optional
-        How long a wait may last. MPI's own waits have no limit: where there is one, the group asks
-        again and again instead, which costs some latency. `set_timeout` says another one.
+        The longest time of a wait. MPI's own waits have no limit. So a group with a limit asks MPI
+        again and again, which costs some latency. `set_timeout` changes the limit.
     """
 
     copies_results = False
-    """No result counts as a write of the program's own: see `mpi_buffers`."""
+    """No result counts as a write by the program itself: see `mpi_buffers`."""
 
     def __init__(self, comm, timeout=None):
         super().__init__(comm.rank, comm.size)
@@ -78,7 +79,7 @@ class MpiGroup(dist.ProcessGroup):
         return "mpi4py"
 
     def set_timeout(self, timeout):
-        """How long a wait may last from now on, a timedelta."""
+        """Set the longest time of a wait from now on, as a timedelta."""
         self._timeout = timeout
 
     def __repr__(self):
@@ -174,8 +175,8 @@ class MpiGroup(dist.ProcessGroup):
         if not rows:
             if nbytes % self.size():
                 raise ValueError(
-                    f"a tensor of shape {tuple(tensor.shape)} has no even parts for "
-                    f"{self.size()} ranks: name the split sizes"
+                    f"a tensor of shape {tuple(tensor.shape)} cannot be split evenly over "
+                    f"{self.size()} ranks: give the split sizes"
                 )
             return [nbytes // self.size()] * self.size()
         row = nbytes // max(1, tensor.shape[0])
@@ -196,7 +197,7 @@ class MpiGroup(dist.ProcessGroup):
 
     def _allreduce_sparse(self, tensors, opts):
         if opts.reduceOp != dist.ReduceOp.SUM:
-            raise ValueError(f"sparse tensors are added up only: no {opts.reduceOp} of them")
+            raise ValueError(f"sparse tensors can only be summed, not reduced with {opts.reduceOp}")
         for tensor in tensors:
             _add_up(self, tensor)
         return MpiWork([], tensors)
@@ -233,7 +234,7 @@ class MpiGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduced(self, tensor, opts, after):
-        """``(buffer, op)`` of MPI for a tensor; ``after`` gets what is to do once all is there."""
+        """``(buffer, op)`` of MPI for a tensor. ``after`` gets functions for the op's end."""
         reduce_op = opts.reduceOp
         ops = MPI_OPS | BOOL_OPS if tensor.dtype == torch.bool else MPI_OPS
         op = next((op for name, op in ops.items() if reduce_op == name), None)
@@ -242,7 +243,7 @@ class MpiGroup(dist.ProcessGroup):
                 f"MPI has no {reduce_op}: use SUM, AVG, PRODUCT, MIN, MAX or a bitwise"
             )
         if tensor.layout != torch.strided:
-            raise ValueError("MPI cannot reduce a sparse tensor so: call to_dense() first")
+            raise ValueError("MPI cannot reduce a sparse tensor this way: call to_dense() first")
         if tensor.dtype not in MPI_TYPES and tensor.dtype not in HALVES:
             raise ValueError(
                 f"MPI cannot reduce {tensor.dtype}: convert the tensor before the call"
@@ -266,10 +267,10 @@ class MpiGroup(dist.ProcessGroup):
         return self._perform([("Barrier",)], [], [])
 
     def _perform(self, calls, outputs, after):
-        """Call MPI by its non-blocking names, also where torch waits at once.
+        """Call MPI by its non-blocking names, even if torch waits at once.
 
-        A blocking collective of MPI never meets a non-blocking one, and in torch one rank may well
-        wait for what another asked for with ``async_op=True``: DDP's `join` does.
+        In MPI a blocking collective never meets a non-blocking one. In torch one rank may wait for
+        a call that another rank made with ``async_op=True``: DDP's `join` does this.
         """
         self._sequence += 1
         requests = [
@@ -280,7 +281,7 @@ class MpiGroup(dist.ProcessGroup):
     def _keep(self, requests, outputs, after=(), calls=()):
         """Keep requests until they are done, also if nobody waits for them: MPI uses the memory.
 
-        mpi4py 4.1 keeps the memory of its requests itself, but for calls that reduce.
+        mpi4py 4.1 keeps the memory of its requests itself, except for calls that reduce.
         """
         work = MpiWork(requests, outputs, after, self._timeout, calls)
         self._open = [other for other in self._open if not other.is_completed()]
@@ -295,23 +296,23 @@ class MpiGroup(dist.ProcessGroup):
 
 
 LOOKS_AT_ONCE = 50
-"""Looks before the first that leaves the processor to others: some 30 us, a short message's."""
+"""The number of looks before the first that yields the processor: about 30 us, as a short send."""
 
 
 class MpiWork(dist.Work):
-    """Some requests of MPI, and what is to do when all of them are done.
+    """Some requests of MPI, and the functions to call when all of them are done.
 
     Parameters
     ----------
     requests : list of mpi4py.MPI.Request
     outputs : list
-        What the call's future gives.
+        The value of the call's future.
     after : list of callable
         Called once, in order, when all requests are done.
     timeout : datetime.timedelta, optional
-        How long `wait` may take where the call names no other limit.
+        The longest time of `wait`, if the call gives no other limit.
     held : object
-        Kept until the requests are done: the memory that MPI reads and writes.
+        The memory that MPI reads and writes. It is kept until the requests are done.
     """
 
     def __init__(self, requests, outputs, after=(), timeout=None, held=None):
@@ -354,7 +355,7 @@ class MpiWork(dist.Work):
                 continue
             if time.monotonic() > end:
                 raise dist.DistBackendError(
-                    f"MPI: the timeout of {timeout.total_seconds():g} s is over"
+                    f"MPI: the timeout of {timeout.total_seconds():g} s has passed"
                 )
             time.sleep(0)  # MPI's own wait keeps the processor, which other ranks may need
         self._finish()
@@ -378,7 +379,7 @@ class MpiWork(dist.Work):
     source_rank = _source_rank
 
     def get_future(self):
-        """A future that has its value: C++ code that takes it waits without asking MPI."""
+        """A future that already has its value, because C++ code waits for it without asking MPI."""
         self.wait()
         future = Future()
         future.set_result(self._outputs)
@@ -391,7 +392,7 @@ def as_bytes(tensor):
 
 
 def with_type(array, counts):
-    """What MPI takes for parts of several sizes, each a number of bytes."""
+    """The form in which MPI takes parts of several sizes. Each size is a number of bytes."""
     return [array, counts, MPI.BYTE]
 
 
@@ -412,7 +413,7 @@ def without_overlap(tensor, output):
 
 
 def receive_buffer(tensor, after):
-    """Where MPI may write what belongs into a tensor: the tensor's own memory if it can be."""
+    """Memory for MPI's writes into a tensor: the tensor's own memory if it can be."""
     if tensor.is_contiguous():
         return as_bytes(tensor)
     buffer = tensor.data.contiguous()
@@ -421,7 +422,7 @@ def receive_buffer(tensor, after):
 
 
 def receive_buffers(tensors, after):
-    """Where MPI may write what belongs into several tensors, one after the other."""
+    """Memory for MPI's writes into several tensors, one after the other."""
     sizes = [tensor.numel() for tensor in tensors]
     buffer = torch.empty(sum(sizes), dtype=tensors[0].dtype)
     parts = buffer.split(sizes)
@@ -437,8 +438,8 @@ def receive_buffers(tensors, after):
 def _add_up(group, tensor):
     """Give every rank the sum of all ranks' sparse tensors, in place.
 
-    Ranks may hold different numbers of values at different places, so all of them are gathered, as
-    Gloo does.
+    Ranks may have different numbers of values at different places. So all values are gathered, as
+    in Gloo.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""Who a process is in its job, where ranks meet, how far clocks are apart, which versions count.
+"""A process's rank in its job, the place where ranks meet, and the offsets of clocks.
 
-They meet at a store of torch's on rank 0's host, at an address that all can reach. The name of a
-host is no help: Debian maps it to 127.0.1.1, which every other host takes for itself. So rank 0
-tells all its addresses, every rank tries which of them answer, and the first that answers everybody
-is taken.
+Ranks meet at a store of torch on rank 0's host, at an address that all can reach. The name of a
+host does not help. Debian maps it to 127.0.1.1, and with this address every other host reaches
+itself. So rank 0 sends all its addresses, and every rank tries which of them answer. The first
+address that answers all ranks is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRY_S = 3.0
 def interface_towards(address):
     """The name of this host's network interface from which an address is reached.
 
-    On the host that has the address it is the interface with that address. Gloo is told it by
+    On the host with the address, it is the interface with that address. Gloo reads its name from
     ``GLOO_SOCKET_IFNAME``.
     """
     family = _family(address)
@@ -58,7 +58,7 @@ def listen():
 
 
 def free_port():
-    """The number of a port on which nobody listens just now."""
+    """The number of a port on which no process listens now."""
     with listen() as listening:
         return listening.getsockname()[1]
 
@@ -79,16 +79,16 @@ def _family(address):
 
 
 def which_answer(addresses, port):
-    """Those of the addresses at which somebody listens on a port; all are tried at once."""
+    """The addresses that answer on a port. All are tried at once."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         answers = list(pool.map(lambda address: _does_answer(address, port), addresses))
     return [address for address, does in zip(addresses, answers, strict=True) if does]
 
 
 def answered_by_all(addresses, reached):
-    """The first of the addresses that every rank reaches, or None; ``reached``: each rank's.
+    """The first address that every rank reaches, or None; ``reached`` has each rank's addresses.
 
-    With another one, some would be told to talk by a network that others are not in.
+    With another address, some ranks would use a network in which other ranks are not.
     """
     return next((one for one in addresses if all(one in those for those in reached)), None)
 
@@ -110,7 +110,7 @@ def meet(comm):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm
-        All its ranks call this.
+        All ranks of ``comm`` must call this function.
 
     Returns
     -------
@@ -133,9 +133,9 @@ def meet(comm):
     hosts = comm.allgather(socket.gethostname())
     deaf = sorted({host for host, those in zip(hosts, reached, strict=True) if not those})
     raise InvalidCallError(
-        f"no address of {hosts[0]}, where rank 0 is, answers all ranks ({', '.join(addresses)}; "
-        f"port {port}); from {', '.join(deaf) or 'no host'} none answers at all: open "
-        "the ports between the hosts, or put them into one network"
+        f"no address of {hosts[0]}, where rank 0 runs, can be reached by all ranks "
+        f"({', '.join(addresses)}; port {port}). From {', '.join(deaf) or 'no host'} no address "
+        "can be reached at all: open the ports between the hosts, or put them into one network"
     )
 
 
@@ -160,7 +160,7 @@ LOOK_S, LEAVE_S = 0.02, 0.1
 
 @dataclass
 class Place:
-    """This process in its job; ``comm`` is MPI's world, None where MPI is not asked."""
+    """This process in its job; ``comm`` is MPI's world, or None if MPI is not used."""
 
     rank: int
     size: int
@@ -169,35 +169,37 @@ class Place:
 
 
 def find_place(uses_mpi, mpi4py=None, survives=False):
-    """Ask MPI who this process is, or, where there is no mpi4py, the environment.
+    """Ask MPI for the rank of this process, or, without mpi4py, the environment.
 
     Parameters
     ----------
     uses_mpi : bool
     mpi4py : str, optional
-        The version that the notebook has. Then all hosts must have it: ranks that ask MPI and ranks
-        that do not would wait for each other for ever.
+        The version in the notebook. If it is given, all hosts must have mpi4py. Otherwise ranks
+        that ask MPI and ranks that do not would wait for each other for ever.
     survives : bool
-        Whether ranks go on when another one dies. MPI does not: only the environment is asked.
+        Whether ranks continue when another rank dies. With MPI they do not, so then only the
+        environment is asked.
 
     Raises
     ------
     JobError
-        If neither knows, or MPI does not work on this host.
+        Neither knows the rank, or MPI does not work on this host.
     """
     place = _ask_mpi(mpi4py) if uses_mpi and not survives else None
     return place or _ask_environment(uses_mpi)
 
 
 def _ask_mpi(mpi4py):
-    """The place that MPI tells; None where there need be no mpi4py, and is none."""
+    """The place according to MPI; None if mpi4py is neither needed nor installed."""
     host = os.uname().nodename
     try:
         from mpi4py import MPI
     except ModuleNotFoundError:
         if mpi4py is not None:
             raise JobError(
-                f"{host} has no mpi4py, the notebook {mpi4py}: install the same on every host"
+                f"{host} has no mpi4py, but the notebook has {mpi4py}: install the same on every "
+                "host"
             ) from None
         return None
     except (ImportError, RuntimeError) as error:
@@ -222,27 +224,29 @@ def _ask_environment(uses_mpi):
 
 
 def check_size(place, world_size):
-    """Refuse a world of another size than was asked for."""
+    """Refuse a world whose size differs from ``world_size``."""
     if place.size == world_size:
         return
     who = "the environment" if place.comm is None else "MPI"
     found = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
     if place.size > 1:
-        raise JobError(f"{found}. Does the launcher get a number of its own, say by -n?")
+        raise JobError(f"{found}. Does launcher= give its own number of ranks, as -n does?")
     if place.comm is None:
         raise JobError(
-            f"{found}. Is the notebook itself a process of mpiexec or srun? Start it without them"
+            f"{found}. Is the notebook itself a process of mpiexec or srun? Start the notebook "
+            "without them"
         )
     raise JobError(
         f"{found}. mpiexec belongs to another MPI than the one mpi4py has loaded "
-        f"({place.library}): name the right mpiexec by launcher=..., or install mpi4py for its MPI"
+        f"({place.library}): name the right mpiexec with launcher=..., or install mpi4py for its "
+        "MPI"
     )
 
 
 def meet_in_job(place, folder):
-    """The store of the job; Gloo is told the interface by which the ranks reach each other.
+    """The store of the job. Also sets Gloo's interface, by which the ranks reach each other.
 
-    A script finds where its own store can be, as torchrun tells it: a free port of rank 0's host.
+    As with torchrun, a script finds an address for its own store: a free port of rank 0's host.
     """
     if place.comm is not None:
         store, address = meet(place.comm)
@@ -257,9 +261,9 @@ def meet_in_job(place, folder):
 
 
 def serve_store(folder):
-    """The store in which ranks meet that have no MPI; where it is, is written into the folder.
+    """The store in which ranks without MPI meet. Its address is written into the folder.
 
-    The supervisor of rank 0 serves it: it may outlive its rank.
+    The supervisor of rank 0 serves the store, because the supervisor may outlive its rank.
     """
     listening = listen()
     port = listening.getsockname()[1]
@@ -278,8 +282,8 @@ def _meet_by_files(place, folder):
     reached = which_answer(addresses, port)
     if not reached:
         raise JobError(
-            f"rank {place.rank} on {os.uname().nodename} reaches rank 0 by none of its addresses "
-            f"({', '.join(addresses)}, port {port}): open the ports between the hosts"
+            f"rank {place.rank} on {os.uname().nodename} cannot reach rank 0 at any of its "
+            f"addresses ({', '.join(addresses)}, port {port}): open the ports between the hosts"
         )
     store = dist.TCPStore(reached[0], port, place.size, wait_for_workers=False)
     store.set(f"reached/{place.rank}", json.dumps(reached))
@@ -293,14 +297,14 @@ def _common_address(addresses, store, world_size):
     address = answered_by_all(addresses, reached)
     if address is None:
         raise JobError(
-            f"no address of {os.uname().nodename}, where rank 0 is, answers all ranks "
+            f"no address of {os.uname().nodename}, where rank 0 runs, can be reached by all ranks "
             f"({', '.join(addresses)}): put the hosts into one network"
         )
     return address
 
 
 def _read_meeting(folder):
-    """Where rank 0 listens, as soon as it has written it down."""
+    """The address at which rank 0 listens, as soon as rank 0 has written it."""
     deadline = time.monotonic() + MEET_S
     while time.monotonic() < deadline:
         meeting = folder.read_json("meeting.json")
@@ -308,13 +312,13 @@ def _read_meeting(folder):
             return meeting
         time.sleep(LOOK_S)
     raise JobError(
-        f"nobody has written {folder.file('meeting.json')} for {MEET_S:g} s: is this folder "
-        "the same on all hosts?"
+        f"{folder.file('meeting.json')} did not appear within {MEET_S:g} s: do all hosts share "
+        "this folder?"
     )
 
 
 def leave_together(place, folder):
-    """Wait, without spinning, until every rank has come to its end, or has died."""
+    """Wait, without spinning, until every rank has ended or died."""
     if place.comm is None:
         while not folder.have_all_ended(place.size):
             time.sleep(LEAVE_S)
@@ -329,26 +333,27 @@ def leave_together(place, folder):
 
 ROUNDS, FEW = 200, 10
 ENOUGH_S = 0.2
-"""How long one host may ask, if it has done a few rounds: on slow networks all would take long."""
+"""How long one host may ask, after a few rounds: on slow networks all rounds would take long."""
 MORE, LAST = 1.0, 0.0
 
 
 def align(group, store, rank, hosts):
-    """How far this rank's clock is ahead of rank 0's, and the error of that.
+    """How far this rank's clock is ahead of rank 0's, and the error of this offset.
 
-    Ranks of one host have one clock; of every other host the first rank asks rank 0 for its time,
-    again and again. The answer was made somewhere between asking and hearing: the middle is taken,
-    and half of the shortest round trip is the error. Cost: up to 200 round trips per host, one host
-    after the other; no more than 10 where they take longer than 0.2 s.
+    Ranks of one host have one clock. The first rank of every other host asks rank 0 for its time,
+    again and again. Rank 0 has read its clock at some moment between the question and the answer.
+    The middle is taken as this moment, and half of the shortest round trip is the error. Cost: up
+    to 200 round trips per host, one host after the other; no more than 10 if they take longer than
+    0.2 s.
 
     Parameters
     ----------
     group : object
-        Has ``send`` and ``recv`` as a `dist.ProcessGroup`; nothing of it is recorded.
+        It has ``send`` and ``recv`` as a `dist.ProcessGroup`. Its messages are not recorded.
     store : dist.Store
     rank : int
     hosts : list of str
-        By rank.
+        The host of each rank.
 
     Returns
     -------
@@ -375,7 +380,7 @@ def align(group, store, rank, hosts):
 
 
 def _ask(group, message):
-    """Ask rank 0 for its time, often; returns the offset and its error."""
+    """Ask rank 0 for its time many times; returns the offset and its error."""
     found = []
     enough_s = time.perf_counter() + ENOUGH_S
     is_last = False

@@ -159,13 +159,13 @@ def conflict_markers(made):
 UNREADABLE = {
     "empty": (lambda made: b"", "empty"),
     "blank": (lambda made: b" \n", "empty"),
-    "cut_off": (lambda made: json.dumps(made).encode()[:-500], "no valid JSON.*cut off"),
+    "cut_off": (lambda made: json.dumps(made).encode()[:-500], "not valid JSON.*incomplete"),
     "conflict_markers": (conflict_markers, "conflict markers"),
     "deep": (
         lambda made: b'{"cells": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         "nested too deep",
     ),
-    "a_list": (lambda made: b"[1, 2, 3]", "no notebook"),
+    "a_list": (lambda made: b"[1, 2, 3]", "not a notebook"),
     "cells_that_are_none": (lambda made: {"cells": 5}, "no cells"),
     "no_cells": (lambda made: {"a": 1}, "no cells"),
     "a_picture": (lambda made: b"\x89PNG\r\n\x1a\n\xff\xfe\xfd", "UTF-8"),
@@ -184,7 +184,7 @@ UNREADABLE = {
     ),
     "a_number_without_end": (
         lambda made: b'{"nbformat": ' + b"9" * 100_000 + b', "cells": []}',
-        "no valid JSON",
+        "not valid JSON",
     ),
 }
 NOTHING_OF_IT = [{"cell_type": "code", "id": "x", "source": "print(1)", "metadata": {}}]

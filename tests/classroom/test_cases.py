@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from notebooks_made import ROOT
 
 import simlib
 from simlib import InvalidCallError
@@ -69,7 +68,7 @@ def test_an_error_in_a_case_names_its_file_and_line(beside):
 def test_what_is_not_there_is_said(beside, monkeypatch):
     with pytest.raises(InvalidCallError, match=r"07_some\.py has no task 07\.9"):
         check_of("07.9", print)
-    sentence = f"the cases of task 0.7 are not here: `make install` in {ROOT} writes them"
+    sentence = "task 0.7 are not here: to write them, run `make install` or `pip install -e .` in "
     with pytest.raises(InvalidCallError, match=sentence):
         check_of("0.7", print)
     monkeypatch.setattr(module, "ROOT", beside / "site-packages")
@@ -166,36 +165,42 @@ def test_nobody_guessed_and_nothing_is_said(capsys, right):
         (12.0, 12, {}, "Your guess is right: 12."),
         ("1,200", 1200, {}, "Your guess is right: 1,200."),
         (torch.tensor(3), 3.0, {}, "Your guess is right: 3."),
-        (11, 12, {}, "Your guess was 11, it is 12."),
-        (36, 12, {}, "Your guess was 36, it is 12: 3 times as little."),
-        (0, 12, {}, "Your guess was 0, it is 12."),
-        (-6, 12, {}, "Your guess was -6, it is 12."),
-        (12, 0, {}, "Your guess was 12, it is 0."),
-        (13, 12, {"within": 0.1}, "Your guess of 13 is near enough: it is 12."),
-        (14, 12, {"within": 0.1}, "Your guess was 14, it is 12."),
-        (math.inf, 12, {}, "Your guess was inf, it is 12."),
-        (math.nan, 12, {}, "nan is no number; it is 12."),
-        ("many", 12, {}, "many is no number; it is 12."),
-        (True, 1, {}, "True is no number; it is 1."),
-        (True, False, {}, "Your guess was True, it is False."),
+        (11, 12, {}, "Your guess was 11. The right value is 12."),
+        (36, 12, {}, "Your guess was 36. The right value is 12. Your guess is 3 times that."),
+        (0, 12, {}, "Your guess was 0. The right value is 12."),
+        (-6, 12, {}, "Your guess was -6. The right value is 12."),
+        (12, 0, {}, "Your guess was 12. The right value is 0."),
+        (13, 12, {"within": 0.1}, "Your guess of 13 is near enough. The right value is 12."),
+        (14, 12, {"within": 0.1}, "Your guess was 14. The right value is 12."),
+        (math.inf, 12, {}, "Your guess was inf. The right value is 12."),
+        (math.nan, 12, {}, "Your guess nan is not a number. The right value is 12."),
+        ("many", 12, {}, "Your guess many is not a number. The right value is 12."),
+        (True, 1, {}, "Your guess True is not a number. The right value is 1."),
+        (True, False, {}, "Your guess was True. The right value is False."),
         ("DEADLOCK ", "deadlock", {}, "Your guess is right: deadlock."),
-        (2, 3, {"of": (1, 2, 3)}, "Your guess was 2, it is 3."),
-        ("c", "a", {"of": ("a", "b")}, "c is none of these: a, b."),
-        (10**400, 12, {}, f"{str(10**400)[:57]}... is no number; it is 12."),
+        (2, 3, {"of": (1, 2, 3)}, "Your guess was 2. The right value is 3."),
+        ("c", "a", {"of": ("a", "b")}, "c is not one of these: a, b."),
+        (
+            10**400,
+            12,
+            {},
+            f"Your guess {str(10**400)[:57]}... is not a number. The right value is 12.",
+        ),
         (0.3, 0.1 + 0.2, {}, "Your guess is right: 0.3."),
-        (0.31, 0.1 + 0.2, {}, "Your guess was 0.31, it is 0.3."),
+        (0.31, 0.1 + 0.2, {}, "Your guess was 0.31. The right value is 0.3."),
         ("12,5", 12.5, {}, "Your guess is right: 12.5."),
-        ("12,5", 125, {}, "Your guess was 12,5, it is 125: 10 times as much."),
+        ("12,5", 125, {}, "Your guess was 12,5. The right value is 125: 10 times your guess."),
         ("1,200.5", 1200.5, {}, "Your guess is right: 1200.5."),
-        ("1,20,0", 1200, {}, "1,20,0 is no number; it is 1,200."),
+        ("1,20,0", 1200, {}, "Your guess 1,20,0 is not a number. The right value is 1,200."),
         ("7/4", 1.75, {}, "Your guess is right: 1.75."),
         (" 7 / 4", 1.75, {}, "Your guess is right: 1.75."),
-        ("7/0", 1.75, {}, "7/0 is no number; it is 1.75."),
+        ("7/0", 1.75, {}, "Your guess 7/0 is not a number. The right value is 1.75."),
         ("'rank 0'", "rank 0", {"of": ("rank 0", "rank 1")}, "Your guess is right: rank 0."),
-        ('"Rank 1"', "rank 0", {}, 'Your guess was "Rank 1", it is rank 0.'),
-        (3, 1, {"of": range(4)}, "Your guess was 3, it is 1."),
+        ('"Rank 1"', "rank 0", {}, 'Your guess was "Rank 1". The right value is rank 0.'),
+        ("0.6 %", 0.006, {}, "Your guess is right: 0.006."),
+        (3, 1, {"of": range(4)}, "Your guess was 3. The right value is 1."),
         ("3", 3.0, {"of": range(4)}, "Your guess is right: 3."),
-        (1e-320, 1e300, {}, "Your guess was 9.99989e-321, it is 1e+300."),
+        (1e-320, 1e300, {}, "Your guess was 9.99989e-321. The right value is 1e+300."),
     ],
 )
 def test_what_is_said(capsys, yours, right, options, sentence):

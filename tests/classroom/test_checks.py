@@ -114,8 +114,8 @@ def test_wrong_answer_names_smallest_world_and_every_rank():
     assert (verdict.status, verdict.earned, verdict.world_size) == ("wrong", 0, 3)
     assert repr(verdict) == (
         "double: wrong, 0 of 2 points. Smallest world that fails: 3 ranks.\n"
-        "Rank 2 has the wrong value. No usual mistake fits: compare what each rank has with what "
-        "is expected.\n"
+        "Rank 2 has the wrong value. This is not a usual mistake: compare each rank's value with "
+        "the expected one.\n"
         "  rank 0: right, tensor([0., 2.])\n"
         "  rank 1: right, tensor([20., 22.])\n"
         "  rank 2: got tensor([41., 43.]), expected tensor([40., 42.])"
@@ -129,7 +129,7 @@ def test_a_run_with_messages_is_offered_for_a_look():
         dist.all_reduce(y := x.clone())
         return y
 
-    offer = "To see who sent what to whom in this run: `verdict.run` in a new cell."
+    offer = "To see who sent what to whom, run `verdict.run` in a new cell."
     assert repr(verdict_on(wrong_after_talking)).endswith("\n" + offer)
 
 
@@ -216,14 +216,14 @@ WRONG = {
             r"\n.*1 element of float32.*\n.*2 elements of float32",
         ],
     ),
-    "never ends": (turns, {"worlds": [1], "timeout_s": 1}, ["computes on and on"]),
+    "never ends": (turns, {"worlds": [1], "timeout_s": 1}, ["computes without end"]),
     "dies": (lambda rank, n, x: __import__("os")._exit(3), {}, ["rank 0.*3"]),
     "gives what cannot travel": (lambda rank, n, x: (i for i in range(3)), {}, ["generator"]),
     "cannot travel itself": (holds(threading.Lock()), {}, ["lock"]),
     "returns nothing": (
         lambda rank, n, x: None,
         {},
-        ["world of 1: Rank 0 returns None: is there a `return` on its path[?]\n"],
+        ["world of 1: Rank 0 returns None: does the function always reach a `return`[?]\n"],
     ),
     "is no function": (7, {}, ["not callable"]),
     "takes too few": (
@@ -236,16 +236,12 @@ WRONG = {
         {},
         [r"world of 1: Rank 0 raised TypeError: double\(\) missing"],
     ),
-    "is wrong after messages": (adds_seven, {"worlds": [2]}, ["Print what it receives"]),
-    "is wrong after none": (
-        adds_seven,
-        {"worlds": [1]},
-        ["in a world of 1 nothing comes from others"],
-    ),
+    "is wrong after messages": (adds_seven, {"worlds": [2]}, ["Print what rank"]),
+    "is wrong after none": (adds_seven, {"worlds": [1]}, ["A world of 1 has no messages"]),
     "stacks a pair": (
         lambda rank, n, x: torch.stack([x, x + 50]),
         {"expected": lambda xs: [(x, x + 50) for x in xs], "worlds": [1]},
-        ["a Tensor where a tuple is expected"],
+        ["a Tensor, but a tuple is expected"],
     ),
     "sends what nobody receives": (
         sends_into_the_void,
@@ -255,38 +251,38 @@ WRONG = {
     "sends what it changes": (
         sends_what_it_changes,
         {"worlds": [2]},
-        ["world of 2: A finding, race: "],  # whatever the values are
+        [r"world of 2: simlib found a problem \(race\): "],  # whatever the values are
     ),
     "leaves an op open": (
         leaves_an_op_open,
         {"worlds": [2]},
-        ["world of 2: A finding, unfinished: "],
+        [r"world of 2: simlib found a problem \(unfinished\): "],
     ),
     "sends nothing (None)": (
         lambda rank, n, x: dist.all_reduce(None),
         {"worlds": [2]},
-        [r"A None was sent, or received into. Is it a .grad\?"],
+        [r"A rank sent None, or received into None. Is it a .grad\?"],
     ),
     "changes its input": (
         doubles_in_place,
         {},
-        ["the values are right, but not the input. Rank 0 changed the tensor it was given: work"],
+        ["values are right, but the input has changed. Rank 0 changed the tensor it was given"],
     ),
     "changes its input and is wrong": (
         lambda rank, n, x: x.add_(1),
         {},
         ["has the wrong value. Rank 0 changed the tensor it was given: work on a copy"],
     ),
-    "receives into its input": (receives_into_x, {}, ["Receive into a holder of its own"]),
+    "receives into its input": (receives_into_x, {}, ["Receive into another tensor"]),
     "returns what it should change": (
         double,
         {"in_place": True},
-        ["The right value is returned, but the tensor x itself must change: write into it."],
+        ["The returned value is right, but the tensor x itself must change: write into it."],
     ),
     "is of another dtype": (
         lambda rank, n, x: 2 * x.double(),
         {},
-        ["has dtype float64 where float32 is expected.\n", "of float64, expected float32$"],
+        ["has dtype float64, but float32 is expected.\n", "of float64, expected float32$"],
     ),
     "makes a known mistake": (
         lambda rank, n, x: 3 * x,
@@ -296,7 +292,7 @@ WRONG = {
     "is wrong without messages": (
         lambda rank, n, x: 2 * x + 7,
         {"worlds": [2]},
-        ["No usual mistake fits: compare what each rank has"],
+        ["This is not a usual mistake: compare each rank's value"],
     ),
 }
 
@@ -335,7 +331,7 @@ def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
         twos = lambda by_rank: [[torch.full((2,), 2.0)]] * len(by_rank)  # noqa: E731
         return check("double", answer, lists, twos, worlds=[2], in_place=True)
 
-    assert "The list holds new tensors" in verdict(exchanges).reason
+    assert "The list contains new tensors" in verdict(exchanges).reason
     assert "tensors of the list themselves must change" in verdict(returns).reason
     assert verdict(writes).status == "right"
 
@@ -354,27 +350,27 @@ def test_same_answer_gives_the_same_text():
 @pytest.mark.parametrize(
     "got, want, words",
     [
-        (1, None, "has 1 where nothing (None) is expected"),
-        (None, torch.ones(2), "returns None: is there a `return` on its path?"),
-        ([0.0, 2.0], torch.ones(2), "has a list where a tensor is expected"),
-        (torch.zeros(3), torch.ones(2), "has a tensor of shape (3,) where (2,) is expected"),
-        (torch.tensor([0, 2]), torch.ones(2), "has dtype int64 where float32 is expected"),
+        (1, None, "has 1, but nothing (None) is expected"),
+        (None, torch.ones(2), "returns None: does the function always reach a `return`?"),
+        ([0.0, 2.0], torch.ones(2), "has a list, but a tensor is expected"),
+        (torch.zeros(3), torch.ones(2), "has a tensor of shape (3,), but (2,) is expected"),
+        (torch.tensor([0, 2]), torch.ones(2), "has dtype int64, but float32 is expected"),
         (
             torch.tensor([0.0, float("nan")]),
             torch.ones(2),
-            "has nan, not a number: 0 / 0 gives it, and whatever it is added to becomes nan",
+            "has nan (not a number). 0 / 0 gives nan, and every sum with nan is nan",
         ),
         (torch.tensor([0.0, 2.1]), torch.tensor([0.0, 2.0]), "has the wrong value"),
         (None, None, None),
         (0.3, 0.1 + 0.2, None),
-        (torch.tensor(0.3), 0.3, "has a Tensor where a number is expected: its .item() is one"),
-        (torch.ones(2), 0.3, "has a Tensor where a number is expected"),
+        (torch.tensor(0.3), 0.3, "has a Tensor, but a number is expected: use its .item()"),
+        (torch.ones(2), 0.3, "has a Tensor, but a number is expected"),
         (
             np.int64(3),
             3,
-            "has a numpy int64 where a Python number is expected: its .item() is one",
+            "has a numpy int64, but a Python number is expected: use its .item()",
         ),
-        (True, 1, "has a bool where a number is expected"),
+        (True, 1, "has a bool, but a number is expected"),
         (1_000_001, 1_000_000, "has the wrong value"),
         (1_000_001.0, 1_000_000, None),
         (float("nan"), 1.0, "has the wrong value"),
@@ -390,17 +386,17 @@ def test_same_answer_gives_the_same_text():
         (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
         (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
-        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1 where 2 are expected"),
+        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1, but 2 are expected"),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         ([1, None], [1, 3], "has None at index 1: nothing was put there"),
         ([1, (2, 3)], [1, (2, 4)], "at index [1][1] has the wrong value"),
         ([1, (2, [0, 3])], [1, (2, [0, 4])], "at index [1][1][1] has the wrong value"),
-        (torch.ones(1), [1], "has a Tensor where a list is expected"),
+        (torch.ones(1), [1], "has a Tensor, but a list is expected"),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
-        ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1} where a dict with a, b is expected"),
+        ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1}, but a dict with a, b is expected"),
         ("adam", "adam", None),
-        ("adam", "sgd", "has 'adam' where 'sgd' is expected"),
+        ("adam", "sgd", "has 'adam', but 'sgd' is expected"),
         (2.0, 1.98, "has the wrong value"),
     ],
 )
@@ -427,9 +423,9 @@ def test_a_difference_that_the_shown_elements_hide_is_named():
     got = want.clone()
     got[7] = 0.5
     assert describe(got) == describe(want)
-    assert first_unseen(got, want) == "; first different at 7: 0.5, not 7"
+    assert first_unseen(got, want) == "; element 7 differs: 0.5, not 7"
     rows = first_unseen(got.view(3, 3), want.view(3, 3))
-    assert rows == "; first different at (2, 1): 0.5, not 7"
+    assert rows == "; element (2, 1) differs: 0.5, not 7"
     assert first_unseen(want, want) == first_unseen(want + 1, want) == ""
     assert first_unseen([got], [want]) == ""
 
@@ -449,11 +445,11 @@ def test_describe_is_short():
 @pytest.mark.parametrize(
     "got, want, words",
     [
-        ([1, 2], [3, 3], "That is what the rank began with"),
-        ([7, 8], [8, 7], "Rank 0 has what rank 1 should have"),
+        ([1, 2], [3, 3], "This is still the rank's own input"),
+        ([7, 8], [8, 7], "Rank 0 has the value that rank 1 should have"),
         ([5, 6, 7], [5, 5, 5], "Only rank 0 is right"),
         ([torch.tensor([2, 1])], [torch.tensor([1, 2])], "the right numbers in a wrong order"),
-        ([(2, 1)], [(1, 2)], "they are returned in the other order"),
+        ([(2, 1)], [(1, 2)], "the function returns them in the other order"),
         ([5, 6, 7], [5, 1, 2], None),
     ],
 )
@@ -464,7 +460,7 @@ def test_likely_cause(got, want, words):
 
 def test_values_that_were_never_passed_are_alike_by_chance():
     got, want, given = [1, 3, 3], [1, 2, 3], [(7, 7, 7)]
-    assert "direction, or the order" in likely_cause(got, want, given)
+    assert "direction and the order" in likely_cause(got, want, given)
     assert likely_cause(got, want, given, is_passed=False) is None
 
 
@@ -588,8 +584,12 @@ def test_a_hint_about_memory_may_look_at_the_ledger():
     "flops, processes, words",
     [
         ([10, 20], [0, 0], None),
-        ([10, 19], [0, 0], "rank 1 computes 19 floating-point operations with torch, and nobody"),
-        ([10, 20], [0, 1], "rank 1 starts another process, whose time and memory nobody counts"),
+        ([10, 19], [0, 0], "rank 1 computes 19 floating-point operations with torch, and every"),
+        (
+            [10, 20],
+            [0, 1],
+            "rank 1 starts another process. Time and memory of that process are not counted",
+        ),
         (None, None, None),  # where the cluster has no device, nobody counts
     ],
 )
@@ -735,10 +735,10 @@ def three(rank, world_size, x):
         (
             objects,
             checks.collectives(lambda xs: 1),
-            "2 collectives take place where 1 will do; ..._object is made of two collectives",
+            "2 collectives take place where 1 would be enough; ..._object calls two collectives",
             None,
         ),
-        (objects, checks.only("send"), "; ..._object is made of two collectives\\): this", None),
+        (objects, checks.only("send"), "; ..._object calls two collectives\\): this", None),
         (two, checks.collective_nbytes(lambda xs: 20), None, None),
         (two, checks.collective_nbytes(lambda xs: 19), "brings 20 bytes", "float64"),
         # It is named where it alone makes a collective too heavy.
@@ -821,15 +821,15 @@ def test_of_long_lists_only_the_first_difference_is_shown():
         return other if rank == 1 else entries
 
     verdict = verdict_on(answer, worlds=[2], expected=lambda xs: [entries] * 2)
-    assert verdict.reason.startswith("Rank 1 at index [7][0] has 'barrier' where")
+    assert verdict.reason.startswith("Rank 1 at index [7][0] has 'barrier', but")
     right, wrong = verdict.lines
     assert right.startswith("rank 0: right, [('broadcast', 0,") and right.endswith(" ...")
     assert wrong == (
-        "rank 1: first different at index 7: got ('barrier', 0, 'another line'), "
+        "rank 1: element 7 differs: got ('barrier', 0, 'another line'), "
         "expected ('broadcast', 56, 'a line of some length')"
     )
     shorter = rank_line(0, entries[:-1], entries, is_wrong=True)
-    assert shorter.endswith("at index 19: got nothing, expected " + repr(entries[19]))
+    assert shorter.endswith("element 19 differs: got nothing, expected " + repr(entries[19]))
 
 
 # Parts

@@ -177,7 +177,7 @@ def test_of_two_files_the_newer_counts(tmp_path):
     os.utime(tmp_path / "student_01" / NAME, (2e9, 2e9))
     (one,) = collect(tmp_path, EXERCISES)
     assert one.file.endswith(NAME)
-    assert "04_collectives-1.ipynb was left aside" in one.notes[0]
+    assert "04_collectives-1.ipynb was skipped" in one.notes[0]
 
 
 def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
@@ -190,7 +190,7 @@ def test_of_a_whole_course_that_is_handed_in_the_exercise_counts(tmp_path):
     (one,) = collect(tmp_path, EXERCISES)
     assert one.file == f"student_01/course/exercises/{NAME}"
     assert len(one.notes) == 2
-    with pytest.raises(WrongNotebook, match="is it the lesson"):
+    with pytest.raises(WrongNotebook, match="is the notebook the lesson"):
         merge_answers(COLLECTIVES, parse(lesson))
 
 
@@ -229,7 +229,9 @@ def test_nothing_there_is_told(tmp_path):
         with pytest.raises(CannotCollect, match="neither a folder nor a zip"):
             collect(tmp_path / name, EXERCISES)
     files(tmp_path, f".bob/{NAME}")
-    with pytest.raises(CannotCollect, match="no notebooks.*.bob: folders with such names"):
+    with pytest.raises(
+        CannotCollect, match="no notebooks.*.bob: this folder was left out because of its name"
+    ):
         collect(tmp_path, EXERCISES)
     (tmp_path / "class.zip").write_bytes(b"half of a download")
     with pytest.raises(CannotCollect, match="class.zip is damaged .*download it again"):
@@ -350,7 +352,7 @@ def test_so_many_notebooks_of_one_student_are_read(tmp_path, monkeypatch, kind):
     made = {f"alice/{n}.ipynb": b"{}" for n in range(9)}
     place = pack(tmp_path / "all", made | {f"bob/{NAME}": SOLVED})[kind]
     *alices, bobs = collect(place, EXERCISES)
-    assert len(alices) == 6 and "more than 5 notebooks" in alices[-1].unreadable
+    assert len(alices) == 6 and "only the first 5 notebooks" in alices[-1].unreadable
     assert bobs.content == SOLVED
 
 
@@ -361,7 +363,7 @@ def test_folders_that_are_too_large_or_too_deep_cost_their_owner_only(tmp_path, 
     files(tmp_path, *(f"emil/{n:02}.txt" for n in range(40)), data=b"")
     found = by_student(tmp_path)
     assert "more files than 50" in found["alice"].unreadable
-    assert "folders in one another" in found["carl"].unreadable
+    assert "nested folders" in found["carl"].unreadable
     assert found["dora"].content == SOLVED
     assert found["emil"].unreadable.endswith("08.txt, 09.txt, 30 more")  # a short reason
 
@@ -378,7 +380,7 @@ def test_a_report_among_the_submissions_is_no_student(stand_in, tmp_path, monkey
         assert main(["grade", ".", "--out", name]) == 0
         report = json.loads((tmp_path / name / "report.json").read_text())
         assert [one["student"] for one in report["students"]] == ["alice"]
-    note = f"{out}: this is a report of simlib grade, no submission"
+    note = f"{out} is a report of simlib grade, not a submission"
     assert report["notes"] == [note] and note in capsys.readouterr().out
 
 
@@ -398,4 +400,4 @@ def test_a_folder_that_is_left_out_with_notebooks_in_it_is_told(stand_in, tmp_pa
     report = json.loads((tmp_path / "out/report.json").read_text())
     jsonschema.validate(report, json.loads(reports.SCHEMA.read_text()))
     assert [note.partition(":")[0] for note in report["notes"]] == [".bob", "carl/.work"]
-    assert ".bob: folders with such names are left out" in capsys.readouterr().out
+    assert ".bob: this folder was left out because of its name" in capsys.readouterr().out

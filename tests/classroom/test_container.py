@@ -230,7 +230,7 @@ INSTALLED = {"bwrap", "podman", "docker", "setpriv"}
             1000,
             INSTALLED,
             "",
-            "bubblewrap (the command bwrap) is not installed, nor podman or docker.*--no-sandbox",
+            "none of bubblewrap .the command bwrap., podman and docker is.*--no-sandbox",
         ),
         (
             1000,
@@ -239,8 +239,8 @@ INSTALLED = {"bwrap", "podman", "docker", "setpriv"}
             "podman (the command podman) is not installed: apt install podman",
         ),
         (1000, INSTALLED, "--sandbox docker", "is not installed: apt install docker.io"),
-        (0, (), "--no-sandbox", "as root, submissions are graded in the sandbox only"),
-        (0, {"setpriv"}, "", "setpriv, which drops root's rights.*missing"),
+        (0, (), "--no-sandbox", "root may grade only in the sandbox"),
+        (0, {"setpriv"}, "", "setpriv is missing. simlib needs setpriv to take root's rights"),
     ],
 )
 def test_where_nobody_can_be_isolated_grading_says_why(

@@ -140,7 +140,7 @@ def test_ranks_have_to_send_what_an_answer_needs(found, solution, world_size, is
 
 
 def test_an_error_without_words_makes_a_sentence():
-    assert sentence("\x1b[0m ") == "It gave no answer that can be read."
+    assert sentence("\x1b[0m ") == "The answer cannot be read."
 
 
 class Trickle:

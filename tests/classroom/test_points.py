@@ -158,7 +158,7 @@ def without_cell(role):
         ),
         (
             NOTHING.replace(" weight=0 weight=2", " weight=0"),
-            "the cells of question nothing weigh nothing",
+            "the cells of question nothing have no weight",
         ),
         (without_cell("check"), "question one has no check cell"),
         (without_cell("hidden"), "question one has no hidden cell"),

@@ -129,7 +129,7 @@ def test_a_notebook_that_cannot_be_checked_is_told(folder, capsys):
     (folder / "04_collectives.ipynb").write_text("{")
     assert main(["progress", str(folder)]) == 2
     line = capsys.readouterr().out.splitlines()[2]
-    assert line.startswith("04_collectives") and "no valid JSON" in line
+    assert line.startswith("04_collectives") and "not valid JSON" in line
 
 
 def test_a_folder_without_exercises_is_refused(tmp_path, capsys):

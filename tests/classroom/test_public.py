@@ -106,11 +106,12 @@ def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, is_checkout):
     said = list(found)
     if is_checkout:
         assert [one.status for one in said] == ["right", "not written yet", "not written yet"]
-        assert notes == ["changed cells, the original ones were used: mean_of_all-check"]
+        assert notes == ["changed cells, so the original cells were used: mean_of_all-check"]
     else:
         assert said[0].text == "mean_of_all: wrong. Its check gave no verdict."
         assert notes == [
-            "no exercise of this name lies here (was it renamed?), so its own check cells were used"
+            "this folder has no exercise of this name, so the notebook's own check cells were "
+            "used. Was the notebook renamed?"
         ]
 
 
@@ -148,12 +149,12 @@ def test_check_has_the_cases_that_were_handed_out(handed_out, what):
 @pytest.mark.parametrize(
     "name, sentence",
     [
-        (NAME, "no valid JSON"),
+        (NAME, "not valid JSON"),
         ("notes.txt", "does not end in .ipynb"),
         ("empty", "no exercise in this folder"),
         ("folder.ipynb", "is a folder"),
         ("nowhere.ipynb", "cannot be opened"),
-        (".", "no valid JSON"),
+        (".", "not valid JSON"),
     ],
 )
 def test_check_refuses_what_it_cannot_read(tmp_path, capsys, name, sentence):
@@ -218,9 +219,9 @@ def test_check_ends_a_cell_that_does_not_end(workplace, monkeypatch):
     said, notes = self_check.check_notebook(workplace)
     assert next(said).status == "right"
     assert len(list(said)) == 2
-    told = "the cell that begins with 'try:' fails: StillRunning: it was ended after 1 s"
+    told = "the cell that begins with 'try:' fails: StillRunning: the check was stopped after 1 s"
     assert any(note.startswith(told) for note in notes)
-    assert any(note.startswith("mine.py lies beside the notebook") for note in notes)
+    assert any(note.startswith("mine.py is next to the notebook") for note in notes)
 
 
 def test_check_names_the_cell_that_ends_python(workplace):

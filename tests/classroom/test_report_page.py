@@ -12,7 +12,9 @@ ROWS = {"a step": (0.011, 0.0112), "a <run>": (34.1, 32.0)}
 
 
 def test_the_picture_has_both_and_the_miss():
-    axes = draw_predictions(ROWS).axes[0]
+    figure = draw_predictions(ROWS)
+    assert figure.in_words().endswith("what was measured: a step -1.8%; a <run> +6.6%.")
+    axes = figure.axes[0]
     bars = [bar.get_width() for bar in axes.patches]
     assert bars == pytest.approx([100 * (0.011 / 0.0112 - 1), 100 * (34.1 / 32 - 1)])
     assert [text.get_text() for text in axes.texts] == [

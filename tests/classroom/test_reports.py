@@ -102,7 +102,7 @@ def test_a_page_says_what_came_of_each_question_and_keeps_hidden_tests_to_itself
     assert "It passes the public check, but not the hidden tests" in page
     assert f"This is {KNOWN['ring_all_gather']}." in Tags(pages["student_07"]).text
     assert "Nothing was handed in." in Tags(pages["student_29"]).text
-    assert "no valid JSON" in Tags(pages["student_27"]).text
+    assert "not valid JSON" in Tags(pages["student_27"]).text
     assert "notes.ipynb" in Tags(pages["student_28"]).text
     for page in pages.values():
         assert SECRET not in page
@@ -120,12 +120,16 @@ def wrong_question(**values):
     [
         ({}, "Rank 0 has the wrong value.", "x = 1\nq: wrong, 0 of 2 points.\n  rank 0: got 1"),
         (
-            {"reason": "Rank 0 has the wrong value. Of your own cells one fails."},
+            {"reason": "Rank 0 has the wrong value. In your notebook, one fails."},
             None,
             "x = 1\nq: ",
         ),
         ({"reason": "a\nb", "got": "a\nb"}, "", "a\nb"),
-        ({"reason": "a\nb Of your own cells one fails.", "got": "a\nb"}, "Of your own", "a\nb"),
+        (
+            {"reason": "a\nb In your notebook, one fails.", "got": "a\nb"},
+            "In your notebook",
+            "a\nb",
+        ),
         ({"reason": "NameError: x", "got": "NameError: x"}, None, ""),
         ({"reason": "Its cell fails: x", "got": "printed"}, None, "printed"),
     ],
@@ -335,7 +339,7 @@ def test_moodle_s_comments_say_what_the_page_says_and_nothing_else(tmp_path):
     hostile = graded("4711", FOUR, ("hostile",))
     for one in hostile.result.questions:
         one.title, one.reason = f'=1, -2;+3 "{SCRIPT}"', one.reason + '"&<' * 50_000
-    damaged = handed("4713", FOUR.name, without_points(FOUR, "unreadable", "no valid JSON"))
+    damaged = handed("4713", FOUR.name, without_points(FOUR, "unreadable", "not valid JSON"))
     for one in (right, hostile, damaged):
         one.platform = "moodle"
     made = as_report([right, hostile, damaged], [], {FOUR.name: FOUR}, 1, True)
@@ -359,7 +363,7 @@ def test_moodle_s_comments_say_what_the_page_says_and_nothing_else(tmp_path):
         "Points set by hand: the tests gave 0. From your teacher: -2 & see me.",
         WORDS["hidden"],
         f"This is {KNOWN['ring_all_gather']}.",
-        "Late costs 10 %",
+        "The late notebook loses 10 %",
     ):
         assert words in text
     text = Tags(cells["4711"]).text
@@ -367,7 +371,7 @@ def test_moodle_s_comments_say_what_the_page_says_and_nothing_else(tmp_path):
     (book,) = made["students"][0]["notebooks"]
     comment = comment_on(book | {"questions": book["questions"] * 40})
     assert len(comment) < 32_767 and comment.endswith("<p>...</p>")
-    assert "could not be graded: no valid JSON." in cells["4713"]
+    assert "could not be graded: not valid JSON." in cells["4713"]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +457,7 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
     for student, status in (("student_29", "missing"), ("student_27", "unreadable")):
         page = pages[student]
         assert f">{status}</span>" in page and "not found" not in page
-        assert page.count("no valid JSON") == (student == "student_27")  # said once
+        assert page.count("not valid JSON") == (student == "student_27")  # said once
     (students,) = (part for part in pages["class"].split("<h2>") if part.startswith("Students"))
     badges = {row.split("</a>")[0].split(">")[-1]: row for row in students.split("<tr>")}
     for student, words in (("29", "04 set by hand"), ("27", "04 set by hand")):
@@ -473,7 +477,7 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         ("student_01,04,mean_of_all,-1,", "points are a number of 0 or more"),
         ("student_01,04,mean_of_all,nan,", "points are a number of 0 or more"),
         ("student_01,04,,1,", "points need the name of a question"),
-        ("student_01,04,mean_of_all,1,\nstudent_01,04,mean_of_all,2,", "line 3: .* before"),
+        ("student_01,04,mean_of_all,1,\nstudent_01,04,mean_of_all,2,", "line 3: an earlier line"),
     ],
 )
 def test_a_wrong_line_is_told(report, tmp_path, lines, words):

@@ -83,13 +83,13 @@ def run_cell(source, names):
 
 
 def of_each_file(table):
-    """The answers of all files, of which the seed draws the quick third."""
+    """The answers of all files, of which the seed draws the quick ninth."""
     answers = {
         f"{path.stem}-{answer.__name__}": (path, answer)
         for path in FILES
         for answer in load(path).get(table, ())
     }
-    return one_of(3, answers, first=SEED)
+    return one_of(9, answers, first=SEED)
 
 
 @pytest.mark.parametrize("path, answer", of_each_file("ALSO_RIGHT"))

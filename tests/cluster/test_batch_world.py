@@ -36,7 +36,7 @@ def test_who_a_process_is(monkeypatch):
     ):
         found = find_place(**options)
         assert (found.rank, found.size, found.comm) == place
-    with pytest.raises(simlib.JobError, match="has no mpi4py, the notebook 4.0"):
+    with pytest.raises(simlib.JobError, match="has no mpi4py, but the notebook has 4.0"):
         find_place(uses_mpi=True, mpi4py="4.0")
 
 
@@ -45,7 +45,7 @@ def test_who_a_process_is(monkeypatch):
     [
         (Place(0, 1), "the environment says: rank 0 of 1. Is the notebook itself a process of"),
         (Place(0, 1, object(), "MPICH 5"), "MPI says: rank 0 of 1. mpiexec belongs to another MPI"),
-        (Place(1, 3, object()), "MPI says: rank 1 of 3. Does the launcher get a number"),
+        (Place(1, 3, object()), "MPI says: rank 1 of 3. Does launcher= give its own number"),
     ],
 )
 def test_a_world_of_another_size(place, words):

@@ -83,19 +83,19 @@ def alter(path, value):
 ONE_FAULT = {
     "account name": (
         alter(["account"], ["pupil", 1000]), "account",
-        r"pupil with uid 1000, here learner with uid 1000: .* or name it in ~/.ssh/config",
+        r"pupil with uid 1000, but here it is learner with uid 1000: .* name it in ~/.ssh/config",
     ),
     "account uid": (alter(["account"], ["learner", 1001]), "account", "uid 1001, .*usermod -u"),
     "python path": (
         alter(["executable"], "/usr/bin/python3"), "python",
-        r"/env/bin/python is not there \(/usr/bin/python3 is, Python 3.11.7\): install the same",
+        r"/env/bin/python is not there, only /usr/bin/python3 with Python 3.11.7: install the same",
     ),
-    "python version": (alter(["python"], "3.12.1"), "python", "Python 3.12.1 .*, here 3.11.7: "),
+    "python version": (alter(["python"], "3.12.1"), "python", "Python 3.12.1 there and 3.11.7 "),
     "torch version": (
         alter(["packages", "torch"], "2.12.0"), "torch", "is 2.12.0, .* torch==2.13.0 there"
     ),
     "torch missing": (alter(["packages", "torch"], None), "torch", "missing: install 2.13.0"),
-    "simlib version": (alter(["simlib", 0], "0.0.9"), "simlib", "is 0.0.9 .*here 0.1.0: install"),
+    "simlib version": (alter(["simlib", 0], "0.0.9"), "simlib", "is 0.0.9 .*but 0.1.0 here: inst"),
     "simlib files": (alter(["simlib", 2], "d2"), "simlib", "differ from those here: copy"),
     "mpi missing": (
         alter(["mpi"], {"version": None, "proxy": False, "other": "/usr/bin/mpiexec"}), "mpi",
@@ -103,30 +103,30 @@ ONE_FAULT = {
     ),
     "mpi version": (
         alter(["mpi", "version"], [0, MPICH.replace("5.0.2", "4.0.2")]), "mpi",
-        "its MPI is MPICH 4.0.2, here MPICH 5.0.2: install the same",
+        "the MPI there is MPICH 4.0.2, but MPICH 5.0.2 here: install one",
     ),
     "other mpi": (
         alter(["mpi", "version"], [0, "mpiexec (Open MPI) 5.0.11"]), "mpi",
-        "its MPI is Open MPI 5.0.11, here MPICH 5.0.2",
+        "the MPI there is Open MPI 5.0.11, but MPICH 5.0.2 here",
     ),
     "no proxy": (alter(["mpi", "proxy"], False), "mpi", "without its hydra_pmi_proxy: install"),
     "mpi4py on another mpi": (
         alter(["library"], [0, "Open MPI v5.0.11, package: ..."]), "mpi4py",
-        r"library is Open MPI, mpiexec is MPICH, .*: use the mpiexec of Open MPI \(--launcher\)",
+        r"library is Open MPI, but mpiexec is MPICH, .*use the mpiexec of Open MPI \(--launcher\)",
     ),
     "mpi4py without mpi": (
         alter(["library"], [1, "RuntimeError: cannot load MPI library"]), "mpi4py",
-        "finds no MPI library: install MPICH beside it .*cannot load",
+        "finds no MPI library: install MPICH beside mpi4py .*cannot load",
     ),
     "no rights": (alter(["file"], [False, "Permission denied"]), "files", "may not read or write"),
-    "no folder": (alter(["file"], [False, "No such file"]), "files", "is not there: mount the"),
-    "another folder": (alter(["file"], [False, None]), "files", "is not there: mount the same"),
-    "not seen here": (lambda facts: facts.written.remove("b"), "files", "it wrote .* not seen"),
+    "no folder": (alter(["file"], [False, "No such file"]), "files", "the host does not see"),
+    "another folder": (alter(["file"], [False, None]), "files", "the host does not see .*: mount"),
+    "not seen here": (lambda facts: facts.written.remove("b"), "files", "that the host wrote"),
     "127.0.1.1": (
         alter(["names", "b"], ["127.0.1.1"]), "address",
-        "b means 127.0.1.1 there, .* put 10.0.0.2 in the place of .*GLOO_SOCKET_IFNAME=eth0",
+        "b stands for 127.0.1.1 there, .* write 10.0.0.2 instead of .*GLOO_SOCKET_IFNAME=eth0",
     ),
-    "a name unknown there": (alter(["names", "a"], None), "address", "know the name a: put it"),
+    "a name unknown there": (alter(["names", "a"], None), "address", "know the name a: add"),
     "clock": (
         lambda facts: facts.clocks.update(b=(-2.5, 0.1)), "clock", "2.5 s behind this .*chrony"
     ),
@@ -157,14 +157,14 @@ def test_one_fault_is_one_line(facts, fault):
 @pytest.mark.parametrize(
     ("said", "check", "words"),
     [
-        ("ssh: Could not resolve hostname b: Name or service not known", "name", "spell it right"),
-        ("ssh: connect to host b port 22: Connection refused", "server", "start sshd on it"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "name", "spell the name"),
+        ("ssh: connect to host b port 22: Connection refused", "server", "start sshd on"),
         ("ssh: connect to host b port 22: Connection timed out", "server", "is it switched on"),
         ("no answer to 'clock' for 15 s", "server", "overloaded"),
         ("learner@b: Permission denied (publickey).", "ssh", "ssh-copy-id b"),
         ("Host key verification failed.", "ssh", "run `ssh b` once by hand and compare its key"),
         ("kex_exchange_identification: reset", "ssh", "run `ssh b true` by hand .*kex_exchange"),
-        (asking.NO_PYTHON, "python", "it has no Python: install this one"),
+        (asking.NO_PYTHON, "python", "the host has no Python: install Python"),
     ],
 )
 def test_what_ssh_says(facts, said, check, words):
@@ -191,17 +191,17 @@ def test_a_host_of_three_that_is_out_does_not_keep_the_others_from_the_hello(fac
 HELLOS = {
     "alone": (
         [{**step, "size": 1} if step["step"] == "joined" else step for step in STEPS[:4]], 0, "",
-        r"2 processes each say that they are of 1, where 2 .* another MPI .* \(--launcher\)",
+        r"each of 2 processes says that the world has 1 ranks, not 2: .* \(--launcher\)",
     ),
-    "hangs before MPI is up": (STEPS[:2], None, "", "hangs: 2 ranks started, 0 came .* firewalls"),
-    "hangs in the sum": (STEPS[:4], None, "", "it hangs: 2 ranks started, 0 came through in 20 s"),
+    "hangs before MPI is up": (STEPS[:2], None, "", "hangs: 2 ranks started, 0 fin.* firewalls"),
+    "hangs in the sum": (STEPS[:4], None, "", "the test hangs: 2 ranks started, 0 finished in"),
     "a launcher's words": (
         [], 255, "bash: /env/bin/hydra_pmi_proxy: No such file or directory",
-        "0 of 2 ranks came through: a host has no MPI",
+        "0 of 2 ranks finished: a host has no MPI",
     ),
     "words that nobody knows": (STEPS[:1], 1, "oh\n", r"run the same mpiexec by hand .* \(oh\)"),
     "no words": ([], 3, "", r"\(exit code 3, nothing said\)"),
-    "a rank that did not begin": (STEPS[:1], None, "", "0 of 2 ranks came through"),
+    "a rank that did not begin": (STEPS[:1], None, "", "0 of 2 ranks finished"),
 }  # fmt: skip
 
 
@@ -272,10 +272,10 @@ def test_no_mpiexec_here(capfd, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--hosts", ""], "'' is no name of a host"),
-        (["--hosts", "a,-oProxyCommand=x"], "'-oProxyCommand=x' is no name of a host"),
+        (["--hosts", ""], "'' is not a host name"),
+        (["--hosts", "a,-oProxyCommand=x"], "'-oProxyCommand=x' is not a host name"),
         (["--hosts", "a,a"], "each only once"),
-        (["--folder", "/no/such/folder"], "is no folder in which files can be written"),
+        (["--folder", "/no/such/folder"], "is not a folder that you can write to"),
     ],
 )
 def test_wrong_calls(argv, words, capsys):
@@ -310,7 +310,7 @@ CUT_OFF = f"import sys; sys.stdin.readline(); print({ANSWER!r}, end='')"
     [
         (["sh", "-c", "echo no way >&2; exit 255"], "no way"),
         (["no-such-ssh"], "no-such-ssh"),
-        ([sys.executable, "-c", CUT_OFF], "ended in the midst of an answer"),
+        ([sys.executable, "-c", CUT_OFF], "ended in the middle of an answer"),
     ],
 )
 def test_what_is_said_instead_of_an_answer(monkeypatch, words, told):

@@ -65,6 +65,6 @@ def test_packets_between_two_nodes_are_lost(cluster, tmp_path):
             "ports between the hosts",
         )
     state, words = seen.lines["hello", None]
-    assert state == "wrong" and "it hangs: 2 ranks started, 0 came through" in words, words
+    assert state == "wrong" and "the test hangs: 2 ranks started, 0 finished" in words, words
     assert "firewalls" in words
     assert seen.lines["ping-pong", None] == ("not asked", "because hello failed")

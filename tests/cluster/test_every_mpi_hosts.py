@@ -1,6 +1,6 @@
 """The MPI of this environment on the hosts of a practice cluster: published scripts, jobs, doctor.
 
-The mpiexec is the one beside this Python. `make test-mpi` runs this module in environments of
+The mpiexec is the one of this Python. `make test-mpi` runs this module in environments of
 Intel MPI and Open MPI, too, and tells by the variables below what is to be found.
 """
 

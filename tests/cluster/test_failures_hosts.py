@@ -292,25 +292,25 @@ def joined_s(job):
 # What the doctor says of them; {0} is the host
 
 SEEN = {
-    "unknown host": ("name", "the name {0} is not known on login: spell it right, or put it"),
-    "no sshd": ("server", "answers, but no ssh server runs there: start sshd on it"),
+    "unknown host": ("name", "the name {0} is not known on login: spell the name right, or add it"),
+    "no sshd": ("server", "answers, but runs no ssh server: start sshd on"),
     "link down": ("server", "does not answer: is it switched on, and in this network"),
     "off": ("server", "does not answer: is it switched on, and in this network"),
     "no key": ("ssh", "does not let this account in .* ssh-copy-id"),
     "uid": ("account", "root with uid 4321, here root with uid 0: .*usermod -u"),
-    "no Python": ("python", "is not there .*: install the same environment at the same"),
+    "no Python": ("python", "is not there, only .*: install the same environment at the same"),
     "other Python": (
-        "python", r"Python 3\.99\.1 is at .*, here 3\..*: functions travel as bytecode, install"
+        "python", r"is Python 3\.99\.1 there and 3\..* here: .* sends functions as bytecode"
     ),
     "no torch": ("torch", r"torch is missing: .*pip install torch=="),
-    "no simlib": ("simlib", "simlib is missing: have .* on a filesystem that all hosts"),
+    "no simlib": ("simlib", "simlib is missing: put .* on a filesystem that all hosts"),
     "no MPI": ("mpi", "there is no mpiexec at .*: install the same MPICH there, at the"),
     "Intel MPI": (
-        "mpi", r"its MPI is Intel MPI 2021\.18, here MPICH .*: install the same on every host"
+        "mpi", r"the MPI there is Intel MPI 2021\.18, but MPICH .* here: install one MPI on"
     ),
-    "no folder": ("files", "a file written here in .* is not there: mount the same"),
-    "name": ("address", r"{0} means 127\.0\.1\.1 there, .* put 10\.77\.0\.{1} in the"),
-    "clock": ("clock", r"its clock is [67]\.\d s ahead of this one: .* time server"),
+    "no folder": ("files", "the host does not see a file .*: mount the same"),
+    "name": ("address", r"own name {0} stands for 127\.0\.1\.1 there, .* write 10\.77\.0\.{1}"),
+    "clock": ("clock", r"the host's clock is [67]\.\d s ahead of this machine's: .* time server"),
 }  # fmt: skip
 ONLY_ONE = ("no torch", "no simlib", "no folder", "name", "clock")
 """Faults that keep the doctor from no further check."""
@@ -351,7 +351,7 @@ def test_what_cannot_be_asked_says_why_and_the_hello_goes_on_with_the_others(see
 
 STARTS = {
     "unknown host": "the host node99 is unknown: .* must be in DNS or /etc/hosts",
-    "no sshd": "answers, but no ssh server runs there: start sshd on it",
+    "no sshd": "answers, but runs no ssh server: start sshd on",
     "link down": "{0} does not answer: is it switched on",
     "off": "{0} does not answer: is it switched on",
     "no key": "{0} does not let this account in .* ssh-copy-id node",
@@ -360,14 +360,12 @@ STARTS = {
         "a host has no MPI .*doctor --hosts node1,{0} --folder .*` says which.*: "
         "install the same MPI"
     ),
-    "other Python": r"{0} has Python 3\.99\.1, the notebook 3\..*: install the same",
+    "other Python": r"{0} runs .*, which is Python 3\.99\.1, but the notebook has Python 3",
     "broken torch": "{0} cannot load simlib .* ended with signal 4.*install the same",
-    "no mpi4py": "{0} has no mpi4py, the notebook 4.*: install the same",
+    "no mpi4py": "{0} has no mpi4py, but the notebook has 4.*: install the same",
     "no MPI library": "no MPI library on {0} .*install the same MPI there",
     "dies in MPI": "a rank on {0} exited with code 3 before it could join the others: mend",
-    "no folder": (
-        "a host does not see the job's folder.*doctor --hosts .* --folder .*share, name one by fold"
-    ),
+    "no folder": "a host does not see .*doctor --hosts .* --folder .*share with fold",
     "read-only": r"{0} cannot write into the job's folder .*\(Read-only file system\): give",
     "mute sshd": "no ssh server answers on {0}: is the host overloaded, or its login hanging",
 }
@@ -387,7 +385,9 @@ def test_a_working_folder_that_a_host_does_not_see(hosts, monkeypatch):
     monkeypatch.setattr(hosts, "folder", hosts.folder.parent / "other jobs")
     began_s = time.time()
     job = hosts.submit(hello, hosts.mpiexec(["node1", HOST["no folder"]]))
-    words = f"{HOST['no folder']} does not see the folder {folder}, in which .*: submit it from"
+    words = (
+        f"{HOST['no folder']} does not see the folder {folder}, in which .*: submit the job from"
+    )
     hosts.failed("working folder not shared", job, began_s, simlib.JobError, words)
 
 
@@ -411,7 +411,7 @@ WAYS = {
         waiting_for_each_other, simlib.DeadlockError, "ranks 0 and 1 wait for each other"
     ),
     "disagreeing all_reduce": (
-        disagreeing, simlib.MismatchError, "rank 1 brings 5 elements where rank 0 brings 4",
+        disagreeing, simlib.MismatchError, "rank 1 brings 5 elements, but rank 0 brings 4",
     ),
 }  # fmt: skip
 
@@ -438,7 +438,7 @@ def test_a_job_that_fails(hosts, what, launcher):
 @pytest.mark.parametrize("launcher", ["mpiexec", "srun"])
 def test_a_time_limit(hosts, launcher):
     job = hosts.submit(sleeping, hosts.by(launcher, time_limit=0.5))
-    words = r"the time limit of sleeping-\d+, 0.5 s, was over .* by time_limit="
+    words = r"sleeping-\d+ reached its time limit of 0.5 s .* increase time_limit"
     hosts.failed(f"time limit, {launcher}", job, time.time(), simlib.JobError, words)
     hosts.works(hosts.by(launcher))
 
@@ -464,8 +464,8 @@ def test_what_slurm_cannot_give_now_waits_and_says_why(hosts):
     def told():
         with pytest.raises(TimeoutError) as caught:
             job.result(0)
-        assert f"{job.name} is queued after 0 s, and goes on" in str(caught.value)
-        return str(caught.value).partition("goes on: ")[2]
+        assert f"{job.name} is still queued after 0 s" in str(caught.value)
+        return str(caught.value).partition(" s: ")[2]
 
     try:
         wait_until(told)
@@ -479,7 +479,7 @@ def test_what_slurm_cannot_give_now_waits_and_says_why(hosts):
 
 
 def test_the_time_limit_of_slurm_itself(hosts):
-    words = "the queue's time limit was over before its ranks were done: give it more by time_limit"
+    words = "the job reached the queue's time limit before its ranks were done: increase time_limit"
     hosts.failed("time limit of Slurm itself", *hosts.late, simlib.JobError, words)
     wait_until(lambda: hosts.is_idle(but=()))
 
@@ -495,15 +495,13 @@ def summing(rank, world_size):
         time.sleep(0.01)
 
 
-NO_ANSWER = (
-    r"node\d+, where rank {} runs, no longer answers: its network was lost, or it was switch"
-)
+NO_ANSWER = r"node\d+, where rank {} runs, no longer answers: its network was lost, or the host was"
 GONE = r"rank 1 on node\d+ is gone: {}.*\(test_failures_hosts.py, line \d+, .*all_reduce"
 GOES = {
     "network": (simlib.JobError, NO_ANSWER.format(1)),
     "power": (simlib.JobError, NO_ANSWER.format(1)),
-    "proxy": (simlib.RankDiedError, GONE.format("the program of the launcher")),
-    "start.py": (simlib.RankDiedError, GONE.format("the process that looked after it")),
+    "proxy": (simlib.RankDiedError, GONE.format("the launcher.s program")),
+    "start.py": (simlib.RankDiedError, GONE.format("the process that watched the rank")),
     "supervisor": (simlib.RankDiedError, GONE.format("the process that .* signal 9")),
     "rank 0": (simlib.JobError, NO_ANSWER.format(0)),
 }
@@ -539,6 +537,8 @@ def test_a_folder_that_somebody_deletes_ends_its_job(hosts):
     job = hosts.submit(summing, hosts.mpiexec(), timeout_s=None)
     wait_until(lambda: all(job.path.joinpath(f"rank-{rank}.out").exists() for rank in (0, 1)))
     shutil.rmtree(job.path, ignore_errors=True)
-    with pytest.raises(simlib.JobError, match=f"{job.name} is gone: somebody has deleted its fol"):
+    with pytest.raises(
+        simlib.JobError, match=f"{job.name} no longer exists: somebody deleted its fol"
+    ):
         job.result(WAIT_S)
     wait_until(hosts.has_no_ranks)

@@ -76,7 +76,7 @@ def test_a_job_is_active_as_long_as_somebody_waits_for_its_launcher(folder, wait
     assert job.status == "active"
     waiting.communicate()
     assert job.status == "failed"
-    gone = f"the process {waiting.pid} that looked after its launcher is gone"
+    gone = f"the process {waiting.pid} that watched the job's launcher has ended"
     assert gone in str(failure(folder))
     for rank in range(RANKS):  # results are not lost with it
         folder.write(pickle.dumps(("result", rank)), "answer", rank)
@@ -97,7 +97,7 @@ def test_a_job_that_was_never_started(folder, monkeypatch):
     assert job.status == "queued"
     monkeypatch.setattr(state, "START_S", -1)
     assert job.status == "failed"
-    assert "it was never started" in str(failure(folder))
+    assert "the job was never started" in str(failure(folder))
 
 
 class Queue:
@@ -126,7 +126,7 @@ def test_what_the_queue_says(folder, monkeypatch):
     assert job.status == "queued"  # its folder may be behind
     monkeypatch.setattr(state, "SETTLE_S", -1)
     assert job.status == "failed"
-    assert "the queue has ended it" in str(failure(folder))
+    assert "the queue has ended the job" in str(failure(folder))
     folder.mark("cancel")
     assert job.status == "cancelled"
     folder.write_json(ENDED | {"code": 0}, "state.json")
@@ -145,7 +145,7 @@ def test_ranks_that_end_before_their_launcher_is_told_are_cancelled(folder):
 def test_a_full_filesystem_is_named(folder, monkeypatch):
     folder.write_json(ENDED, "state.json")
     monkeypatch.setattr(jobs, "FULL_BYTES", float("inf"))
-    assert "the filesystem of its folder is full" in str(failure(folder))
+    assert "the filesystem of the job's folder is full" in str(failure(folder))
 
 
 def test_the_first_reason_counts_but_for_what_a_rank_raised_by_itself(folder):
@@ -208,7 +208,7 @@ def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(brok
     broken_off.write(logs.dump_verdict(simlib.DeadlockError("no op for 9 s")), "verdict.pkl")
     said = str(failure(broken_off)).splitlines()
     assert said[0].startswith("main-1 could not be carried out: node2, where rank 1 runs, no long")
-    assert said[1] == "So it came to this: no op for 9 s"
+    assert said[1] == "What happened then: no op for 9 s"
     broken_off.file("verdict.pkl").unlink()
     reported(broken_off, 1, "ZeroDivisionError", "division by zero")
     assert "rank 1 raised ZeroDivisionError" in str(failure(broken_off, simlib.RankError))
@@ -247,7 +247,7 @@ def test_what_was_said_is_read_before_anything_is_guessed(folder, guess, joined,
     ("said", "last"),
     [
         ({}, r"launcher has ended \(exit code 1\) \(`simlib doctor --hosts a --folder .*` looks"),
-        ({"launcher.err": "new words"}, r"All it said is in \S*/launcher.err$"),
+        ({"launcher.err": "new words"}, r"All its output is in \S*/launcher.err$"),
         ({"launcher.out": "new words", "launcher.err": " "}, r"is in \S*/launcher.out$"),
         ({"mute.json": '["node2"]'}, r"no ssh server answers on node2: is the host overloaded"),
         ({"mute.json": "[]"}, "the launcher has ended"),
@@ -260,7 +260,7 @@ def test_a_launcher_of_which_little_is_known(folder, said, last):
         folder.write(text.encode(), name)
     words = str(failure(folder))
     assert re.search(last, words.splitlines()[-1])
-    assert ("All it said" in words) == any(name.startswith("launcher") for name in said)
+    assert ("All its output" in words) == any(name.startswith("launcher") for name in said)
 
 
 # Its folder, deleted
@@ -286,7 +286,7 @@ def test_a_folder_that_somebody_deletes(folder, waiting, left, monkeypatch, caps
     if left:
         folder.path.mkdir()
         folder.mark(left)
-    words = "main-1 is gone: somebody has deleted its folder .*main-1, .*; submit it again"
+    words = "main-1 no longer exists: somebody deleted its folder .*main-1, .* Submit the job again"
     calls = [job.follow, job.result, job.cancel, lambda: job.status, lambda: job.clocks]
     for call in (*calls, lambda: logs.JobMonitor(folder)):
         with pytest.raises(simlib.JobError, match=words):
@@ -297,7 +297,7 @@ def test_a_folder_that_somebody_deletes(folder, waiting, left, monkeypatch, caps
     assert main(["jobs", "--folder", str(folder.path.parent)]) == 0
     assert _looked_at(job) == 1
     said = capsys.readouterr()
-    assert "there are no jobs" in said.out and said.err.count("main-1 is gone") == 1
+    assert "there are no jobs" in said.out and said.err.count("main-1 no longer exists") == 1
 
 
 def test_a_job_in_the_queue_is_taken_out_of_it_though_its_folder_is_deleted(folder, monkeypatch):
@@ -306,7 +306,7 @@ def test_a_job_in_the_queue_is_taken_out_of_it_though_its_folder_is_deleted(fold
     monkeypatch.setattr(Queue, "cancel", lambda self: cancelled.append(self), raising=False)
     job = simlib.Job(folder.path)
     shutil.rmtree(folder.path)
-    with pytest.raises(simlib.JobError, match="main-1 is gone"):
+    with pytest.raises(simlib.JobError, match="main-1 no longer exists"):
         job.cancel()
     assert cancelled
 
@@ -333,13 +333,13 @@ def test_ranks_that_wait_are_told_while_they_wait(folder, waiting, capsys):
         words = f"rank 0 has waited for {words} in all_reduce for rank 1 on node2"
         assert job.trouble == words
     folder.write_json({"node2": "silent"}, "lost.json")
-    words += "; node2, where rank 1 runs, no longer answers: its network was lost, or it was switch"
+    words += "; node2, where rank 1 runs, no longer answers: its network was lost, or the host was"
     assert words in repr(job)
-    with pytest.raises(TimeoutError, match=f"goes on: {words}"):
+    with pytest.raises(TimeoutError, match=f"after 0 s: {words}"):
         job.result(0)
     assert main(["jobs", "--folder", str(folder.path.parent)]) == 0
     assert f"hosts; {words}" in capsys.readouterr().out
-    assert job._in_words("active").startswith(f"main-1 goes on: {words}")
+    assert job._in_words("active").startswith(f"main-1 runs: {words}")
     folder.file("lost.json").unlink()
     judge._tell_waits(0.1)
     assert job.trouble == ""

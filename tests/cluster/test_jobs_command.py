@@ -143,7 +143,7 @@ def test_what_a_script_and_a_function_do_not_take(tmp_path):
     path = written(tmp_path, "")
     for what, options, words in (
         (tmp_path / "nowhere.py", {}, "there is no file .*nowhere.py"),
-        (path, {"args": (1,)}, r"the script script.py is given its arguments .* by argv="),
+        (path, {"args": (1,)}, r"the script script.py takes its arguments .* pass argv="),
         (path, {"argv": "--lr 1"}, r"must be a list of words: argv=\['--lr', '1'\]"),
         (lambda rank, size: 0, {"argv": []}, "argv=.* is for a script"),
     ):
@@ -169,13 +169,13 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
     calls = (
         ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
         ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
-        ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: say --slurm"),
+        ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: add --slurm"),
         ("submit -n 2 --backend mpi train.py", 2, "--backend mpi must be gloo, nccl or mpi4py"),
-        ("submit -n 2 --stage train.py", 2, "--stage copies the job to hosts: say --hosts, --ho"),
+        ("submit -n 2 --stage train.py", 2, "--stage copies the job to hosts: add --hosts, --ho"),
         ("submit -n 2 --stage --pbs train.py", 2, "--stage copies the job to hosts"),
-        ("submit -n 2 --ssh-python p train.py", 2, "--ssh-python is for a cluster that ssh alone"),
-        ("submit -n 2 --sync . train.py", 2, "--sync is for a cluster that ssh alone reaches: say"),
-        ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, which PBS has not"),
+        ("submit -n 2 --ssh-python p train.py", 2, "--ssh-python is for a cluster that only ssh"),
+        ("submit -n 2 --sync . train.py", 2, "--sync is for a cluster that only ssh reaches: add"),
+        ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, but PBS has no such"),
         ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
         ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
         ("follow nap --folder known", 2, "there is no job nap in known: is it nap-1?"),
@@ -268,9 +268,9 @@ def test_a_batch_system_is_one_entry(script, monkeypatch, capsys):
     found = place_of(["-n", "4", "--lsf", "--app", "a"])
     assert found == Lsf(nodes=1, ranks_per_node=4, app="a")
     for words, said in (
-        (["--pbs", "--app", "a"], "--app a is LSF's, which PBS has not"),
-        (["--lsf", "--mpi", "pmix"], "--mpi pmix is srun's, which LSF has not"),
-        (["--app", "a"], "--app is for a queue: say --slurm or --pbs or --lsf, too"),
+        (["--pbs", "--app", "a"], "--app a is LSF's, but PBS has no such option"),
+        (["--lsf", "--mpi", "pmix"], "--mpi pmix is srun's, but LSF has no such option"),
+        (["--app", "a"], "--app is for a queue: add --slurm or --pbs or --lsf"),
     ):
         assert main(["submit", "-n", "2", *words, str(script)]) == 2
         assert said in capsys.readouterr().err

@@ -6,7 +6,7 @@ from simlib.cluster.batch.failures import lost_hosts, lost_ranks
 from simlib.cluster.batch.folder import JobFolder
 
 PLACES = {rank: {"host": f"node{rank + 1}", "starter": 40 + rank} for rank in range(3)}
-FROM_OUTSIDE = "is gone: the process that looked after it was ended from outside"
+FROM_OUTSIDE = "is gone: the process that watched the rank was ended from outside"
 HYDRA = """
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 41 RUNNING AT node2
@@ -67,4 +67,4 @@ def test_lost_hosts_are_named_with_their_ranks(folder):
     first, second, third = lost_hosts(folder, {**PLACES, 3: {"host": "node3"}}).split("; ")
     assert first == "node1, where rank 0 runs, has lost its network"
     assert second.startswith("node2, where rank 1 runs, no longer answers: its network was lost")
-    assert third.startswith("node3, where ranks 2 and 3 run, answers, but its ssh server does not")
+    assert third.startswith("node3, where ranks 2 and 3 run, answers, but its ssh server no longer")

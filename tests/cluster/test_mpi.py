@@ -157,7 +157,7 @@ def test_a_rank_that_is_alone_among_many_is_refused():
     told = {"PMI_SIZE": "3", "OMPI_COMM_WORLD_SIZE": "3"}  # the right mpiexec sets one of them anew
     done = mpiexec(1, "-m", "simlib.mpi", script, **told)
     assert done.returncode != 0 and done.stdout == ""
-    assert "mpiexec started 3 processes, but MPI says that this one is alone" in done.stderr
+    assert "mpiexec started 3 processes, but MPI says that this process is alone" in done.stderr
 
 
 SCRIPT = """

@@ -65,7 +65,7 @@ def test_the_command_of_each_mpi(tmp_path, monkeypatch, name, options, even, une
 
 
 def test_what_is_no_mpiexec(tmp_path):
-    with pytest.raises(simlib.JobError, match="answers 'something else': it is no mpiexec"):
+    with pytest.raises(simlib.JobError, match="answers 'something else': it is not an mpiexec"):
         mpiexec.mpi_of(launcher(tmp_path, "something else"))
     with pytest.raises(simlib.JobError, match="no command 'no-such-mpiexec'"):
         simlib.Mpiexec(launcher="no-such-mpiexec -x").command(2, ["python"])
@@ -86,7 +86,7 @@ def test_command_of_slurm():
     ("said", "words"),
     [
         ("ssh: Could not resolve hostname nod2: Name or service not known", "host nod2 is unknown"),
-        ("ssh: connect to host node2 port 22: Connection refused", "node2 answers, but no ssh"),
+        ("ssh: connect to host node2 port 22: Connection refused", "answers, but runs no ssh"),
         ("ssh: connect to host node2 port 22: Connection timed out", "node2 does not answer"),
         ("ssh: connect to host node2 port 22: No route to host", "node2 does not answer"),
         ("root@node2: Permission denied (publickey).", "node2 does not let this account in"),
@@ -96,15 +96,15 @@ def test_command_of_slurm():
             "[proxy:0@node2] HYDU_create_process: execvp error on file /x/python (No such file)",
             r"cannot run the Python of this notebook, /x/python: install",
         ),
-        ("python: can't open file '/a/start.py': [Errno 2]", "the job's folder, with its /a/start"),
+        ("python: can't open file '/a/start.py': [Errno 2]", "a host does not see /a/start.py in"),
         ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
         ("slurmstepd: error: *** CANCELLED AT 2026 DUE TO TIME LIMIT ***", "the queue's time lim"),
         ("check(167): Runtime environment uses unsupported PMI version PMIx.", "another MPI"),
-        ("srun: error: More processors requested than permitted", "more was asked for"),
+        ("srun: error: More processors requested than permitted", "the job asks for more"),
         *(
             (
                 f"srun: error: Couldn't {find} specified plugin name for mpi/pmix: it failed",
-                "srun cannot serve MPI by pmix here: srun --mpi=list says",
+                "srun does not support MPI by pmix here: use mpi=",
             )
             for find in ("find the", "load")
         ),
@@ -146,18 +146,18 @@ def test_what_a_hostfile_says(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "names no host"),
-        ("\n# nothing\n\r\n", "names no host"),
+        ("", "contains no host"),
+        ("\n# nothing\n\r\n", "contains no host"),
         ("node1\nnode2 node3\n", "line 2 of {path} has 'node3' after the host node2"),
         ("node1,node2", "line 1 of {path} has ',node2' after the host node1"),
-        ("\nnode1:two", "line 2 of {path} gives a host 'two' ranks"),
-        ("node1:", "line 1 of {path} gives a host '' ranks"),
-        ("node1:0", "line 1 of {path} gives a host '0' ranks"),
-        ("node1 slots=-1", "line 1 of {path} gives a host '-1' ranks"),
-        ("node1:2 slots=2", "line 1 of {path} says twice"),
+        ("\nnode1:two", "line 2 of {path}: the number of ranks of a host is 'two'"),
+        ("node1:", "line 1 of {path}: the number of ranks of a host is ''"),
+        ("node1:0", "line 1 of {path}: the number of ranks of a host is '0'"),
+        ("node1 slots=-1", "line 1 of {path}: the number of ranks of a host is '-1'"),
+        ("node1:2 slots=2", "line 1 of {path} gives the number of ranks for node1 twice"),
         ("node1 slot=2", "line 1 of {path} has 'slot=2' after the host node1"),
-        ("=2", "line 1 of {path} begins with no host's name"),
-        ("--help", "line 1 of {path} begins with no host's name"),
+        ("=2", "line 1 of {path} does not begin with a host name"),
+        ("--help", "line 1 of {path} does not begin with a host name"),
     ],
 )
 def test_what_is_wrong_with_a_hostfile(tmp_path, text, words):
@@ -174,7 +174,7 @@ def test_what_is_no_hostfile(tmp_path):
     for path, words in (
         (tmp_path / "none", "cannot be read .No such file"),
         (tmp_path, "cannot be read .Is a directory"),
-        (tmp_path / "hosts", "is no text"),
+        (tmp_path / "hosts", "is not text"),
     ):
         with pytest.raises(simlib.InvalidCallError, match=words):
             simlib.Mpiexec(hostfile=str(path))
@@ -182,7 +182,7 @@ def test_what_is_no_hostfile(tmp_path):
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a,b", "node1:2", "-x", None, 3])
 def test_what_is_no_host(name):
-    with pytest.raises(simlib.InvalidCallError, match=r"hosts\[1\] is .*which is no host's name"):
+    with pytest.raises(simlib.InvalidCallError, match=r"hosts\[1\] is .*which is not a host name"):
         simlib.Mpiexec(hosts=["node1", name])
 
 

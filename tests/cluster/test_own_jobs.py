@@ -100,7 +100,7 @@ def test_a_job_that_another_account_has_planted(shared):
     with pytest.raises(simlib.InvalidCallError) as caught:
         simlib.Job(shared / "planted-1")
     words = str(caught.value)
-    assert "planted-1 belongs to nobody, and this account is root: a job is read by" in words
+    assert "planted-1 belongs to nobody, but this account is root. Reading a job" in words
     assert "\n" not in words
     with pytest.warns(UserWarning, match="planted-1 belongs to nobody.*and 1 more such jobs"):
         assert simlib.jobs(shared) == []
@@ -172,7 +172,9 @@ def test_what_is_no_file_is_refused_and_holds_nobody_up(tmp_path, make):
     (tmp_path / "x-1").mkdir(0o700)
     make(tmp_path / "x-1" / "job.json")
     open_before = os.listdir("/proc/self/fd")
-    with pytest.raises(simlib.InvalidCallError, match="job.json cannot be read, as a job's file: "):
+    with pytest.raises(
+        simlib.InvalidCallError, match="job.json cannot be read as a file of a job: "
+    ):
         JobFolder(tmp_path / "x-1").read("job.json")
     assert os.listdir("/proc/self/fd") == open_before
     with pytest.warns(UserWarning, match=r"left out of jobs\(\): .*x-1/job.json cannot be read"):
@@ -185,7 +187,9 @@ def test_the_command_line_tells_what_is_left_out_in_its_own_words(tmp_path, caps
     assert main(["jobs", "--folder", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert said.out == f"there are no jobs in {tmp_path}\n"
-    words = f"simlib: left out of jobs(): {tmp_path}/x-1/job.json cannot be read, as a job's file: "
+    words = (
+        f"simlib: left out of jobs(): {tmp_path}/x-1/job.json cannot be read as a file of a job: "
+    )
     assert said.err == f"{words}it is not a regular file\n"
 
 
@@ -226,7 +230,7 @@ def test_further_attempts_read_only_ones_own_plan(tmp_path, monkeypatch):
         (path / name).chmod(0o666)
         assert submission.carry_attempts(str(path)) == 1
         words = (path / "refused").read_text()
-        assert f"could not begin anew: InvalidCallError: {path / name} can be written" in words
+        assert f"could not begin again: InvalidCallError: {path / name} can be written" in words
         (path / "refused").unlink()
         (path / name).chmod(0o600)
         (path / "request.pkl").write_bytes(dumps_tree({"path": sys.path}))
@@ -256,7 +260,7 @@ def test_no_job_is_made_where_others_could_replace_its_folder(tmp_path, monkeypa
     anybodys.mkdir()
     anybodys.chmod(0o777)
     for folder in (anybodys, anybodys / "jobs"):
-        with pytest.raises(simlib.InvalidCallError, match="any account can put other folders"):
+        with pytest.raises(simlib.InvalidCallError, match="any account can create folders"):
             simlib.submit(print, 1, folder=folder)
     assert list(anybodys.iterdir()) == []
     anybodys.chmod(0o1777)

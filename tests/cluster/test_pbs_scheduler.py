@@ -157,7 +157,7 @@ def test_what_qsub_is_asked(pbs, tmp_path):
 
 def test_what_is_refused(pbs, tmp_path, monkeypatch):
     """By qsub, by a machine that has none, and by ourselves."""
-    with pytest.raises(simlib.JobError, match="there is no such queue: qstat -q lists"):
+    with pytest.raises(simlib.JobError, match="PBS has no such queue: qstat -q lists"):
         submitted(pbs, tmp_path, print, partition="gpu")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(simlib.JobError) as caught:
@@ -204,7 +204,7 @@ def test_what_qstat_says(letter, more, state):
     standing = scheduler.ask("1.s")
     assert standing.state == state
     never = "Never" in more
-    assert ("it will never begin" in scheduler.in_words(standing.reason)) == never
+    assert ("the job will never start" in scheduler.in_words(standing.reason)) == never
 
 
 def test_a_job_that_pbs_has_forgotten():

@@ -286,7 +286,9 @@ def test_a_host_that_does_not_start_is_told_and_nothing_is_left(practice, monkey
         cluster_module, "start_argv", lambda folder, host: ["sh", "-c", "echo out of order"]
     )
     cluster = PracticeCluster(1)
-    with pytest.raises(InvalidCallError, match="login did not start, it said 'out of order'"):
+    with pytest.raises(
+        InvalidCallError, match="login did not start. The last line of its log is 'out of order'"
+    ):
         cluster.__enter__()
     assert is_removed(cluster)
 

@@ -101,7 +101,9 @@ def test_the_far_side_names_no_files_elsewhere(sides):
     names += ["attempt-1/remote.json", "attempt-1/native.json"]
     for name in names:
         message = {"name": name, "at": 0, "length": 1, "of": [1, 1]}
-        with pytest.raises(JobError, match=f"the far side sends {name!r}, which is no file for"):
+        with pytest.raises(
+            JobError, match=f"the remote side sent {name!r}, which is not a file of"
+        ):
             remote_state.take(sides[1], [message], b"x")
     assert os.listdir(sides[1]) == []
 
@@ -116,17 +118,17 @@ def far_side(words):
     [
         (
             "echo 'ssh: connect to host login port 22: Connection refused' >&2; exit 255",
-            "login answers, but no ssh server runs there: start sshd on it",
+            "login answers, but runs no ssh server: start sshd on login",
             False,
         ),
         (
             "echo 'simlib is here: '; read asked; echo Killed by us >&2; exit 255",
-            r"the connection to login has broken \(Killed by us\)",
+            r"the connection to login was lost \(Killed by us\)",
             True,
         ),
         (
             "echo 'sh: 1: exec: /far/python: not found' >&2; exit 127",
-            "login has no Python /far/python: name the one of the course's",
+            "login has no Python /far/python: name the Python of the course's",
             False,
         ),
         (
@@ -134,7 +136,7 @@ def far_side(words):
             "login has no simlib like this one for /far/python .*install the same environment",
             False,
         ),
-        ("echo Welcome; exit 3", r"the far side on login has ended \(exit code 3\)", False),
+        ("echo Welcome; exit 3", r"the remote side on login has ended \(exit code 3\)", False),
     ],
 )
 def test_why_there_is_no_connection(words, told, was_sent):
@@ -252,7 +254,7 @@ def test_a_job_that_may_have_arrived_is_not_refused(cable, tmp_path):
     (job,) = simlib.jobs(tmp_path / "here")
     assert job.status == "failed"
     cable.breaks = "after"
-    with pytest.warns(UserWarning, match=r"whether login has taken print-2 \(it is broken\)"):
+    with pytest.warns(UserWarning, match=r"whether login has accepted print-2 \(it is broken\)"):
         job = handed_over(tmp_path)
     assert job.status == "queued" and "it is broken" in repr(job)
     cable.breaks = ""
@@ -275,10 +277,10 @@ def test_a_job_that_is_cancelled_before_it_arrives_does_not_begin(cable, tmp_pat
     messages = []
     monkeypatch.setattr(cable.far, "submit", lambda *message: messages.append(message) or ({}, b""))
     cable.breaks = "after"
-    with pytest.warns(UserWarning, match="not known yet"):
+    with pytest.warns(UserWarning, match="does not know yet"):
         job = handed_over(tmp_path)
     cable.breaks = ""
-    assert "has no folder" in repr(job) and "yet: it may not have arrived there" in repr(job)
+    assert "has no folder" in repr(job) and "yet: the job may not have arrived there" in repr(job)
     job.cancel()
     assert job.status == "cancelled"
     with pytest.raises(JobError, match="was cancelled"):
@@ -304,7 +306,7 @@ def test_a_cancel_that_may_have_arrived_is_kept(cable, tmp_path, monkeypatch):
     monkeypatch.setattr("simlib.cluster.batch.job.CANCEL_S", 0.1)  # nothing runs that could end
     job = handed_over(tmp_path)
     cable.breaks = "after"
-    with pytest.raises(JobError, match="not known yet whether print-1 is cancelled"):
+    with pytest.raises(JobError, match="does not know yet whether print-1 is cancelled"):
         job.cancel()
     assert (job.path / "cancel").exists()
     (job.path / "cancel").unlink()
@@ -332,13 +334,13 @@ def test_a_full_disk_is_told(cable, tmp_path, monkeypatch):
     monkeypatch.setattr(remote_state, "_write", full)
     monkeypatch.setattr(remote_state, "PATIENT_S", 0.0)
     assert job.status == "queued"
-    assert f"{job.name} cannot be filled (No space left on device): make room" in repr(job)
+    assert f"{job.name} cannot be filled (No space left on device): free some" in repr(job)
 
 
 def test_a_folder_there_that_is_anybodys_is_refused(cable, tmp_path):
     there = tmp_path / "there"
     there.mkdir()
     there.chmod(0o777)
-    with pytest.raises(JobError, match="any account can put other folders into .*there"):
+    with pytest.raises(JobError, match="any account can create folders in .*there"):
         handed_over(tmp_path)
     assert not os.listdir(there) and not Nothing.started

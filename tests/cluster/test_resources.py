@@ -43,7 +43,7 @@ def test_a_job_finds_what_it_needs(tmp_path):
     assert job.result(WAIT_S).results == [[text, f"{text}!" * 2, "yes", str(place), 3]] * 2
 
 
-SEEN = f"torch sees {torch.cuda.device_count()} GPUs on {HOST}, and 2 ranks there need 1000"
+SEEN = f"torch sees {torch.cuda.device_count()} GPUs on {HOST}, but 2 ranks there need 1000"
 LINE = f"could not be carried out: {HOST} could not carry out the line"
 
 
@@ -181,11 +181,12 @@ def test_start_py_keeps_the_first_reason(tmp_path, first):
     start = written(tmp_path, Resources(), {"job.json": json.dumps(about), **first})
     assert subprocess.run([sys.executable, start]).returncode == 1
     reason = refused_in(tmp_path)
-    assert reason == first["refused"] if first else "the notebook 2.7.0" in reason
+    assert reason == first["refused"] if first else "has Python 2.7.0" in reason
 
 
 @pytest.mark.parametrize(
-    ("setup", "words"), [((), "the notebook 2.7.0"), (["false"], "out the line 'false' of setup")]
+    ("setup", "words"),
+    [((), "has Python 2.7.0"), (["false"], "out the line 'false' of setup")],
 )
 def test_what_the_folder_does_not_take_is_told_to_the_launcher(tmp_path, setup, words):
     needs, about = Resources(setup=setup), {"versions": {"Python": "2.7.0"}}
@@ -203,7 +204,7 @@ def test_what_the_folder_does_not_take_is_told_to_the_launcher(tmp_path, setup, 
     ("needs", "words"),
     [
         ({"setup": "module load gcc"}, r"must be a list of lines: setup=\['module load gcc'\]"),
-        ({"setup": [""]}, "setup has '', which is no line of a shell"),
+        ({"setup": [""]}, "setup has '', which is not a line of shell code"),
         ({"env": ["A=1"]}, r"env=\['A=1'\] must be a dict"),
         ({"env": {"A B": "1"}}, "env has the name 'A B'"),
         ({"env": {"A": 1}}, r"env\['A'\]=1 must be a str: '1'"),
@@ -224,5 +225,5 @@ def test_needs_that_can_never_be_right(needs, words):
 def test_what_mpiexec_cannot_take():
     with pytest.raises(simlib.InvalidCallError, match="launcher=.* must be a command, one text"):
         simlib.Mpiexec(launcher="mpiexec 'x")
-    with pytest.raises(simlib.InvalidCallError, match="mpiexec knows no limit of memory"):
+    with pytest.raises(simlib.InvalidCallError, match="mpiexec cannot limit memory"):
         simlib.Mpiexec(memory="4G")

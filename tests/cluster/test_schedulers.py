@@ -91,22 +91,28 @@ def test_what_sbatch_is_asked(slurm, folder):
     ("said", "words"),
     [
         ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
-        ("sbatch: error: it is monday", "it says why"),
-        ("sbatch: error: Invalid generic resource (gres) specification", "no node has what"),
-        ("sbatch: error: Batch job failed: Invalid feature specification", "no node has what"),
+        ("sbatch: error: it is monday", "the queue says why"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "no node has the"),
+        ("sbatch: error: Batch job failed: Invalid feature specification", "no node has the"),
         ("sbatch: unrecognized option '--frobnicate'\nTry ...", "sbatch has no such option"),
         ("sbatch: invalid option -- 'Z'\nTry ...", "sbatch has no such option"),
         ("sbatch: option '--exc=1' is ambiguous; possibilities: ...", "sbatch has no such option"),
-        ("sbatch: error: Invalid --time specification", "an option's value is none of its sort"),
-        ('sbatch: error: "a" is not a valid node count', "an option's value is none of its sort"),
+        (
+            "sbatch: error: Invalid --time specification",
+            "an option has a value that Slurm does not",
+        ),
+        (
+            'sbatch: error: "a" is not a valid node count',
+            "an option has a value that Slurm does not allow",
+        ),
         ("sbatch: error: Invalid node name specified", "there is no such node"),
         (
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller "
             "(connect failure)",
             "Slurm's controller does not answer",
         ),
-        ("sbatch: error: resolve_ctls_from_dns_srv: ...", "belongs to no Slurm cluster"),
-        ("ssh: connect to host login port 22: Connection refused", "no ssh server runs there"),
+        ("sbatch: error: resolve_ctls_from_dns_srv: ...", "is not in a Slurm cluster"),
+        ("ssh: connect to host login port 22: Connection refused", "but runs no ssh server"),
     ],
 )
 def test_what_sbatch_refuses(slurm, folder, said, words):
@@ -156,12 +162,12 @@ def test_without_slurm_here_or_on_the_login_host(slurm, folder, monkeypatch, tmp
 @pytest.mark.parametrize(
     ("said", "state", "reason"),
     [
-        ("PD:Priority", "queued", "other jobs are before it"),
+        ("PD:Priority", "queued", "other jobs come before this job"),
         ("PD:None", "queued", ""),
         (
             "PD:ReqNodeNotAvail, UnavailableNodes:node2",
             "queued",
-            "the queue says 'ReqNodeNotAvail, UnavailableNodes:node2', which may last for ever",
+            "the queue says 'ReqNodeNotAvail, UnavailableNodes:node2'. The job may wait forever",
         ),
         ("R:None", "active", ""),
         ("CG:None", "active", ""),

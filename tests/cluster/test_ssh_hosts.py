@@ -162,7 +162,7 @@ def test_the_connection_breaks_and_comes_back(laptop, monkeypatch):
         monkeypatch.setattr(remote_state, "PATIENT_S", 1.0)
         wait_until(lambda: "login cannot be reached at the moment" in repr(job))
         assert repr(job).startswith("long-1: active, 2 ranks on 2 nodes of slurm, by login; login")
-        with pytest.raises(TimeoutError, match="is active after 0 s, and goes on: login cannot"):
+        with pytest.raises(TimeoutError, match="is still active after 0 s: login cannot"):
             job.result(0)
         with pytest.raises(simlib.JobError, match="long-1 is not cancelled: "):
             job.cancel()
@@ -235,7 +235,7 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
             laptop.to(mpiexec, python=["/usr/bin/env", "python3"]),
             "login has no simlib like this one for /usr/bin/env python3 .*by python=",
         ),
-        (laptop.to(simlib.Slurm(nodes=9)), "the queue has refused the job: more was asked for"),
+        (laptop.to(simlib.Slurm(nodes=9)), "the queue has refused the job: the job asks for more"),
     ):
         with pytest.raises(simlib.JobError, match=words):
             laptop.submit(lambda rank, world_size: rank, to)
@@ -248,8 +248,8 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
 def test_what_can_never_be_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for options, words in (
-        ({"host": "-oProxyCommand=x"}, "'-oProxyCommand=x' is no host that ssh could reach"),
-        ({"host": "login", "to": "slurm"}, "to='slurm' must say what login does with the job"),
+        ({"host": "-oProxyCommand=x"}, "'-oProxyCommand=x' is not a host name that ssh can use"),
+        ({"host": "login", "to": "slurm"}, "to='slurm' must say how login runs the job"),
         ({"host": "login", "sync": "a.py"}, r"sync='a.py' must be a list: sync=\['a.py'\]"),
     ):
         with pytest.raises(simlib.InvalidCallError, match=words):
@@ -339,15 +339,15 @@ def test_slurm_on_nodes_that_share_nothing(laptop):
     assert run.results == [(3, node) for node in NODES]
     assert [op.kind for op in run.trace.of_rank(1)] == ["all_reduce"]
     assert laptop.left_of_copies() == [[], []]
-    with pytest.raises(simlib.JobError, match="the queue has refused the job: more was asked for"):
+    with pytest.raises(simlib.JobError, match="has refused the job: the job asks for more"):
         to = simlib.Slurm(9, stage=True, login=login)
         simlib.submit(main, 2, to=to, folder=laptop.staged)
-    with pytest.raises(simlib.InvalidCallError, match="copies the job by srun: launcher='srun'"):
+    with pytest.raises(simlib.InvalidCallError, match="the job by srun: add launcher='srun'"):
         simlib.Slurm(2, stage=True, launcher="mpiexec")
 
 
 def test_what_keeps_a_host_from_a_copy(laptop):
-    with pytest.raises(simlib.InvalidCallError, match="name them by hosts="):
+    with pytest.raises(simlib.InvalidCallError, match="name them with hosts="):
         simlib.Mpiexec(stage=True)
     job = laptop.stage(lambda rank, world_size: rank, ["node1", "node99"])
     assert "could not be carried out: the host node99 is unknown" in str(failure(job))
@@ -355,7 +355,7 @@ def test_what_keeps_a_host_from_a_copy(laptop):
     on(laptop.cluster, "node2", f"mount -n -o remount,ro {laptop.staged}")
     try:
         job = laptop.stage(lambda rank, world_size: rank)
-        words = r"node2 cannot have a copy of the job's folder: \[Errno 30\] Read-only file system"
+        words = r"simlib cannot copy the job's folder to node2: \[Errno 30\] Read-only file system"
         assert re.search(words, str(failure(job)))
         assert laptop.left_of_copies()[0] == []
     finally:

@@ -168,7 +168,7 @@ def test_where_one_host_is_refused_the_others_keep_nothing(make_hub, copies):
     (copies / "node2" / "job-1").mkdir(parents=True)  # whose it is, is not known
     hub = make_hub("node1", "node2", "node3")
     assert not hub.stage()
-    assert "node2 cannot have a copy" in (hub.folder / "refused").read_text()
+    assert "cannot copy the job's folder to node2" in (hub.folder / "refused").read_text()
     hub.leave()
     assert [str(path.relative_to(copies)) for path in copies.glob("*/*")] == ["node2/job-1"]
 
@@ -178,8 +178,8 @@ def test_the_copy_of_a_running_job_is_nobody_elses(make_hub, copies):
     assert first.stage()
     assert not second.stage()
     words = (second.folder / "refused").read_text()
-    assert "is there already, of a job that still runs" in words
-    assert "name another folder by folder=" in words
+    assert "already exists, and belongs to a job that still runs" in words
+    assert "name another folder with folder=" in words
     assert (copies / "node1/job-1/.staged").exists()
 
 

@@ -133,7 +133,7 @@ def sleeping(rank, world_size):
 def test_cancel(tmp_path):
     job = submitted(sleeping, 2, tmp_path)
     wait_until(lambda: job.path.joinpath("rank-1.out").exists())
-    with pytest.raises(TimeoutError, match="sleeping-1 is active after 0 s, and goes on"):
+    with pytest.raises(TimeoutError, match="sleeping-1 is still active after 0 s"):
         job.result(0)
     job.cancel()
     assert job.status == "cancelled"
@@ -229,7 +229,7 @@ def test_ranks_that_die_before_all_have_met_end_the_job(tmp_path):
     job = submitted(main, 2, tmp_path, Deadly(), on_death="continue")
     error = failure(job)
     assert isinstance(error, simlib.JobError)
-    assert "exited with code 3 before it came to its function" in str(error)
+    assert "exited with code 3 before it called its function" in str(error)
     wait_until(lambda: not processes_of(job))
 
 
@@ -317,7 +317,7 @@ def test_no_rank_outlives_the_program_that_makes_the_attempts(asleep):
     killed(asleep.path / "attempt-1")
     wait_until(lambda: not processes_of(asleep))
     assert asleep.status == "failed"
-    with pytest.raises(simlib.JobError, match="that looked after its launcher is gone"):
+    with pytest.raises(simlib.JobError, match="that watched the job's launcher has ended"):
         asleep.result()
 
 
@@ -365,7 +365,7 @@ def test_one_time_limit_holds_for_all_attempts(tmp_path):
 
     job = submitted(main, 2, tmp_path, to=simlib.Mpiexec(time_limit=15), restarts=1)
     error = failure(job)
-    assert f"the time limit of {job.name}, 15 s, was over" in str(error)
+    assert f"{job.name} reached its time limit of 15 s" in str(error)
     assert len(error.run.attempts) == 2
     wait_until(lambda: not processes_of(job))
 
@@ -388,7 +388,7 @@ def test_what_on_restart_raises_is_told(tmp_path, told, error):
         os._exit(3)
 
     job = submitted(main, 2, tmp_path, restarts=3, on_restart=told)
-    words = f"{job.name} could not be carried out: it could not begin anew: {error}"
+    words = f"{job.name} could not be carried out: the job could not begin again: {error}"
     assert words in str(failure(job))
     assert job.status == "failed"
     assert not job.path.joinpath("attempt-2").exists()
@@ -413,7 +413,9 @@ def test_ranks_that_know_their_numbers_from_the_environment(tmp_path):
 
 def test_a_node_with_another_torch():
     check_versions(versions())
-    with pytest.raises(simlib.JobError, match=r"has torch .*, the notebook 1\.13\.1: install the"):
+    with pytest.raises(
+        simlib.JobError, match=r"with torch .*, but the notebook has 1\.13\.1: install the"
+    ):
         check_versions({**versions(), "torch": "1.13.1"})
 
 
@@ -424,8 +426,8 @@ def test_a_node_with_another_torch():
         ({"function": 3}, "submit needs a function"),
         ({"to": simlib.Mpiexec(hosts=["a"])}, "world_size=2 does not fit on 1 hosts"),
         ({"to": simlib.Slurm(nodes=1)}, "world_size=2 does not fit on nodes=1"),
-        ({"on_death": "stay"}, "on_death='stay' is none of 'end', 'continue'"),
-        ({"kill": {2: 1.0}}, "kill: 2 is no rank: 0 to 1"),
+        ({"on_death": "stay"}, "on_death='stay' is not one of 'end', 'continue'"),
+        ({"kill": {2: 1.0}}, "kill: 2 is not a rank: ranks are 0 to 1"),
         ({"slow": 2.0}, "slow=2.0 must be a dict by rank"),
         ({"restarts": -1}, "restarts=-1 must be a whole number"),
         ({"restarts": 1, "on_restart": threading.Lock().acquire}, "on_restart cannot be sent"),
@@ -495,7 +497,7 @@ def test_a_full_filesystem_is_told_and_leaves_nothing(tmp_path, monkeypatch, ful
     with pytest.raises(simlib.JobError) as caught:
         simlib.submit(sleeping, 1, folder=jobs)
     words = str(caught.value)
-    assert "No space left on device): make room there, or name another by folder=" in words
+    assert "No space left on device): free some space there, or name another folder with" in words
     assert str(jobs) in words and "\n" not in words
     assert list(tmp_path.rglob("*")) == ([] if is_new else [jobs])
     monkeypatch.undo()

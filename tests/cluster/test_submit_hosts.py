@@ -233,8 +233,8 @@ def test_slurm_cancelled_in_the_queue_and_running(submit, tmp_path, capfd):
     )
     wait_until(lambda: first.status == "active")
     assert second.status == third.status == "queued"
-    usual = "(the nodes that it needs are busy|other jobs are before it)"
-    with pytest.raises(TimeoutError, match=f"place-1 is queued after 0 s, and goes on: {usual}"):
+    usual = "(the nodes that the job needs are busy|other jobs come before this job)"
+    with pytest.raises(TimeoutError, match=f"place-1 is still queued after 0 s: {usual}"):
         second.result(0)
     looks = threading.Thread(target=second.follow)
     looks.start()
@@ -328,9 +328,9 @@ def place(rank, world_size):
 @pytest.mark.parametrize(
     ("nodes", "queue", "words"),
     [
-        (9, {}, "the queue has refused the job: more was asked for than there is: take fewer"),
+        (9, {}, "the queue has refused the job: the job asks for more than there is: use fewer"),
         (2, {"partition": "gpu"}, "there is no such partition"),
-        (2, {"extra": "--gres=gpu:1"}, "no node has what .*\n    sbatch: error: Invalid"),
+        (2, {"extra": "--gres=gpu:1"}, "no node has the .*\n    sbatch: error: Invalid"),
         (2, {"extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),
     ],
 )

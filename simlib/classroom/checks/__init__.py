@@ -1,6 +1,6 @@
-"""Checks of exercises: is the value right on every rank, and what did the answer send for it?
+"""Checks of exercises: is the value right on every rank, and which messages did the answer send?
 
-A check of an exercise is written as one call, in the exercise's source::
+The check of an exercise is one call in the exercise's source::
 
     from simlib.checks import check, messages, nbytes, only
 
@@ -8,7 +8,7 @@ A check of an exercise is written as one call, in the exercise's source::
                     only("send", "recv"), messages(lambda given: len(given)), points=2)
     verdict
 
-The notebook shows none of it: its check cell is ``verdict = check_of("02.2", shift_right)``.
+The notebook does not show this call. Its check cell is ``verdict = check_of("02.2", shift_right)``.
 """
 
 from .checking import check, measure

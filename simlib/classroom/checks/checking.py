@@ -1,6 +1,6 @@
 """`check`: call an answer on worlds of several sizes and say what is wrong, or that it is right.
 
-`measure` calls it likewise, and says what it gives.
+`measure` calls an answer in the same way, and gives its results as text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .simulated import Fits, Timed
 
 TIMEOUT_S = 5
-"""How long a world may make no progress, by default."""
+"""Seconds for which a world may make no progress, by default."""
 
 
 def check(
@@ -53,46 +53,51 @@ def check(
     within: float = EXACT,
     timeout_s: float = TIMEOUT_S,
 ) -> Verdict:
-    """Try an answer on several worlds, smallest first, and give a `Verdict`.
+    """Try an answer on several worlds, smallest first, and return a `Verdict`.
 
     Parameters
     ----------
     question : str
         Name of the question.
     answer : callable
-        Called on every rank as ``answer(rank, world_size, *inputs(rank, world_size))``.
+        The function to check, called on every rank as
+        ``answer(rank, world_size, *inputs(rank, world_size))``.
     inputs : callable or sequence of callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank. Of several, every
-        world is tried with each: what holds for one draw only is refused.
+        ``inputs(rank, world_size)`` returns the tuple of arguments for one rank. If there are
+        several such functions, every world is tried with each, so an answer that is right only for
+        one of them fails.
     expected : callable
-        ``expected(xs, ys, ...)`` gives the list, by rank, of what the answer must return; ``xs`` is
-        the tuple, by rank, of its first inputs, ``ys`` of its second ones, and so on.
+        ``expected(xs, ys, ...)`` returns a list with the right value for each rank. The tuple
+        ``xs`` has the first input of each rank, the tuple ``ys`` has the second input of each rank,
+        and so on.
     *rules : Rule
-        What the answer may send.
+        Rules on the messages that the answer may send.
     points : int or dict of str to int
-        What a right answer is worth. Or its parts, such as ``{"value": 2, "traffic": 1}``: who
-        breaks a rule on ``"traffic"``, ``"time"`` (`Timed`) or ``"memory"`` (`Fits`) loses that
-        part, if the question has it, and else all of it.
+        Points for a right answer, or points for its parts, such as ``{"value": 2, "traffic": 1}``.
+        An answer that breaks a rule on ``"traffic"``, ``"time"`` (`Timed`) or ``"memory"`` (`Fits`)
+        loses that part, or all points if the question has no such part.
     worlds : sequence of int
-        World sizes to try.
+        The world sizes on which the answer is tried.
     in_place : bool
-        True: the answer changes its first input, and that tensor is looked at. False: the value it
-        returns is looked at, and its inputs must be left as they were.
+        If True, the answer changes its first input, and the check compares that tensor. If False,
+        the check compares the returned value, and the answer must not change its inputs.
     mistakes : dict of str to callable, optional
-        A sentence about a known mistake, and the values it would give, as `expected` does. Or
-        words instead: of the error in which the mistake ends.
+        For each known mistake, a sentence about it and a function that returns its values. The
+        function has the arguments of `expected`. If the mistake raises an error, give words of the
+        error's message instead of the function.
     as_given : str, optional
-        `fingerprint` of the broken program of a task to mend: as long as the answer has it, the
-        verdict is "not written yet", with what that program does wrong.
+        `fingerprint` of the broken program of a task to fix. While the answer has the same
+        fingerprint, the verdict is "not written yet" and explains the program's mistake.
     timed : sequence of Timed
-        Simulations that an answer which is right in all worlds has to pass in time. The rules hold
-        there, too.
+        Simulations that an answer must pass in time, once it is right in all worlds. The rules
+        apply there, too.
     memory : sequence of Fits
-        Simulations that such an answer has to pass without holding too much; likewise.
+        Simulations in which the answer must not keep too much in memory, once it is right in all
+        worlds. The rules apply there, too.
     within : float
-        Share by which floats that are not in tensors may differ from what is expected.
+        The largest allowed error of floats outside tensors, as a share of the expected value.
     timeout_s : float
-        A world without progress for so long is ended.
+        The check ends a world that makes no progress for this many seconds.
 
     Returns
     -------
@@ -120,10 +125,10 @@ def verdict_on(
     points: int | Mapping[str, int],
     values: Values,
 ) -> Verdict:
-    """The `Verdict` of `check` on an answer, whoever wrote it; ``worlds`` are `World` objects."""
+    """The `Verdict` of `check` on an answer, by any author; ``worlds`` are `World` objects."""
     parts, partly = parts_of(points), None
-    reasons: dict[str, str] = {}  # by part that is lost, where it is for the first time
-    lines_of = {}  # those of the last world of each engine
+    reasons: dict[str, str] = {}  # by lost part, for the first world that loses it
+    lines_of = {}  # the lines of the last world of each engine
     for world in worlds:
         world_size = world.world_size
         by_rank = [world.inputs(rank, world_size) for rank in range(world_size)]
@@ -166,10 +171,11 @@ def measure(
     timeout_s: float = 20,
     start: Callable | None = None,
 ) -> str:
-    """What an answer gives, as plain lines of text: values, messages and bytes of every world.
+    """Return the results of an answer as text: the values, messages and bytes of every world.
 
-    No verdict is given: hidden checks print this, and the grader compares it elsewhere. With
-    ``start=Timed(...).start(timeout_s)`` it is simulated, and its virtual time is printed, too.
+    `measure` gives no verdict. Hidden checks print this text, and the grader compares the text
+    elsewhere. With ``start=Timed(...).start(timeout_s)`` the answer is simulated, and the text has
+    its virtual time, too.
     """
     start = start or functools.partial(run_on_processes, timeout_s=timeout_s)
     lines = []
@@ -185,7 +191,7 @@ def measure(
 
 
 def tally_lines(run: Run, given: Sequence, rules: Sequence[Rule]) -> list[str]:
-    """What the rules counted in a run, a line for each; in a simulation, what only it can tell."""
+    """A line for each count of a rule in a run; for a simulation, only the lines specific to it."""
     if run.engine == "simulated":
         return [f"at world size {run.world_size}: {rules[-1].tally(run, given)}"]
     tallies = [rule.tally(run, given) for rule in rules]
@@ -193,7 +199,7 @@ def tally_lines(run: Run, given: Sequence, rules: Sequence[Rule]) -> list[str]:
 
 
 def fingerprint(function: Any) -> str:
-    """Eight letters that stay the same while the text of a function does; spaces do not count."""
+    """Eight letters that change only if the text of a function changes; spaces do not count."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):  # typed in by hand; no function
@@ -202,14 +208,14 @@ def fingerprint(function: Any) -> str:
 
 
 def mistake_of_an_error(reason: str, mistakes: Mapping[str, Any]) -> str:
-    """What to add to what is said of an error: the sentence of a mistake known by words in it."""
+    """The sentence of a known mistake whose words are in an error, to add to the complaint."""
     words = {text: seen for text, seen in mistakes.items() if isinstance(seen, str)}
     known = next((text for text, seen in words.items() if seen in reason), None)
     return f"{'.' * (not reason.endswith('.'))} {known}" if known else ""
 
 
 def call_complaint(answer: Callable, inputs: Sequence) -> str | None:
-    """A sentence where the answer cannot be called with these inputs, else None."""
+    """A sentence if the answer cannot be called with these inputs, else None."""
     try:
         inspect.signature(answer).bind(0, 1, *inputs)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Is a value what was expected? If not: what is wrong with it, and what is the likely cause?"""
+"""Does a value equal the expected one? If not: what is wrong, and what is the likely cause?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe(value: object) -> str:
 
 
 def text_of(value: object, counted: Iterator[int], depth: int) -> str:
-    """`describe`, with what has been written out so far and how deep we are."""
+    """`describe`, given the number of values written so far and the depth."""
     if next(counted) > LONGEST or depth > DEEPEST:
         return "..."
 
@@ -55,7 +55,7 @@ def text_of(value: object, counted: Iterator[int], depth: int) -> str:
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """A tensor as torch prints it, flat; its shape and dtype where they are not the usual ones."""
+    """A tensor as torch prints it, flat, with its shape and dtype if these are not the usual."""
     flat = first_of(tensor.detach(), SHOWN).tolist()
     numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat]
     if tensor.is_floating_point():
@@ -69,7 +69,7 @@ def describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def first_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """The first elements of a tensor, flat; a copy of these only, however many there are."""
+    """The first elements of a tensor, flat. Only these are copied, even from a large tensor."""
     for dim in range(tensor.dim()):
         below = math.prod(tensor.shape[dim + 1 :])
         tensor = tensor.narrow(dim, 0, min(tensor.shape[dim], number // max(1, below) + 1))
@@ -77,7 +77,7 @@ def first_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def first_unseen(got: Any, want: Any) -> str:
-    """Where two tensors that `describe` shows alike first differ, as a clause; else empty."""
+    """The first difference of two tensors that `describe` shows alike, as a clause; else empty."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     if not both or got.shape != want.shape or describe(got) != describe(want):
         return ""
@@ -86,7 +86,7 @@ def first_unseen(got: Any, want: Any) -> str:
         return ""
     index = tuple(other.nonzero()[0].tolist())
     place = index[0] if len(index) == 1 else index
-    return f"; first different at {place}: {got[index].item():g}, not {want[index].item():g}"
+    return f"; element {place} differs: {got[index].item():g}, not {want[index].item():g}"
 
 
 def dtype_differs(got: Any, want: Any) -> bool:
@@ -101,42 +101,42 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def difference(got: Any, want: Any, within: float = EXACT) -> str | None:
-    """What is wrong with `got` where `want` is expected, as words after "rank 0"; None if equal.
+    """The words after "rank 0" that say why `got` differs from `want`; None if they are equal.
 
-    Tensors must agree in shape and dtype; floats to a relative 1e-5, ints exactly; nan equals nan.
-    Floats that are not in tensors may differ by the share ``within``.
+    Tensors must agree in shape and dtype. Floats must agree to a relative 1e-5, ints exactly; nan
+    equals nan. Floats that are not in tensors may differ by the share ``within``.
     """
     if want is None:
-        return None if got is None else f"has {describe(got)} where nothing (None) is expected"
+        return None if got is None else f"has {describe(got)}, but nothing (None) is expected"
     if got is None:
-        return "returns None: is there a `return` on its path?"
+        return "returns None: does the function always reach a `return`?"
     if isinstance(want, torch.Tensor):
         return tensor_difference(got, want)
     if isinstance(want, (list, tuple)):
         return list_difference(got, want, within)
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
-            return f"has {describe(got)} where a dict with {', '.join(map(str, want))} is expected"
+            return f"has {describe(got)}, but a dict with {', '.join(map(str, want))} is expected"
         wrong = {key: text for key in want if (text := difference(got[key], want[key], within))}
         return next((f"at {key!r} {text}" for key, text in wrong.items()), None)
     if isinstance(want, str):
-        return None if got == want else f"has {describe(got)} where {want!r} is expected"
+        return None if got == want else f"has {describe(got)}, but {want!r} is expected"
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return no_number(got)
     return None if same_number(got, want, within) else "has the wrong value"
 
 
 def no_number(got: object) -> str:
-    """What is said of `got` where a number of Python's own is expected, and how to make one."""
-    item = ": its .item() is one"
+    """Words about a `got` that should be a number of Python's own, and how to make one."""
+    item = ": use its .item()"
     if isinstance(got, np.generic):
-        return f"has a numpy {type(got).__name__} where a Python number is expected{item}"
+        return f"has a numpy {type(got).__name__}, but a Python number is expected{item}"
     of_one = isinstance(got, torch.Tensor) and got.numel() == 1
-    return f"has a {type(got).__name__} where a number is expected{item if of_one else ''}"
+    return f"has a {type(got).__name__}, but a number is expected{item if of_one else ''}"
 
 
 def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
-    """Whether two numbers are equal: whole ones exactly, others to that share; nan is nan."""
+    """Whether two numbers are equal: integers exactly, floats within that share; nan equals nan."""
     if isinstance(got, Integral) and isinstance(want, Integral):
         return got == want
     try:
@@ -150,14 +150,14 @@ def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
 def tensor_difference(got: object, want: torch.Tensor) -> str | None:
     """`difference` for an expected tensor."""
     if not isinstance(got, torch.Tensor):
-        return f"has a {type(got).__name__} where a tensor is expected"
+        return f"has a {type(got).__name__}, but a tensor is expected"
     if got.shape != want.shape:
-        return f"has a tensor of shape {tuple(got.shape)} where {tuple(want.shape)} is expected"
+        return f"has a tensor of shape {tuple(got.shape)}, but {tuple(want.shape)} is expected"
     if got.dtype != want.dtype:
-        return f"has dtype {dtype_name(got)} where {dtype_name(want)} is expected"
+        return f"has dtype {dtype_name(got)}, but {dtype_name(want)} is expected"
     if want.is_floating_point():
         if got.isnan().any() and not want.isnan().any():
-            return "has nan, not a number: 0 / 0 gives it, and whatever it is added to becomes nan"
+            return "has nan (not a number). 0 / 0 gives nan, and every sum with nan is nan"
         same = torch.allclose(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
     else:
         same = torch.equal(got, want)
@@ -167,9 +167,9 @@ def tensor_difference(got: object, want: torch.Tensor) -> str | None:
 def list_difference(got: Any, want: Sequence, within: float = EXACT) -> str | None:
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
-        return f"has a {type(got).__name__} where a {type(want).__name__} is expected"
+        return f"has a {type(got).__name__}, but a {type(want).__name__} is expected"
     if len(got) != len(want):
-        return f"has a list of {len(got)} where {len(want)} are expected"
+        return f"has a list of {len(got)}, but {len(want)} are expected"
     index, one, _, wrong = first_wrong(got, want, within) or (None,) * 4
     if one is None and wrong:
         return f"has None at index {index}: nothing was put there"
@@ -177,7 +177,7 @@ def list_difference(got: Any, want: Sequence, within: float = EXACT) -> str | No
 
 
 def first_wrong(got: Any, want: Any, within: float = EXACT):
-    """Where two lists first differ: ``(index, got, want, what is wrong)``; None if nowhere."""
+    """The first difference of two lists: ``(index, got, want, what is wrong)``; None if none."""
     both = itertools.zip_longest(got, want, fillvalue=_NOTHING)
     for index, (one, other) in enumerate(both):
         is_short = one is _NOTHING or other is _NOTHING
@@ -188,7 +188,7 @@ def first_wrong(got: Any, want: Any, within: float = EXACT):
 
 
 def _at(index, wrong):
-    """``at index 2 has ...``; deeper down ``at index [2][0] has ...``."""
+    """``at index 2 has ...``, or in a nested list ``at index [2][0] has ...``."""
     if not wrong.startswith("at index "):
         return f"at index {index} {wrong}"
     inner, rest = wrong.removeprefix("at index ").split(" ", 1)
@@ -196,7 +196,7 @@ def _at(index, wrong):
 
 
 def first_different(got: Any, want: Any, within: float = EXACT):
-    """Where two lists first differ and what stands there: ``(index, got, want)``, as text."""
+    """The first index at which two lists differ, and the values there: ``(index, got, want)``."""
     index, *values, wrong = first_wrong(got, want, within) or (None,) * 4
     told = ("nothing" if value is _NOTHING else describe(value) for value in values)
     return wrong and (index, *told)
@@ -204,7 +204,7 @@ def first_different(got: Any, want: Any, within: float = EXACT):
 
 @dataclass(frozen=True)
 class OneOf:
-    """Several lists of values, by rank, that one mistake may give: ``OneOf(candidates)``."""
+    """The possible results of one mistake, each a list of values by rank: ``OneOf(candidates)``."""
 
     candidates: list
 
@@ -217,11 +217,11 @@ def known_mistake(
     Parameters
     ----------
     got : list
-        By rank: what the answer made.
+        The answer's values, by rank.
     given : list of tuple
-        For each argument of the answer: what it was, by rank.
+        For each argument of the answer its values, by rank.
     mistakes : dict of str to callable
-        A sentence about a mistake, and the values that mistake would give, or `OneOf` several.
+        A sentence about a mistake, and the values that the mistake would give, or `OneOf` several.
     """
     for text, gives in mistakes.items():
         if isinstance(gives, str):
@@ -236,31 +236,31 @@ def known_mistake(
 def likely_cause(
     got: Sequence, want: Sequence, given: Sequence, is_passed: bool = True
 ) -> str | None:
-    """One likely cause of wrong values, as a sentence; None where nothing fits.
+    """One likely cause of wrong values, as a sentence. None if no known cause fits.
 
     Parameters
     ----------
     got, want : list
-        By rank: what the answer made, what it should be.
+        The answer's values and the expected values, by rank.
     given : list of tuple
-        For each argument of the answer: what it was, by rank.
+        For each argument of the answer its values, by rank.
     is_passed : bool
-        Whether ranks have communicated: without that, values are alike by chance.
+        Whether ranks have communicated. If they have not, equal values are equal by chance.
     """
     failing = [rank for rank in range(len(got)) if difference(got[rank], want[rank])]
     if given and all(not difference(got[rank], given[0][rank]) for rank in failing):
-        return "That is what the rank began with: nothing was added to it and nothing replaced it."
+        return "This is still the rank's own input: the rank neither added to it nor replaced it."
     first = failing[0]
     owner = next((r for r in range(len(want)) if not difference(got[first], want[r])), None)
     if is_passed and owner is not None and want[owner] is not None:
         return (
-            f"Rank {first} has what rank {owner} should have: "
-            "look at the direction, or the order, in which values are passed."
+            f"Rank {first} has the value that rank {owner} should have: check the direction "
+            "and the order in which values are passed."
         )
     if isinstance(want[first], tuple) and not difference(got[first][::-1], want[first]):
-        return "The values are right, but they are returned in the other order."
+        return "The values are right, but the function returns them in the other order."
     if same_numbers(got[first], want[first]):
-        return "It has the right numbers in a wrong order."
+        return "The value has the right numbers in a wrong order."
     right = [rank for rank in range(len(got)) if rank not in failing]
     if is_passed and len(right) == 1 and all_equal(want, [want[0]] * len(want)):
         return f"Only rank {right[0]} is right: do the other ranks learn the result?"
@@ -268,7 +268,7 @@ def likely_cause(
 
 
 def same_numbers(got: object, want: Any) -> bool:
-    """Whether two tensors of one shape hold the same numbers, in whatever order."""
+    """Whether two tensors of one shape have the same numbers, in any order."""
     if not isinstance(got, torch.Tensor) or got.shape != want.shape or got.dtype != want.dtype:
         return False
     return difference(got.flatten().sort().values, want.flatten().sort().values) is None

@@ -1,4 +1,4 @@
-"""Run an answer in one world, and say what is wrong with what it did."""
+"""Run an answer in one world, and say what is wrong with its values and its messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORLDS = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True)
 class World:
-    """One world in which an answer is tried: who runs it, on what, under which rules."""
+    """One world in which an answer is tried: its engine, its inputs, and its rules."""
 
     world_size: int
     inputs: Callable
@@ -48,14 +48,14 @@ class World:
 
 
 def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> tuple[Run, list]:
-    """Run an answer, a rank per tuple of inputs: the `Run`, and the inputs as they are after it.
+    """Run an answer on one rank per tuple of inputs. Returns the `Run`, and the inputs after it.
 
-    ``start(function, world_size, args)`` runs it. A rank knows its own inputs only.
+    ``start(function, world_size, args)`` runs the answer. A rank knows only its own inputs.
 
     Raises
     ------
     SimlibError
-        The run failed, or a rank that is alive gave no result.
+        If the run failed, or a rank that is alive returned no result.
     """
 
     @functools.wraps(answer)
@@ -79,7 +79,7 @@ def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> t
 
 
 def with_those_at_first(now: Any, at_first: Any) -> Any:
-    """An input after the call; with a list whose tensors were exchanged, those of before it."""
+    """An input after the call. If a list's tensors were replaced, the tensors from before it."""
     if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
         return now
     same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))
@@ -87,17 +87,17 @@ def with_those_at_first(now: Any, at_first: Any) -> Any:
 
 
 def changed_in_place(inputs: Sequence) -> Any:
-    """What is looked at where an answer changes its first input: of a list, the tensors it held.
+    """The values to compare if an answer changes its first input: for a list, its first tensors.
 
-    They are what others hold, too, as a model holds its gradients.
+    Other objects have these tensors too, as a model has its gradients.
     """
     return inputs and getattr(inputs[0], "at_first", inputs[0])
 
 
 def keep_returned(run: Run) -> list:
-    """Leave in a run what the answer itself returned; give back the inputs, by rank.
+    """Keep in a run only the answer's own return values. Returns the inputs, by rank.
 
-    Both are None for a rank that gave no result.
+    Both are None for a rank that returned no result.
     """
     pairs = [result or (None, None) for result in run.results]
     run.results = [returned for returned, _ in pairs]
@@ -105,7 +105,7 @@ def keep_returned(run: Run) -> list:
 
 
 LONG = 240
-"""Letters of a rank's lists beyond which a verdict shows only where they first differ."""
+"""If a rank's lists have more letters than this, a verdict shows only their first difference."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Complaint:
     lines : list of str
         Details, a line per rank.
     part : str
-        Which part of the question is lost by it: the value, and with it everything, or another.
+        The part of the question that is lost: another part, or the value, which loses everything.
     """
 
     reason: str
@@ -129,7 +129,7 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Values:
-    """How the values of a question are compared; see `check`."""
+    """How to compare the values of a question; see `check`."""
 
     in_place: bool
     mistakes: Mapping[str, Any]
@@ -144,11 +144,11 @@ def complaints(
     rules: Sequence[Rule],
     values: Values,
 ) -> list[Complaint]:
-    """The `Complaint` objects about a run that ended; beside one about its values there is none."""
+    """The `Complaint` objects about a run that ended. A complaint about values is the only one."""
     first = broken_rules(run, given, [rule for rule in rules if rule.before_values])
     if first:
         return first
-    # What the engine has found explains a wrong value better than a guess, and a right one is luck.
+    # A finding of the engine explains a wrong value better than a guess. A right value is luck.
     found = found_by_the_engine(run)
     if found:
         return [Complaint(found)]
@@ -159,12 +159,12 @@ def complaints(
 
 
 def parts_lost(found: Sequence[Complaint], parts: Mapping[str, int]) -> set[str]:
-    """The parts that complaints cost; what a question has no part for costs its value."""
+    """The parts that complaints cost. If the question has no such part, it costs the value."""
     return {one.part if one.part in parts else VALUE for one in found}
 
 
 def worst_of(found: Sequence[Complaint], parts: Mapping[str, int]) -> Complaint:
-    """The complaint to tell: the first that costs the value, else the first."""
+    """The complaint to show: the first that costs the value, else the first."""
     return next((one for one in found if VALUE in parts_lost([one], parts)), found[0])
 
 
@@ -176,13 +176,13 @@ def value_complaint(
     rules: Sequence[Rule],
     values: Values,
 ) -> tuple[str | None, list[str]]:
-    """``(sentence, lines)`` about the values of a run; ``(None, [])`` where all are right."""
+    """``(sentence, lines)`` about the values of a run; ``(None, [])`` if all are right."""
     in_place, within = values.in_place, values.within
     got = [changed_in_place(mine) for mine in after] if in_place else run.results
     wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
     changed = None if in_place else input_complaint(run, given, after)
     if not wrong:
-        return changed and f"{values_are_right(run)}, but not the input. {changed}", []
+        return changed and f"{values_are_right(run)}, but the input has changed. {changed}", []
     dead = [rank for rank in wrong if after[rank] is None]
     if dead:
         return f"Rank {dead[0]} {NO_RESULT}: it died.", []
@@ -193,39 +193,36 @@ def value_complaint(
         reason += f" {known}"
     elif in_place and isinstance(after[rank][0], Exchanged):
         reason += (
-            " The list holds new tensors, and those that stood in it did not change: write into "
-            "them."
+            " The list contains new tensors, and the tensors that were in it did not change: "
+            "write into the old tensors."
         )
     elif in_place and not any(map(difference, run.results, want)):
         what = (
             "tensors of the list themselves" if isinstance(got[rank], list) else "tensor x itself"
         )
-        reason += f" The right value is returned, but the {what} must change: write into it."
+        reason += f" The returned value is right, but the {what} must change: write into it."
     elif text.endswith("wrong value"):
         reason += f" {changed or cause(run, got, want, given, rules)}"
     return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
 
 
 def cause(run: Run, got: Sequence, want: Sequence, given: Sequence, rules: Sequence[Rule]) -> str:
-    """The likeliest cause of wrong values, as a sentence; what to do next where none fits."""
+    """The likeliest cause of wrong values, as a sentence; if none fits, what to do next."""
     has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
     if has_to_communicate and not run.trace.ops:
-        return "No rank communicates: a rank knows nothing but what it was given itself."
+        return "No rank communicates: without messages a rank knows only its own input."
     found = likely_cause(got, want, given, bool(run.trace.ops))
     if found:
         return found
     if not run.trace.ops:
-        return "No usual mistake fits: compare what each rank has with what is expected."
+        return "This is not a usual mistake: compare each rank's value with the expected one."
     if run.world_size == 1:
         return (
-            "No usual mistake fits, and in a world of 1 nothing comes from others: go through the "
-            "formula by hand."
+            "This is not a usual mistake. A world of 1 has no messages: compute the formula by "
+            "hand."
         )
     rank = next(rank for rank in range(len(want)) if difference(got[rank], want[rank]))
-    return (
-        f"No usual mistake fits: follow the values that reach rank {rank}. "
-        "Print what it receives, step by step."
-    )
+    return f"This is not a usual mistake. Print what rank {rank} receives in each step."
 
 
 def rank_line(rank: int, got: Any, want: Any, is_wrong: bool, within: float = EXACT) -> str:
@@ -238,13 +235,13 @@ def rank_line(rank: int, got: Any, want: Any, is_wrong: bool, within: float = EX
         expected = describe(want)
         if lists and len(text) + len(expected) > LONG:
             index, text, expected = first_different(got, want, within)
-            return f"rank {rank}: first different at index {index}: got {text}, expected {expected}"
+            return f"rank {rank}: element {index} differs: got {text}, expected {expected}"
         return f"rank {rank}: got {text}, expected {expected}{first_unseen(got, want)}"
     return f"rank {rank}: right, {text if len(text) <= LONG else text[: LONG - 4] + ' ...'}"
 
 
 def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
-    """A sentence where a rank changed its inputs, else None."""
+    """A sentence if a rank changed its inputs, else None."""
     inputs = list(zip(*given, strict=True))
     for rank, (now, before) in enumerate(zip(after, inputs, strict=False)):
         if now is None or not difference(list(now), list(before)):  # None: the rank died
@@ -252,8 +249,8 @@ def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
         others = inputs[:rank] + inputs[rank + 1 :]
         if receives_while_sending(run.trace.of_rank(rank)) and has_come(now, before, others):
             return (
-                f"Rank {rank} changed the tensor it was given. Is x received into while it is "
-                "being sent? Receive into a holder of its own."
+                f"Rank {rank} changed the tensor it was given. Does the rank receive into x while "
+                "it sends x? Receive into another tensor."
             )
         return (
             f"Rank {rank} changed the tensor it was given: "
@@ -263,13 +260,13 @@ def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
 
 
 def has_come(now: Sequence, before: Sequence, others: Sequence[Sequence]) -> bool:
-    """Whether an input that a rank changed now holds what another rank was given in its place."""
+    """Whether an input that a rank changed now has the value that another rank was given for it."""
     changed = [index for index in range(len(now)) if difference(now[index], before[index])]
     return any(not difference(now[index], other[index]) for index in changed for other in others)
 
 
 def receives_while_sending(ops: Sequence[Op]) -> bool:
-    """Whether a rank posts a receive before it waits for a send, or the other way round."""
+    """Whether a rank posts a receive before it waits for a send, or a send before a receive."""
     return any(
         one.async_op and one.seq < other.seq and (one.wait_s is None or one.wait_s > other.post_s)
         for one in ops
@@ -285,7 +282,7 @@ def broken_rules(run: Run, given: Sequence, rules: Iterable[Rule]) -> list[Compl
 
 
 def found_by_the_engine(run: Run) -> str | None:
-    """A sentence about a race, a lost message or an op that nobody waited for, else None."""
+    """A sentence about a race, a lost message or an op that no rank waited for, else None."""
     for kind in reversed(KINDS):
         lost = lost_message(run) if kind is UNFINISHED else None  # the same in simpler words
         sentence = lost or finding(run, kind.name)
@@ -295,7 +292,7 @@ def found_by_the_engine(run: Run) -> str | None:
 
 
 def lost_message(run: Run) -> str | None:
-    """A sentence about a message that nobody received, else None."""
+    """A sentence about a message that no rank received, else None."""
     unreceived = [message for message in run.trace.messages if message.recv is None]
     if not unreceived:
         return None
@@ -306,7 +303,7 @@ def lost_message(run: Run) -> str | None:
 def finding(run: Run, kind: str) -> str | None:
     """The sentence of the first finding of a kind, else None."""
     found = next((one for one in run.findings if one.kind == kind), None)
-    return f"A finding, {found.kind}: {found.message}." if found else None
+    return f"simlib found a problem ({found.kind}): {found.message}." if found else None
 
 
 def failure(error: SimlibError) -> tuple[str, str, list[str]]:
@@ -318,12 +315,12 @@ def failure(error: SimlibError) -> tuple[str, str, list[str]]:
             return NOT_WRITTEN, f"{where} still reaches NotImplementedError.", []
     lines = [f"rank {rank}: {site}" for rank, site in sorted(error.sites.items())]
     if isinstance(error, StuckError):
-        return WRONG, "A rank computes on and on and never returns: look at its loop.", lines
+        return WRONG, "A rank computes without end and never returns: check its loop.", lines
     said, *details = str(error).splitlines()
     if "parameter `tensor`" in said and "NoneType" in said:
         said += (
-            ". A None was sent, or received into. Is it a .grad? It stays None where the tensor "
-            "did not need a gradient (requires_grad_) before the forward pass."
+            ". A rank sent None, or received into None. Is it a .grad? A .grad stays None if "
+            "the tensor did not need a gradient (requires_grad_) before the forward pass."
         )
     if isinstance(error, DeadlockError):
         return WRONG, f"The ranks never finish: {said}.", [line.strip() for line in details]

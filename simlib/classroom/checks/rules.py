@@ -1,9 +1,9 @@
-"""Rules on what an answer may send.
+"""Rules on the messages that an answer may send.
 
-Each rule looks at the trace of a run and names the rank that broke it. A bound is a function of
-what the ranks were given: each of its arguments is the tuple, by rank, of one argument of the
-answer. For an answer ``f(rank, world_size, x)`` a bound is ``bound(xs)``, and ``len(xs)`` is the
-world size. `simulated` has bounds on the time and the memory that it may take.
+Each rule reads the trace of a run and names the rank that broke it. A bound is a function of the
+ranks' inputs. Each of its arguments is a tuple with the inputs of all ranks, by rank. For an answer
+``f(rank, world_size, x)`` a bound is ``bound(xs)``, and ``len(xs)`` is the world size. `simulated`
+has bounds on the time and the memory of an answer.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Rule:
     Attributes
     ----------
     broken : callable
-        ``broken(run, given)`` gives a sentence, or None where the rule holds.
+        ``broken(run, given)`` returns a sentence, or None if the run keeps the rule.
     tally : callable
-        ``tally(run, given)`` gives what was counted and its bound, or None.
+        ``tally(run, given)`` returns the count and its bound as text, or None.
     before_values : bool
-        True where the rule is looked at before the values are.
+        Whether the rule is checked before the values.
     part : str
-        What of a question is lost where the rule is broken, if the question has such a part.
+        An answer that breaks the rule loses the points of this part, if the question has this part.
     """
 
     broken: Callable
@@ -45,7 +45,7 @@ class Rule:
 
 
 def only(*kinds: str) -> Rule:
-    """Only these ops may be called: ``only("send", "recv")`` (isend and irecv are included)."""
+    """Only these ops may be called. ``only("send", "recv")`` also allows isend and irecv."""
     allowed = ", ".join([*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))])
 
     def broken(run, given):
@@ -59,9 +59,9 @@ def only(*kinds: str) -> Rule:
 
 
 def remark(op: Op) -> str:
-    """What somebody who called one object collective has to know about it; else empty."""
+    """A remark for learners who called an object collective; else empty."""
     of_objects = not op.is_p2p and "_object" in op.site.line_text
-    return "; ..._object is made of two collectives" if of_objects else ""
+    return "; ..._object calls two collectives" if of_objects else ""
 
 
 def are_enough(most: int) -> str:
@@ -70,22 +70,24 @@ def are_enough(most: int) -> str:
 
 
 def by_rank(trace: Trace) -> list[Op]:
-    """The ops of rank 0, then of rank 1, ...: who comes first in time differs from run to run."""
+    """The ops of rank 0, then of rank 1, and so on. Their order in time differs between runs."""
     return sorted(trace.ops, key=lambda op: (op.rank, op.seq))
 
 
 def somebody_sends() -> Rule:
-    """In a world of more than one some rank communicates: else right values are out of a table.
+    """At least one rank must communicate, in each world of several ranks.
 
-    It belongs to every question whose values need what other ranks were given.
+    An answer that gives right values without communication has looked them up in a table.
+
+    Every question whose values depend on other ranks' inputs needs this rule.
     """
 
     def broken(run, given):
         if run.world_size == 1 or run.trace.ops:
             return None
         return (
-            f"{values_are_right(run)}, but no rank communicates: what a rank returns of the "
-            "others' is out of a table, and with other inputs it would be wrong."
+            f"{values_are_right(run)}, but no rank communicates. The values of other ranks "
+            "come from a table, and would be wrong with other inputs."
         )
 
     return Rule(broken)
@@ -102,10 +104,10 @@ def nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
 
 
 def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
-    """No rank sends, and none receives, more than `bound` bytes point-to-point: no bottleneck."""
+    """No rank is a bottleneck: each sends and receives at most `bound` bytes point-to-point."""
 
     def busiest(run):
-        """The largest number, who has it, and what it does."""
+        """The largest number, its rank, and whether the rank sends or receives."""
         sent, received = run.traffic.sum(axis=1).tolist(), run.traffic.sum(axis=0).tolist()
         word, each = ("sends", sent) if max(sent) >= max(received) else ("receives", received)
         return max(each), each.index(max(each)), word
@@ -150,15 +152,15 @@ def at_most(
     Parameters
     ----------
     bound : callable
-        Of what the ranks were given.
+        The bound, as a function of the ranks' inputs.
     number_of : callable
-        ``number_of(run)``.
+        ``number_of(run)`` is the number.
     said : callable
         ``said(run, most)`` is a clause on a run that breaks the rule.
     counted : callable
-        ``counted(run)`` says the number.
+        ``counted(run)`` is the number in words.
     hint : str or callable
-        What is said then: a sentence, or ``hint(run, given, most)``.
+        The hint on a run that breaks the rule: a sentence, or ``hint(run, given, most)``.
     part : str
     """
 
@@ -179,7 +181,7 @@ def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
     """The last message ends in round `bound` at the latest.
 
     A message takes one round, and a rank sends one message at a time. A message can start when its
-    sender has finished the messages it sent before, and has received what it received before.
+    sender has finished all messages that it sent or received before.
     """
 
     def said(run, most):
@@ -195,7 +197,7 @@ def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
 
 
 def rounds_of(trace: Trace) -> int:
-    """Number of rounds the messages of a trace take; see `rounds`.
+    """The number of rounds that the messages of a trace take; see `rounds`.
 
     **Cost** O(m^2) for m messages.
     """
@@ -222,7 +224,7 @@ def sends_to(
 ) -> Rule:
     """A rank may send only to the ranks in ``allowed(rank, world_size)``.
 
-    ``turned`` is said in place of ``hint`` where a rank sends to one other, and to none of these.
+    If a rank sends to only one rank, and this rank is not allowed, ``turned`` replaces ``hint``.
     """
 
     def broken(run, given):
@@ -251,7 +253,7 @@ def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
     def said(run, most):
         take = "takes" if number_of(run) == 1 else "take"
         why = next(filter(None, map(remark, run.trace)), "")
-        return f"{counted(run)} {take} place where {most} will do{why}"
+        return f"{counted(run)} {take} place where {most} would be enough{why}"
 
     def counted(run):
         return count(number_of(run), "collective")
@@ -260,7 +262,7 @@ def collectives(bound: Callable[..., int], hint: str = "") -> Rule:
 
 
 def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
-    """No rank brings more than `bound` bytes into a collective."""
+    """No rank contributes more than `bound` bytes to a collective."""
 
     def largest(run):
         return max((c.nbytes for c in run.trace.collectives), default=0)
@@ -286,16 +288,17 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
 def brought(
     bound: Callable[..., list[int] | None], kind: str | None = None, hint: str = ""
 ) -> Rule:
-    """Every rank brings exactly these bytes into its collectives, one after the other.
+    """Every rank contributes exactly these bytes to its collectives, one after the other.
 
     Parameters
     ----------
     bound : callable
-        Gives the list of bytes, in the order of the calls; None where anything will do.
+        A function that returns the list of bytes, in the order of the calls. None allows any
+        number of bytes.
     kind : str, optional
-        The collectives to look at (all).
+        The kind of collectives to check. By default all kinds are checked.
     hint : str
-        What is said where it is otherwise.
+        The hint for a run that breaks the rule.
     """
 
     def of_rank(run, rank):

@@ -1,4 +1,4 @@
-"""Bounds on the virtual time and the memory of a simulation that an answer has to pass."""
+"""Bounds on the virtual time and the memory of a simulation that an answer must pass."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulation that an answer has to pass, once it is right on real ranks.
+    """One simulation that an answer must pass, once it is right on real ranks.
 
     Attributes
     ----------
     cluster : Cluster
-        There are as many ranks as it has places.
+        The cluster. The simulation has as many ranks as the cluster has places.
     inputs : Callable
-        ``inputs(rank, world_size)`` gives the tuple of arguments for one rank, as for `check`.
+        ``inputs(rank, world_size)`` returns the tuple of arguments for one rank, as for `check`.
     at_least_flops : Callable, optional
-        ``at_least_flops(xs, ys, ...)``: floating-point operations that every rank needs, or a list
-        of them by rank, from what the ranks were given. Fewer are refused: what numpy computes, or
-        C by itself, no clock and no ledger sees. They are counted where the cluster has a
-        ``device``. Leave room for honest savings: half of the solution's are a good choice.
+        ``at_least_flops(xs, ys, ...)`` returns the number of floating-point operations that every
+        rank needs for these inputs, or a list of numbers by rank. The check refuses an answer with
+        fewer operations, because the simulation cannot measure the computations of numpy or of C
+        code. Operations are counted if the cluster has a ``device``. Leave room for honest savings:
+        half of the solution's operations is a good choice.
     """
 
     cluster: Cluster
@@ -55,11 +56,11 @@ class Simulated:
         return Rule(broken, self.tally, part=self.part)
 
     def too_much(self, run: Run, given: Sequence) -> str | None:
-        """A sentence where the run breaks the bound, else None."""
+        """A sentence if the run breaks the bound, else None."""
         raise NotImplementedError
 
     def tally(self, run: Run, given: Sequence) -> str:
-        """What was counted, and its bound."""
+        """The count and its bound, as text."""
         raise NotImplementedError
 
     @property
@@ -68,12 +69,12 @@ class Simulated:
         return self.cluster.max_ranks
 
     def uncounted(self, run: Run, given: Sequence) -> str | None:
-        """A sentence where a rank computes past the clock and the ledger, else None."""
+        """A sentence if a rank computes without the simulation's clock and ledger, else None."""
         for rank, number in enumerate(run.processes or ()):
             if number:
                 return (
-                    f"{values_are_right(run)}, but rank {rank} starts another process, whose time "
-                    "and memory nobody counts here: compute in the rank itself."
+                    f"{values_are_right(run)}, but rank {rank} starts another process. Time and "
+                    "memory of that process are not counted here: compute in the rank itself."
                 )
         least = self.at_least_flops(*given) if self.at_least_flops else 0
         by_rank = least if isinstance(least, list) else [least] * run.world_size
@@ -81,30 +82,29 @@ class Simulated:
             if flops < needed:
                 return (
                     f"{values_are_right(run)}, but rank {rank} computes {flops:,} floating-point "
-                    f"operations with torch, and nobody can do with less than {needed:,}: what "
-                    "numpy or others compute is not counted, so compute with torch."
+                    f"operations with torch, and every right answer needs at least {needed:,}. "
+                    "Operations of numpy are not counted: compute with torch."
                 )
         return None
 
     def start(self, timeout_s: float) -> Callable:
-        """What runs a rank function here: called as ``simlib.run`` is."""
+        """A function that runs a rank function here, with arguments as for ``simlib.run``."""
         options: dict[str, Any] = {"memory": True} if self.counts_memory else {}
         return functools.partial(simulate, cluster=self.cluster, timeout_s=timeout_s, **options)
 
 
 @dataclass(frozen=True)
 class Timed(Simulated):
-    """One simulation that an answer has to pass in time, once it is right on real ranks.
+    """A simulation that an answer must pass in time, after it is right on real ranks.
 
     Attributes
     ----------
     cluster, inputs
         As for `Simulated`.
     bound_s : Callable
-        ``bound_s(xs, ys, ...)``: seconds of virtual time that are enough, from what the ranks were
-        given.
+        ``bound_s(xs, ys, ...)`` returns the allowed virtual seconds for these inputs.
     hint : str
-        What is said where an answer takes longer.
+        The hint for an answer that takes longer.
     """
 
     bound_s: Callable
@@ -126,20 +126,21 @@ class Timed(Simulated):
 
 @dataclass(frozen=True)
 class Fits(Simulated):
-    """One simulation in which no rank may hold too much, once an answer is right on real ranks.
+    """A simulation in which no rank may use too much memory. Only a right answer is simulated.
 
-    Of what a rank was given, parameters count from the moment at which it does something with them;
-    other tensors, its inputs, do not.
+    Parameters among a rank's inputs count from the moment at which the rank first uses them. Other
+    tensors among its inputs do not count.
 
     Attributes
     ----------
     cluster, inputs
         As for `Simulated`.
     bound_bytes : Callable
-        ``bound_bytes(xs, ys, ...)``: bytes that are enough for any rank at its peak, from what the
-        ranks were given.
+        ``bound_bytes(xs, ys, ...)`` returns the most bytes that any rank may keep at its peak, for
+        these inputs.
     hint : str or callable
-        What is said where a rank holds more; ``hint(ledger)`` gives it from that rank's `Ledger`.
+        The hint for an answer that needs more memory. If it is a function, it gets the `Ledger` of
+        the rank.
     """
 
     bound_bytes: Callable
@@ -165,6 +166,6 @@ class Fits(Simulated):
 
 
 def largest_of(run: Run) -> Ledger:
-    """The `Ledger` of the rank that held most."""
+    """The `Ledger` of the rank that used the most memory."""
     ledgers: Any = run.memory  # of a simulation
     return max(ledgers, key=lambda ledger: ledger.peak_bytes)

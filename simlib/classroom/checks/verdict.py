@@ -1,8 +1,8 @@
-"""`Verdict`, what a check says; `check_of`, the check of one task; `guess`, a word on a guess.
+"""`Verdict`: the result of a check; `check_of`: the check of one task; `guess`: checks a guess.
 
-The cases of a task lie in a file beside the exercise, which every install makes of the exercise's
-source. After an import it has a cell for each task, which begins with
-``# %% 07.3 batch_statistics`` and ends with its verdict. The notebook holds none of it.
+The cases of a task are in a file next to the exercise. Every install makes this file from the
+exercise's source. After some imports the file has a cell for each task, which begins with
+``# %% 07.3 batch_statistics`` and ends with the verdict. The notebook has no cases.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ class Verdict:
     question : str
         Name of the question.
     parts : dict of str to int
-        What a right answer is worth, by part: ``{"value": 2}``, say, or with ``"traffic"``,
-        ``"time"`` and ``"memory"``.
+        Points for a right answer, by part, for example ``{"value": 2}``. Other parts are
+        ``"traffic"``, ``"time"`` and ``"memory"``.
     status : str
         ``"not written"``, ``"wrong"`` or ``"right"``.
     reason : str
-        One or two sentences: what is wrong and a likely cause, or what was counted.
+        One or two sentences about the mistake and its likely cause, or about the counts.
     world_size : int or None
-        The smallest world that fails; the largest that was tried where all are right.
+        The smallest world that fails. If all worlds are right, the largest world that was tried.
     lines : list of str
         Details, one line per rank or per rule.
     run : Run or None
-        The run the verdict speaks of: ``verdict.run`` at the end of a cell draws its timeline.
+        The run to which the verdict refers. ``verdict.run`` at the end of a cell draws its
+        timeline.
     is_as_given : bool
-        Whether the answer is still the broken program of a task to mend.
+        Whether the answer is still the broken program of a task to fix.
     lost : list of str
-        The parts that a wrong answer does not earn; without the value it earns none.
+        The parts that get no points. If the values are wrong, no part gets points.
     """
 
     question: str
@@ -71,12 +72,12 @@ class Verdict:
 
     @property
     def points(self) -> int:
-        """What a right answer is worth."""
+        """Points for a right answer."""
         return sum(self.parts.values())
 
     @property
     def earned(self) -> int:
-        """Points earned: of a right answer all, of one with the right values its parts kept."""
+        """The points that the answer earns. If only its values are right, it loses some parts."""
         if self.status == RIGHT:
             return self.points
         if self.status == NOT_WRITTEN or VALUE in self.lost:
@@ -85,7 +86,7 @@ class Verdict:
 
     @property
     def in_words(self) -> str:
-        """Its status, or "partly right"."""
+        """The status of the answer, or "partly right"."""
         return "partly right" if 0 < self.earned < self.points else self.status
 
     def __repr__(self) -> str:
@@ -101,26 +102,26 @@ class Verdict:
             head += f" Smallest world that fails: {count(self.world_size, 'rank')}."
         text = [head, self.reason, *("  " + line for line in self.lines)]
         if self.status != RIGHT and self.run is not None and len(self.run.trace):
-            text.append("To see who sent what to whom in this run: `verdict.run` in a new cell.")
+            text.append("To see who sent what to whom, run `verdict.run` in a new cell.")
         if self.status == WRONG and self.earned:
             text.append(in_words(self.parts, self.lost))
         return "\n".join(text)
 
 
 def values_are_right(run: Run) -> str:
-    """The beginning of a sentence that goes on with "but": larger worlds are yet to be tried."""
+    """The first half of a sentence that continues with "but", while larger worlds are untried."""
     return f"In this world of {run.world_size} the values are right"
 
 
 FOLDER = "checks"
-"""Of the files with cases, beside the exercises."""
+"""The folder of the files with cases, next to the exercises."""
 CELL = re.compile(r"^# %% (\w+\.\d+) (\S+)$", re.MULTILINE)
 NBVAL = re.compile(r"\.ipynb::")
-"""In the name of pytest's test, which the kernels that nbval starts find in their environment."""
+"""Text in the name of pytest's test, which kernels started by nbval find in their environment."""
 
 
 class NotSolved(AssertionError):
-    """A check that is not right, where pytest runs the notebook; the message is its verdict."""
+    """Raised for a check that is not right, if pytest runs the notebook. It shows the verdict."""
 
 
 @dataclass(frozen=True)
@@ -130,20 +131,20 @@ class Cases:
     Attributes
     ----------
     text : str
-        Of the whole file.
+        Text of the whole file.
     name : str
-        What tracebacks call it: its path, if it is a file.
+        Its name in tracebacks: the path, if it is a file.
     """
 
     text: str
     name: str
 
     def head(self) -> CodeType:
-        """What every task needs, before the first of them."""
+        """The code that every task needs, before the first task."""
         return compile(CELL.split(self.text, maxsplit=1)[0], self.name, "exec")
 
     def of(self, task: str) -> tuple[str, CodeType] | None:
-        """``(question, code)`` of a task such as ``"07.3"``; None where it has no such task."""
+        """``(question, code)`` of a task such as ``"07.3"``. None if there is no such task."""
         found = list(CELL.finditer(self.text))
         ends = [one.start() for one in found[1:]] + [len(self.text)]
         for one, end in zip(found, ends, strict=True):
@@ -155,23 +156,23 @@ class Cases:
 
 
 handed_in: Cases | None = None
-"""What is used in the place of any file: `simlib check` has the cases as they were handed out."""
+"""Cases to use instead of any file. `simlib check` sets the cases that were handed out."""
 instead: Callable[[str, Callable], Verdict] | None = None
-"""What `check_of` does where cells run in grading, which checks the answers itself."""
+"""A replacement for `check_of` while grading runs the cells. It checks the answers itself."""
 
 
 def check_of(task: str, answer: Callable) -> Verdict:
-    """Check the answer to a task: on worlds of several sizes, smallest first.
+    """Check the answer to a task on worlds of several sizes, smallest first.
 
-    The cases see the names of the notebook, and leave none there. Where pytest runs the notebook
-    (`pytest --nbval`) a verdict that is not right is an error, so that the test fails.
+    The cases can use the notebook's names, and add no names to the notebook. If pytest runs the
+    notebook (`pytest --nbval`), a verdict that is not right is an error, so the test fails.
 
     Parameters
     ----------
     task : str
-        ``"07.3"`` is the third task of exercise 07, ``"review.3"`` that of the review.
+        ``"07.3"`` is the third task of exercise 07. ``"review.3"`` is the third task of the review.
     answer : callable
-        The function that answers it.
+        The function that answers the task.
 
     Returns
     -------
@@ -180,14 +181,17 @@ def check_of(task: str, answer: Callable) -> Verdict:
     Raises
     ------
     InvalidCallError
-        There is no such task, or the file with its cases is nowhere to be found.
+        If there is no such task, or the file with its cases cannot be found.
     """
     if instead:
         return instead(task, answer)
     cases = handed_in or cases_of(task)
     found = cases.of(task)
     if found is None:
-        raise InvalidCallError(f"{cases.name} has no task {task}: is it of another edition?")
+        raise InvalidCallError(
+            f"{cases.name} has no task {task}: does the notebook belong to another edition of the "
+            "course?"
+        )
     question, code = found
     names = without_shadows(sys._getframe(1).f_globals)
     exec(cases.head(), names)
@@ -200,13 +204,13 @@ def check_of(task: str, answer: Callable) -> Verdict:
 
 
 def without_shadows(names: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of a notebook's names; one such as ``len = 4`` means what Python means by it."""
+    """A copy of a notebook's names without those that shadow Python's, such as ``len = 4``."""
     is_name = {name: name.startswith("__") or not hasattr(builtins, name) for name in names}
     return {name: value for name, value in names.items() if is_name[name]}
 
 
 def cases_of(task: str) -> Cases:
-    """The `Cases` of a task's exercise: beside the notebook, or else of the course installed."""
+    """The `Cases` of a task's exercise, next to the notebook, or else from the installed course."""
     number = str(task).partition(".")[0]
     here = Path.cwd()
     around = (here, here.parent / "exercises", here / "exercises", ROOT / "exercises")
@@ -216,12 +220,12 @@ def cases_of(task: str) -> Cases:
                 return Cases(path.read_text(encoding="utf-8"), str(path))
     if (ROOT / "authoring" / "exercises").is_dir():
         raise InvalidCallError(
-            f"the cases of task {task} are not here: `make install` in {ROOT} writes them, "
-            "and so does `pip install -e .` there"
+            f"the cases of task {task} are not here: to write them, run `make install` or `pip "
+            f"install -e .` in {ROOT}"
         )
     raise InvalidCallError(
-        f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the course "
-        f"beside this notebook, so that there is {here / FOLDER}"
+        f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the "
+        f"course next to this notebook, to {here / FOLDER}"
     )
 
 
@@ -235,22 +239,24 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
 def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = ()) -> None:
-    """Print how a guess compares with what it is; print nothing where nobody has guessed (None).
+    """Print how a guess compares with the right value. Without a guess (None) it prints nothing.
 
-    It never raises, whatever was guessed, so it stops no Run All.
+    No guess raises an error, so "Run All" does not stop.
 
     Parameters
     ----------
     yours : object
-        A number, or one of few: a text, True or False. Anything else is told apart, no more. A text
-        may hold a number as people write it: "1,200", "12,5", "7/4".
+        The guess. It is a number, or a choice such as a text, True or False. `guess` only shows
+        other objects. A text may contain a number as people write it, for example "1,200", "12,5",
+        "7/4" or "0.6 %".
     right : object
-        What it is.
+        The right value.
     within : float
-        Share of ``right`` by which a number may be off and is near enough: 0.1 is 10 %.
+        A number is near enough if it differs from ``right`` by at most this share of ``right``. 0.1
+        means 10 %.
     of : sequence
-        Where one of few is to be guessed: these. Numbers among them are names, such as those of
-        ranks and chunks: nothing is said of how many times as much.
+        The possible values, if the guess is a choice. Numbers among them are names, for example of
+        ranks and chunks, so `guess` prints no ratio for them.
 
     Examples
     --------
@@ -258,11 +264,11 @@ def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = (
     >>> guess(12, 12)
     Your guess is right: 12.
     >>> guess(6, 12)
-    Your guess was 6, it is 12: 2 times as much.
+    Your guess was 6. The right value is 12: 2 times your guess.
     >>> guess(11.5, 12, within=0.1)
-    Your guess of 11.5 is near enough: it is 12.
+    Your guess of 11.5 is near enough. The right value is 12.
     >>> guess("Rank 0", "rank 1", of=("rank 0", "rank 1"))
-    Your guess was rank 0, it is rank 1.
+    Your guess was rank 0. The right value is rank 1.
     """
     if yours is not None:
         print(said_of(yours, right, within, of))
@@ -272,32 +278,33 @@ def said_of(yours: object, right: object, within: float, of: Sequence) -> str:
     """The sentence that `guess` prints."""
     choices = [text(one) for one in of]
     if choices and folded(yours) not in map(folded, choices):
-        return f"{text(yours)} is none of these: {', '.join(choices)}."
+        return f"{text(yours)} is not one of these: {', '.join(choices)}."
     mine, other = number_of(yours), number_of(right)
     if other is None or choices:
         is_right = folded(yours) == folded(right)
         shown = next((one for one in choices if folded(one) == folded(yours)), text(yours))
-        said = f"Your guess was {shown}, it is {text(right)}."
+        said = f"Your guess was {shown}. The right value is {text(right)}."
         return f"Your guess is right: {text(right)}." if is_right else said
     if mine is None:
-        return f"{text(yours)} is no number; it is {text(right)}."
+        return f"Your guess {text(yours)} is not a number. The right value is {text(right)}."
     if mine == other or text(yours) == text(right):
         return f"Your guess is right: {text(right)}."
     if abs(mine - other) <= within * abs(other):
-        return f"Your guess of {text(yours)} is near enough: it is {text(right)}."
-    return f"Your guess was {text(yours)}, it is {text(right)}{how_far(mine, other)}."
+        return f"Your guess of {text(yours)} is near enough. The right value is {text(right)}."
+    return f"Your guess was {text(yours)}. The right value is {text(right)}{how_far(mine, other)}."
 
 
 def how_far(mine: float, other: float) -> str:
-    """How many times as much or as little it is, as a clause; empty where that says nothing."""
-    if not (mine * other > 0 and math.isfinite(mine * other)):
+    """The ratio of the right value to the guess, as a clause; empty if the ratio means nothing."""
+    if not (mine * other > 0 and math.isfinite(mine * other)) or other < 0:
         return ""
-    times, word = (other / mine, "much") if other > mine else (mine / other, "little")
-    return f": {times:.3g} times as {word}" if 1.5 <= times < math.inf and other > 0 else ""
+    if 1.5 <= other / mine < math.inf:
+        return f": {other / mine:.3g} times your guess"
+    return f". Your guess is {mine / other:.3g} times that" if mine / other >= 1.5 else ""
 
 
 def number_of(value: Any) -> float | None:
-    """A value as a float: numbers, arrays and tensors of one element, texts of a number."""
+    """The float of a value: a number, an array or tensor of one element, or a text of a number."""
     if isinstance(value, bool):
         return None
     try:
@@ -308,7 +315,9 @@ def number_of(value: Any) -> float | None:
 
 
 def written(line: str) -> float:
-    """A number as people write it, with a comma for thousands or for decimals, or as a fraction."""
+    """A number as people write it: with commas, as a fraction, or in per cent."""
+    if line.endswith("%"):
+        return written(line[:-1].strip()) / 100
     if THOUSANDS.fullmatch(line):
         return float(line.replace(",", ""))
     if DECIMAL_COMMA.fullmatch(line):
@@ -317,12 +326,12 @@ def written(line: str) -> float:
 
 
 def folded(value: object) -> str:
-    """A text in which case, spaces and quotes round it do not count."""
+    """A text in a form without upper case, outer spaces and quotes, to compare it with others."""
     return " ".join(text(value).casefold().strip(" '\"`").split())
 
 
 def text(value: object) -> str:
-    """A value in a line; numbers with six digits."""
+    """A value in one line. Numbers have six digits."""
     number = number_of(value)
     if number is not None and not isinstance(value, str):
         return f"{number:,.0f}" if is_whole(number) else f"{number:.6g}"
@@ -334,5 +343,5 @@ def text(value: object) -> str:
 
 
 def is_whole(number: float) -> bool:
-    """Whether a float is a whole number that it holds exactly."""
+    """Whether a float is a whole number that floats represent exactly."""
     return number == math.floor(number) and abs(number) < 2**53 if math.isfinite(number) else False

@@ -1,13 +1,13 @@
-"""How the ranks of a graded answer are shut in, and how they reach each other: the third engine.
+"""How the ranks of a graded answer are confined, and how they communicate: the third engine.
 
 `simlib.run` connects its ranks by Gloo, and `simlib.simulate` by a simulated network. A graded rank
-has neither. Its only connection is one socket to the *relay*, a thread of the process that grades.
-The relay carries tensors from rank to rank by the rules of the simulation, and counts them itself.
-So the grader can compare what a rank recorded with what was really carried.
+has only one connection: a socket to the *relay*, a thread of the process that grades. The relay
+carries tensors from rank to rank by the rules of the simulation, and counts them itself. So the
+grader can compare a rank's record with the tensors that were really carried.
 
-- `relay` is the side of the grader: who meets whom, and what was carried.
+- `relay` is the side of the grader: which ranks meet, and which tensors were carried.
 - `relay_transport` is the side of a rank: the transport of its groups.
-- `process_sandbox` shuts a process in, and keeps other processes of the same user out.
+- `process_sandbox` isolates a process, and keeps other processes of the same user out.
 - `system_calls` makes the filters of system calls that a process loads.
 
 `OfStudents` joins them: it is the `Confinement` that `core.engines` asks at each step.
@@ -22,7 +22,7 @@ from . import process_sandbox
 
 
 class OfStudents(Confinement):
-    """How the processes of a student's ranks are shut in and connected; see `Confinement`."""
+    """How the processes of a student's ranks are confined and connected; see `Confinement`."""
 
     def server_begins(self):
         from . import relay_transport  # noqa: F401 (every rank is forked with it in place)

@@ -1,9 +1,9 @@
-"""A sandbox for each process of a student's, within that of a grading run (Linux).
+"""A sandbox for each process of a student, inside the sandbox of a grading run (Linux).
 
-The kernel that grades and its server have a user namespace of their own, with the rights to make
-further ones. `close_to_others` keeps processes of the same user from looking into this one. What
-the server forks has process ids of its own; it leaves all other processes (`enter`), and gives up
-its rights (`close`), before it is given any code.
+The kernel that grades and its server have their own user namespace, with the right to make further
+namespaces. `close_to_others` keeps processes of the same user from looking into this process. The
+server's children have their own process ids. Before such a child gets any code, it leaves all other
+processes (`enter`) and gives up its rights (`close`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ PR_SET_DUMPABLE = 4
 
 
 def close_to_others():
-    """Let no process of the same user look into this one's memory, or change it (Linux).
+    """Keep processes of the same user from reading or changing this one's memory (Linux).
 
-    Nor can it open this one's descriptors. What is forked from this process begins closed, too.
+    They cannot open its descriptors either. The children of this process are closed, too.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
 def give_up_output():
-    """Let what is written to stdout and stderr from here on go nowhere."""
+    """From here on, throw away the text that is written to stdout and stderr."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)
@@ -47,9 +47,9 @@ def give_up_output():
 
 
 def do_without_tracker():
-    """Start no process that removes what others leave behind; what it is told goes nowhere.
+    """Do not start Python's resource tracker, and throw away its messages.
 
-    It would be open to all processes of the user, and hold this one's stderr.
+    The tracker would be open to all processes of the user, and would hold this one's stderr.
     """
     tracker = multiprocessing.resource_tracker._resource_tracker
     if tracker._fd is None:
@@ -57,10 +57,10 @@ def do_without_tracker():
 
 
 def keep_one_server(start):
-    """Start the server of processes that nobody can take the place of, by ``start()`` (Linux).
+    """Start the server of processes by ``start()``. No other process can replace it (Linux).
 
-    Nobody else can bind its address while it lives. Where it ends, this process ends, too, when it
-    next asks for the server: one begun later would be begun beside whoever ended the first.
+    While the server lives, no other process can bind its address. If the server ends, this process
+    ends when it next asks for the server, because another process may have replaced the server.
     """
     if sys.platform != "linux":
         start()
@@ -82,9 +82,9 @@ def end_without_server():
 
 
 def go_home():
-    """In a grading run be where the notebook is, and import from there, as in JupyterLab.
+    """In a grading run, enter the notebook's folder and import from it, as in JupyterLab.
 
-    The kernel of such a run and its server of processes are elsewhere, and do not.
+    The kernel of such a run and its server of processes stay in another folder.
     """
     if not are_ranks_trusted():
         os.chdir(os.environ["HOME"])
@@ -92,9 +92,9 @@ def go_home():
 
 
 OWN_SANDBOX = "SIMLIB_OWN_SANDBOX"
-"""Set where each process of a student's makes a sandbox of its own, within that of the run."""
+"""Set if each process of a student makes its own sandbox inside the sandbox of the run."""
 SCRATCH = "/scratch"
-"""Where the kernel keeps its files in the sandbox: a student's that fill /tmp are not in it."""
+"""Where the kernel keeps its files in the sandbox. A student's files in /tmp cannot fill it."""
 NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_PIDS, NEW_NETWORK = (
     0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000,
 )  # fmt: skip
@@ -108,28 +108,28 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 HOME, FONTS = "/home/student", "/tmp/matplotlib"
 MB = 1 << 20
 ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
-"""Folders of a process's own, and how large they are: no process is charged with what is there."""
+"""The private folders of a process, with their sizes. Their memory is charged to no process."""
 FILES_PER_MB = 256
 MAX_FILES = 2048
-"""That are copied from a folder: it has room for no more."""
+"""The most files that are copied from a folder. A private folder has room for no more."""
 PYTHONS = (sys.prefix, sys.base_prefix)
-"""Shown again where they are below such a folder: a process may import more, as it goes."""
+"""Folders that stay visible below a private folder, because a process may import from them."""
 KEPT = (FONTS, HOME)
-"""Folders whose files are there in the beginning: a cell of the student's may have written some."""
+"""Private folders with the files of the original, which a student's cell may have written."""
 OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
-"""At this share of the processes and threads that the run's user may have, these get no more.
+"""The share of the run user's processes and threads that student processes may have together.
 
-The grader gets all of them; so do simulations, which have a thread for each rank.
+The grader may have all of them. So may simulations, which have a thread for each rank.
 """
 
 
 def is_asked_for():
-    """Whether processes of students make a sandbox of their own here."""
+    """Whether each process of a student makes its own sandbox here."""
     return OWN_SANDBOX in os.environ
 
 
 def fork_apart():
-    """From now on whatever this process forks has process ids of its own."""
+    """From now on, all children of this process get their own process ids."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     fork = os.fork
 
@@ -147,12 +147,12 @@ def fork_apart():
 
 
 def enter(keeps_home=False):
-    """Be alone: no file, socket, signal or name leads from here to another process.
+    """Isolate this process: no file, socket, signal or name connects it to another process.
 
     Parameters
     ----------
     keeps_home : bool
-        Whether what is written to the home folder is to outlast this process.
+        Whether files in the home folder stay after this process has ended.
     """
     if not is_asked_for():
         return
@@ -178,14 +178,14 @@ def enter(keeps_home=False):
 
 
 def close(share=1, calls="strict"):
-    """Give away all rights, and the right to ask Linux for what no student needs.
+    """Give up all rights, and the right to make system calls that no student needs.
 
     Parameters
     ----------
     share : float
-        Of the processes and threads that the run's user may have: at that, this one gets no more.
+        The share of the run user's processes and threads at which this process gets no more.
     calls : str
-        What it may ask of Linux, see `system_calls`.
+        The name of the list of permitted system calls, see `system_calls`.
     """
     if not is_asked_for():
         return
@@ -202,14 +202,14 @@ def _is_below(place, folders):
 
 
 def _opened(places):
-    """``{place: descriptor}`` of folders: they are found by it when another covers them."""
+    """``{place: descriptor}`` of folders. A descriptor finds a folder that another one covers."""
     return {place: os.open(place, os.O_PATH | os.O_CLOEXEC) for place in dict.fromkeys(places)}
 
 
 def _files_below(place):
-    """``{name: bytes}`` of the files below a folder; others may change it meanwhile.
+    """``{name: bytes}`` of the files below a folder. Other processes may change it meanwhile.
 
-    Folders are opened by descriptor, and neither links nor what is no plain file are read.
+    Folders are opened by descriptor. Only regular files are read, and no links.
     """
     found, room = {}, ROOM[HOME]
     for above, _, names, folder in os.fwalk(place):
@@ -237,14 +237,14 @@ def _write_below(place, files):
 
 
 def _begin_loopback():
-    """Gloo wants an interface, even where nobody is at its other end."""
+    """Give Gloo a network interface. It needs one, even if nothing is at the other end."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         request = struct.pack("16sh14x", b"lo", IFF_UP)
         fcntl.ioctl(one, SIOCSIFFLAGS, request)
 
 
 def _mount_room(place):
-    """Mount an empty folder of its own, with so much room, and so many files at most."""
+    """Mount a private empty folder with a limit on its bytes and on its files."""
     size = ROOM[place]
     options = f"size={size},nr_inodes={size // MB * FILES_PER_MB + 16},mode=0777"
     _mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEV, options)
@@ -265,7 +265,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def begin():
-    """Be closed to others, and start the one server that a student's processes are forked from."""
+    """Isolate this process, and start the one server that forks a student's processes."""
     from ...core.engines.workers.server import start_server
 
     close_to_others()

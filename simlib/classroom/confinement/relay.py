@@ -1,9 +1,9 @@
 """Carries tensors between the ranks of a graded world, and counts them: the grader's side.
 
-`Exchange` decides who meets whom, by the rules of the simulation (`clockwork`). No time passes in
-it: an op is answered as soon as all that it needs has come. `Broker` is the thread that reads what
-ranks ask for and sends them the answers, over one socket for each rank. Because it counts what it
-carries, the record that a rank gives of itself can be compared with the truth.
+`Exchange` decides which ranks meet, by the rules of the simulation (`clockwork`). No time passes in
+it: it answers an op as soon as the op has everything that it needs. The thread `Broker` reads the
+requests of ranks and sends the answers, over one socket for each rank. `Broker` counts the tensors
+that it carries. So a rank's own record can be compared with the truth.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ COLLECTIVES = frozenset(
     "barrier".split()
 )
 LARGEST_BYTES = 256 << 20
-"""Of one op."""
+"""The most bytes of one op."""
 MAX_WAITING = 100_000
-"""Ops of one rank that have not been answered."""
+"""The most ops of one rank that are not answered yet."""
 
 
 class WrongWords(ValueError):
-    """A rank has said what no rank says that uses torch.distributed."""
+    """A rank has sent words that torch.distributed never sends."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Carried:
     ranks : tuple of int
         The group's members, as ranks of the world.
     peer : int or None
-        As a rank of the world: of a message the other side, where it is named; or the root.
+        The other side of a message, if the op names it, or the root; as a rank of the world.
     nbytes : int
-        What the rank brought; of a receive, what it takes.
+        The bytes that the rank contributes; for a receive, the bytes that it takes.
     """
 
     kind: str
@@ -70,7 +70,7 @@ GROUP_MADE = Carried("new_group", (), None, 0)
 
 
 class Asked:
-    """An op of a rank that waits for its answer: what `Mailbox` and `Meeting` call a request."""
+    """An op of a rank that waits for its answer. `Mailbox` and `Meeting` call it a request."""
 
     limit_s = None
 
@@ -83,17 +83,17 @@ class Asked:
         self._takes = takes
 
     def finish(self, end_s):
-        """The op is complete, if what comes is as much as the rank takes."""
+        """Complete the op, if the rank takes as much as the message has."""
         try:
             if self.deliver is not None:
                 self.deliver()
         except (RuntimeError, ValueError):
-            self.fail("What comes has another size than what this rank takes.", end_s)
+            self.fail("The message has another size than this rank expects.", end_s)
             return
         self._exchange.tell(self.rank, self._number, None, self._takes, self.source)
 
     def fail(self, words, time_s):
-        """It will never be."""
+        """Fail the op, which can never complete."""
         self._exchange.tell(self.rank, self._number, words, [], None)
 
 
@@ -104,13 +104,13 @@ class Exchange:
     ----------
     world_size : int
     answer : callable
-        ``answer(rank, number, failure, tensors, source)``: the rank's op of this number is
-        complete, or has failed (a sentence); what it takes; where a message came from.
+        ``answer(rank, number, failure, tensors, source)`` reports that the rank's op of this number
+        is complete or has failed. ``failure`` is a sentence, and ``source`` is the sender.
 
     Attributes
     ----------
     carried : list of list of Carried
-        By rank, in the order in which the rank asked.
+        The ops of each rank, in the order in which the rank began them.
     """
 
     def __init__(self, world_size, answer):
@@ -135,11 +135,11 @@ class Exchange:
 
     @staticmethod
     def have_met(receive):
-        """A message has found its receiver, who is told when it has come."""
+        """A message has found its receiver, which learns this when the message has arrived."""
 
     @staticmethod
     def when_seen(dead, time_s, action):
-        """A death is seen at once."""
+        """Ranks notice a death at once."""
         action(time_s)
 
     def tell(self, rank, *words):
@@ -153,11 +153,11 @@ class Exchange:
         Raises
         ------
         WrongWords
-            It is none.
+            If no op begins with these words.
         """
         self._waiting[rank] += 1
         if self._waiting[rank] > MAX_WAITING:
-            raise WrongWords(f"more than {MAX_WAITING:,} ops that wait")
+            raise WrongWords(f"more than {MAX_WAITING:,} ops wait at once")
         kind, *words = words
         if kind in ("send", "recv"):
             self._message(rank, number, kind, words)
@@ -171,18 +171,18 @@ class Exchange:
     def _group(self, rank, name, ranks):
         members = type(ranks) is tuple and all(type(one) is int for one in ranks)
         if type(name) is not str or not members or len(set(ranks)) != len(ranks):
-            raise WrongWords("this names no group")
+            raise WrongWords("there is no such group")
         if rank not in ranks or min(ranks) < 0 or max(ranks) >= self._world_size:
-            raise WrongWords(f"rank {rank} is in no such group")
+            raise WrongWords(f"rank {rank} is not in this group, or the group exceeds the world")
         return Group(name, ranks)
 
     def _message(self, rank, number, kind, words):
-        """``content`` is what is sent; of a receive a dtype and the number of elements."""
+        """``content`` is the tensor to send; for a receive, a dtype and a number of elements."""
         name, ranks, peer, tag, content = words
         group = self._group(rank, name, ranks)
         is_named = type(peer) is int and 0 <= peer < len(ranks) and ranks[peer] != rank
         if not is_named and not (kind == "recv" and peer is None) or type(tag) is not int:
-            raise WrongWords("this is no message")
+            raise WrongWords("this is not a message")
         own, takes = ranks.index(rank), []
         if kind == "recv":
             content = empty(*content)
@@ -199,10 +199,10 @@ class Exchange:
         getattr(self._mailboxes[key], "send" if kind == "send" else "receive")(post)
 
     def _collective(self, rank, number, kind, words):
-        """``sort`` is what must agree: dtype, shapes and splits.
+        """``sort`` has the facts on which ranks must agree: dtype, shapes and splits.
 
-        ``takes`` has dtype and number of elements of each tensor that the rank takes. It is given
-        such tensors only, made here: nothing else of what others bring reaches it.
+        ``takes`` has the dtype and the number of elements of each tensor that the rank takes. The
+        rank gets only such tensors, which are made here. It gets nothing else from the other ranks.
         """
         name, ranks, root, op, brings, sort, takes, nbytes = words
         group = self._group(rank, name, ranks)
@@ -213,7 +213,7 @@ class Exchange:
         brings = [bounded(tensor) for tensor in brings]
         results = all_empty(takes)
         if brings and sum(map(torch.numel, brings)) != sum(map(math.prod, shapes)):
-            raise WrongWords("this brings other tensors than it says")
+            raise WrongWords("these tensors differ from the announced tensors")
         asked = Asked(self, rank, number, results)
         options = SimpleNamespace(rootRank=root, reduceOp=reduction(op), asyncOp=False)
         call = Call(
@@ -261,7 +261,7 @@ class Exchange:
                 call.request = None
 
     def _fail(self, meeting):
-        """A member is dead: who waits for it waits no more."""
+        """A member is dead: ranks that wait for it stop waiting."""
         for call in meeting.calls:
             if call is not None and call.request is not None:
                 dead = next(rank for rank in call.group.ranks if rank in self.dead)
@@ -269,11 +269,11 @@ class Exchange:
                 call.request = None
 
     def _meet(self, rank, number, name, how_many):
-        """Ranks wait for each other where a group is made: each is in the rank's record, too."""
+        """Ranks that make a group wait for each other. The record of each rank has this, too."""
         if type(name) is not str or type(how_many) is not int:
-            raise WrongWords("this is no meeting")
+            raise WrongWords("this is not a meeting")
         if not 1 <= how_many <= self._world_size:
-            raise WrongWords(f"a meeting of {how_many} ranks")
+            raise WrongWords(f"a collective cannot have {how_many} ranks")
         self.carried[rank].append(GROUP_MADE)
         here = self._here[name]
         here.append(Asked(self, rank, number))
@@ -283,7 +283,7 @@ class Exchange:
             del self._here[name]
 
     def died(self, rank):
-        """A rank is gone."""
+        """A rank has ended."""
         self.dead.add(rank)
         self.deaths[rank] = 0.0
         for mailbox in list(self._mailboxes.values()):
@@ -312,7 +312,7 @@ def empty(kind, elements):
 
 
 def all_empty(takes):
-    """The tensors that a collective fills, which are not too large together."""
+    """The tensors that a collective fills. Together they must not be too large."""
     results = [empty(*one) for one in takes]
     if sum(map(count_bytes, results)) > LARGEST_BYTES:
         raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
@@ -320,14 +320,14 @@ def all_empty(takes):
 
 
 def bounded(tensor):
-    """The tensor, if it is one, and not too large."""
+    """The value, if it is a tensor and not too large."""
     if not isinstance(tensor, torch.Tensor) or count_bytes(tensor) > LARGEST_BYTES:
-        raise WrongWords(f"no tensor, or one of more than {LARGEST_BYTES >> 20} MB")
+        raise WrongWords(f"this is not a tensor, or it has more than {LARGEST_BYTES >> 20} MB")
     return tensor.detach()
 
 
 def reduction(name):
-    """torch's reduction of this name; None for none."""
+    """The reduction of torch with this name; None for None."""
     if name is None:
         return None
     found = getattr(dist.ReduceOp, name, None) if type(name) is str else None
@@ -337,22 +337,22 @@ def reduction(name):
 
 
 def difference(carried, ops):
-    """A sentence where a rank's record is not what was carried for it, else None.
+    """A sentence if a rank's record differs from the ops carried for it, else None.
 
-    The order does not count: several threads of a rank may have written it down in another.
+    The order does not count, because several threads of a rank may have recorded another order.
 
     Parameters
     ----------
     carried : list of Carried
-        Of one rank.
+        The ops that were carried for one rank.
     ops : list of Op
         The rank's own record.
     """
     recorded = Counter(map(as_carried, ops))
     carried = Counter(carried)
     for what, more, less in (
-        ("is in its record, and was not carried", recorded, carried),
-        ("was carried, and is not in its record", carried, recorded),
+        ("is in its record, but the relay did not transfer it", recorded, carried),
+        ("was transferred, but is not in its record", carried, recorded),
     ):
         for one in more - less:
             return f"{one.kind} of {one.nbytes:,} bytes {what}"
@@ -360,7 +360,7 @@ def difference(carried, ops):
 
 
 def as_carried(op):
-    """What must have been carried for an op of a record."""
+    """The `Carried` that belongs to an op of a record."""
     if op.kind == GROUP_MADE.kind:
         return GROUP_MADE
     brings_nothing = op.kind in ("broadcast", "scatter") and op.peer != op.rank
@@ -377,17 +377,17 @@ LARGEST = 300 << 20
 """Bytes of one message to the broker."""
 CHUNK = 1 << 18
 PATIENCE_S = 20
-"""Seconds for a rank to take an answer: its thread does nothing else."""
+"""Seconds in which a rank must take an answer. A thread of the rank does nothing else."""
 
 
 def framed(message):
-    """A message as bytes: plain data and tensors, read by `safe_pickle.loads_tree`."""
+    """A message as bytes: plain data and tensors, which `safe_pickle.loads_tree` reads."""
     data = safe_pickle.dumps_tree(message)
     return LENGTH.pack(len(data)) + data
 
 
 class Broker:
-    """Carries what the ranks of one world send to each other.
+    """Carries the messages between the ranks of one world.
 
     Parameters
     ----------
@@ -418,31 +418,31 @@ class Broker:
         self._thread.start()
 
     def of_rank(self, rank):
-        """What a rank is sent: the descriptor of its end."""
+        """The descriptor of a rank's end, to send to the rank."""
         return (self.theirs[rank].fileno(),)
 
     def began(self):
-        """All ranks have been started, and have their ends."""
+        """All ranks have started and have their ends of the sockets."""
         for theirs in self.theirs:
             theirs.close()
         self.theirs = []
 
     def begin_run(self):
-        """Another run begins; nothing of the last is left."""
+        """Another run begins: forget the last one."""
         with self._lock:
             self._exchange = Exchange(self._world_size, self._answer)
 
     def complaint(self, trace):
-        """A sentence where the record of a rank is not what was carried for it, else None."""
+        """A sentence if a rank's record differs from the ops carried for it, else None."""
         with self._lock:
             for rank, carried in enumerate(self._exchange.carried):
                 found = difference(carried, trace.of_rank(rank))
                 if found is not None:
-                    return f"rank {rank} has a record that is not its own: {found}"
+                    return f"rank {rank} has a record that does not fit its messages: {found}"
         return None
 
     def close(self):
-        """Carry no more."""
+        """Stop carrying."""
         self._wake.close()
         self._thread.join()
         self._selector.close()
@@ -471,7 +471,7 @@ class Broker:
             while len(unread) >= LENGTH.size:
                 (length,) = LENGTH.unpack_from(unread)
                 if length > LARGEST:
-                    raise ValueError(f"a message of {length:,} bytes")
+                    raise ValueError(f"a message of {length:,} bytes is too large")
                 end = LENGTH.size + length
                 if len(unread) < end:
                     return
@@ -483,7 +483,7 @@ class Broker:
             self._drop(rank)
 
     def _drop(self, rank):
-        """A rank has ended, or says what no rank says: nothing is carried for it any more."""
+        """A rank has ended or has sent wrong words: nothing is carried for it any more."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._ours[rank])
             with contextlib.suppress(OSError):

@@ -19,14 +19,14 @@ from ...core.record.transports.plain_group import REDUCING, PlainGroup, put, sta
 from .relay import LENGTH, framed
 
 NOBODY_SETS_S = timedelta(seconds=1)
-"""How long a rank may ask its own store for what is not there."""
+"""The longest time for which a rank may wait for a missing key of its own store."""
 
 
 class Connection:
     """The one connection of a rank to all others.
 
-    A thread takes in what the broker answers. What has come is put into the learner's tensors when
-    the rank waits for it, and not before.
+    A thread takes the answers of the broker. Their data are put into the learner's tensors only
+    when the rank waits for the op.
     """
 
     def __init__(self, sock):
@@ -68,7 +68,7 @@ class Connection:
 
 
 class BrokeredRequest:
-    """One op under way, or complete: what a recorded request passes its calls on to."""
+    """One op that is under way or complete. A recorded request passes its calls to this object."""
 
     def __init__(self, takes, result):
         self._takes = takes
@@ -81,7 +81,7 @@ class BrokeredRequest:
         self._future = None
 
     def answered(self, failure, tensors, source):
-        """The broker has said what became of it."""
+        """The broker has reported the result of the op."""
         with self._lock:
             if self._has_come.is_set():
                 return
@@ -91,7 +91,7 @@ class BrokeredRequest:
                 self._complete_future()
 
     def wait(self, timeout=None):
-        """Block until the op completes; returns True. Raises where it has failed."""
+        """Block until the op completes; returns True. Raises an error if the op has failed."""
         limit_s = timeout.total_seconds() if timeout else None
         if not self._has_come.wait(limit_s):
             raise RuntimeError(
@@ -115,11 +115,11 @@ class BrokeredRequest:
         return self._has_come.is_set()
 
     def is_success(self):
-        """Whether the op is complete, and has not failed."""
+        """Whether the op is complete and has not failed."""
         return self.is_completed() and self._failure is None
 
     def get_future(self):
-        """A future, which C++ code may wait for: it has the data when they come."""
+        """A future for which C++ code may wait. It gets the data when they arrive."""
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -135,7 +135,7 @@ class BrokeredRequest:
             self._future.set_result(self._result)
 
     def exception(self):
-        """What the op has failed of, or None."""
+        """The error of a failed op, else None."""
         return None if self._failure is None else RuntimeError(self._failure)
 
     def result(self):
@@ -151,13 +151,13 @@ class BrokeredRequest:
 
 
 class BrokeredGroup(PlainGroup):
-    """One group, whose calls go to the broker.
+    """One group. Its calls go to the broker.
 
     Parameters
     ----------
     connection : Connection
     name : str
-        torch's name of the group.
+        The group's name in torch.
     ranks : tuple of int
         Its members as ranks of the world.
     position : int
@@ -215,7 +215,7 @@ def brokered_member(recorder, connection):
 def join_world(connection, rank, world_size):
     """Make the default group; returns its store, which is this rank's own.
 
-    Where groups are made, members meet at the broker.
+    When ranks make a group, its members meet at the broker.
     """
 
     def meet(rank, store, group_name, how_many, *args, **kwargs):

@@ -1,9 +1,10 @@
-"""What code in the sandbox may ask of Linux: a list of permitted system calls, as seccomp filters.
+"""The system calls that code in the sandbox may use: lists of them, as seccomp filters.
 
-There are three kinds of filters. ``"outer"`` is for what the grader itself runs inside: it may make
-namespaces and mounts, to shut in each process of a student's. ``"cells"`` is for a student's cells,
-which may start ranks of their own. ``"strict"`` is for ranks, which speak to each other by what
-they have inherited alone: no sockets but pairs, no locks on files that all of them see.
+There are three kinds of filters. ``"outer"`` is for the grader's own processes in the sandbox. They
+may make namespaces and mounts, to confine each process of a student. ``"cells"`` is for a student's
+cells, which may start their own ranks. ``"strict"`` is for ranks. They communicate only through
+inherited connections: they may use no sockets except pairs, and no locks on files that all ranks
+see.
 """
 
 from __future__ import annotations
@@ -76,22 +77,22 @@ clone3 435 435, memfd_create 319 279, memfd_secret 447 447, openat2 437 437, pre
 pwritev2 328 287, process_madvise 440 440, cachestat 451 451, map_shadow_stack 453 453,
 io_uring_setup 425 425, userfaultfd 323 282, landlock_create_ruleset 444 444
 """
-"""Those that are said not to exist, so that callers do without."""
+"""System calls that the filter reports as missing, so that callers do without them."""
 FIRST_UNKNOWN = 454
-"""From here on calls are newer than this list; they, too, do not exist."""
+"""Calls from this number on are newer than this list. The filter reports them as missing, too."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE = 0
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEW* of linux/sched.h."""
 TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX: they type for another process."""
+"""TIOCSTI, TIOCLINUX: with these calls a process can type input for another process."""
 BY_FORCE = (32, 33)
-"""SO_SNDBUFFORCE, SO_RCVBUFFORCE: buffers beyond all limits, for who has rights in a namespace."""
+"""SO_SNDBUFFORCE, SO_RCVBUFFORCE: buffers beyond all limits, for a namespace's administrator."""
 WATCHED_FILES = (1024, 1026)
 """F_SETLEASE, F_NOTIFY."""
 LOCKED_FILES = (5, 6, 7, 36, 37, 38)
-"""F_GETLK to F_OFD_SETLKW: a lock on a file that others see is a word to them."""
+"""F_GETLK to F_OFD_SETLKW: other processes can read a lock on a shared file as a message."""
 
 LOAD, RETURN, AND, JUMP = 0x20, 0x06, 0x54, 0x05
 IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x15, 0x35, 0x45
@@ -102,7 +103,7 @@ PR_SET_NO_NEW_PRIVS, SET_MODE_FILTER, ALL_THREADS = 38, 1, 1
 
 
 def numbers_of(table, machine):
-    """``{name: number}`` on a machine, of a table as above; calls that it lacks are left out."""
+    """``{name: number}`` on a machine, from a table above. Calls that it lacks are left out."""
     column = 1 + list(ARCHITECTURES).index(machine)
     lines = (entry.split() for entry in table.split(",") if entry.strip())
     return {line[0]: int(line[column]) for line in lines if line[column] != "-"}
@@ -116,22 +117,22 @@ def filter_for(kind, machine=None):
     kind : str
         ``"outer"``, ``"cells"`` or ``"strict"``.
     machine : str, optional
-        As `platform.machine` says it; by default this one.
+        The name from `platform.machine`; by default this machine's.
 
     Returns
     -------
     bytes or None
-        None for a machine whose numbers are not known here.
+        None if the numbers of the machine's system calls are unknown.
     """
     machine = machine or platform.machine()
     if kind not in KINDS:
-        raise ValueError(f"no filter is called {kind!r}: there are {', '.join(KINDS)}")
+        raise ValueError(f"no filter is called {kind!r}. The filters are {', '.join(KINDS)}")
     return assembled(kind, machine) if machine in ARCHITECTURES else None
 
 
 @functools.cache
 def assembled(kind, machine):
-    """The filter of a kind for a machine that is known."""
+    """The filter of a kind for a known machine."""
     program = [
         (LOAD, 0, 0, AT_ARCHITECTURE),
         (IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -143,7 +144,7 @@ def assembled(kind, machine):
 
 
 def verdicts(kind, machine):
-    """``{number: program}`` of what is decided once the number of a call is known."""
+    """``{number: program}`` for calls whose number alone decides."""
     found = dict.fromkeys(range(FIRST_UNKNOWN), ((RETURN, 0, 0, FORBIDDEN),))
     permitted = numbers_of(PERMITTED, machine)
     if kind == "outer":
@@ -186,12 +187,12 @@ def rules(kind):
 
 
 def argument(number):
-    """Load the lower half of an argument: Linux itself looks at no more of those asked for here."""
+    """Load the lower half of an argument. Linux looks at no more for the arguments checked here."""
     return ((LOAD, 0, 0, AT_ARGUMENTS + 8 * number),)
 
 
 def unless_one_of(number, values):
-    """Forbid a call whose argument is one of these."""
+    """Forbid a call if its argument is one of these values."""
     checks = [
         line for value in values for line in ((IF_EQUAL, 0, 1, value), (RETURN, 0, 0, FORBIDDEN))
     ]
@@ -199,13 +200,13 @@ def unless_one_of(number, values):
 
 
 def only_one_of(number, values, then=((RETURN, 0, 0, ALLOW),)):
-    """Go on with ``then`` where an argument is one of these, and refuse what it is else."""
+    """Continue with ``then`` if an argument is one of these values; otherwise refuse the call."""
     checks = [(IF_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
     return (*argument(number), *checks, (RETURN, 0, 0, NO_ACCESS), *then)
 
 
 def plain_sockets():
-    """Streams and datagrams of the protocols that every machine has: others load modules."""
+    """Permit streams and datagrams of the protocols of every machine. Others would load modules."""
     streams, datagrams, packets = 1, 2, 5
     any_protocol, tcp, udp = 0, 6, 17
     protocol = only_one_of(2, (any_protocol, tcp, udp))
@@ -214,7 +215,7 @@ def plain_sockets():
 
 
 def spans(found):
-    """``[(first number, program)]`` of runs of numbers with the same program, in order."""
+    """``[(first number, program)]``, in order, with one entry for a run with the same program."""
     runs = []
     for number in sorted(found):
         if not runs or runs[-1][1] != found[number]:
@@ -223,7 +224,7 @@ def spans(found):
 
 
 def searched(runs):
-    """The program that finds by halving which run the number is in, and does as it says."""
+    """A program that finds the run of a number by halving, and then does the same as that run."""
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2
@@ -241,17 +242,17 @@ class _Program(ctypes.Structure):
 
 
 def enforce(kind="strict"):
-    """Hold this process, and all that come from it, to a filter for good.
+    """Apply a filter to this process and all its children, for ever.
 
     Returns
     -------
     bool
-        False where no filter is known for this machine, and nothing was done.
+        False if no filter is known for this machine. Nothing was done then.
 
     Raises
     ------
     OSError
-        Linux does not take it.
+        If Linux refuses the filter.
     """
     found = filter_for(kind)
     if found is None:

@@ -1,4 +1,4 @@
-"""Whose points are others than at the last grading of a report, from what to what, and why."""
+"""The changes of points since a report's last grading: from and to which points, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .texts import digest, digest_of_simlib
 
 LAST = "points of the last call"
 MOST_LINES = 20
-"""At the end of a call; class.html has more, report.json all."""
+"""The most changes to print at the end of a call. class.html has more, report.json has all."""
 CIRCUMSTANCES = {
     "seed": "another seed",
     "limits": "other limits of time or memory",
@@ -19,11 +19,11 @@ CIRCUMSTANCES = {
     "simlib": "another version of simlib",
     "exercise": "another version of the exercise",
 }
-"""What may change points although no file has changed, and how that is said."""
+"""The causes that may change points although no file has changed, with their words."""
 
 
 def since_last(cache, report, files, exercises, **circumstances):
-    """The changes of a report since the last call, which is then this one.
+    """The changes of a report since the last call. This call then becomes the last one.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ def since_last(cache, report, files, exercises, **circumstances):
     files : list of SubmittedFile
     exercises : dict of str to Exercise
     **circumstances
-        Those that all exercises share; ``limits`` is a `Limits`.
+        The circumstances that all exercises share; ``limits`` is a `Limits`.
 
     Returns
     -------
     list of dict
-        With student, exercise, points before and now, the questions, and why.
+        A dict has student, exercise, points before and now, the questions, and the reason.
     """
     before, now = cache.get(LAST) or {}, {}
     circumstances["limits"] = asdict(circumstances["limits"])
@@ -66,12 +66,12 @@ def since_last(cache, report, files, exercises, **circumstances):
 
 
 def is_other(before, now):
-    """Whether the points of a notebook, or of a question, are others than before."""
+    """Whether the points of a notebook, or of a question, have changed."""
     return (before["all"], before["points"]) != (now["all"], now["points"])
 
 
 def graded(question):
-    """The points that the tests gave, whatever a teacher set by hand."""
+    """The points from the tests, without points that a teacher set by hand."""
     return question["override"]["graded"] if question["override"] else question["points"]
 
 
@@ -93,7 +93,7 @@ def change(student, exercise, before, now):
 
 
 def reason(before, now):
-    """Why the points of a notebook are others than before, in words."""
+    """The reason for a change of a notebook's points, in words."""
     if before["graded"] == now["graded"] and before["points"] != now["points"]:
         return "points by hand"
     is_by_hand = before["points"] != before["graded"] or now["points"] != now["graded"]
@@ -109,7 +109,7 @@ def reason(before, now):
 
 
 def lines_on(changes):
-    """The changes as lines of text, the first of them where they are many."""
+    """The changes as lines of text. If there are many, only the first ones."""
     lines = [
         f"{one['student']} {one['exercise']}: {one['before']:g} to {one['now']:g} points "
         f"({one['why']})"

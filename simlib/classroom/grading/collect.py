@@ -1,8 +1,8 @@
 """Find submissions: folders of students, files named after them, or a zip from a platform.
 
-Students can change their folders meanwhile. A path is looked up anew each time it is used, so a
-folder may have become a link to somebody else's. `Walk` opens each folder by its name in the
-descriptor of the one above, and never follows a link.
+Students can change their folders meanwhile. The system looks a path up each time it is used, so a
+folder may have become a link to another student's folder. `Walk` opens each folder by its name in
+the descriptor of the parent folder, and never follows a link.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ MAX_FILES = 20_000
 
 
 class CannotCollect(Exception):
-    """A place without submissions; the message is the reason."""
+    """A place without submissions. The message gives the reason."""
 
 
 def collect(place, exercises, roster=(), report=None, notes=None):
-    """All that was handed in, one `SubmittedFile` for each student and exercise, sorted.
+    """All submissions, sorted: one `SubmittedFile` for each student and exercise.
 
     Parameters
     ----------
     place : str or Path
         A folder with a folder for each student, a folder of files whose names begin with the
-        student, or a zip file of either. Names that Canvas and Moodle give are understood.
+        student, or a zip file of either. simlib also reads the file names of Canvas and Moodle.
     exercises : dict of str to Exercise
     roster : list of Person
-        It tells which name is meant where a file's may be read in two ways.
+        The class. It decides if the name of a file can be read in two ways.
     report : str or Path or None
         The folder of the report, which is no submission.
     notes : list of str or None
-        What a teacher should know about the class is added to it.
+        Notes for the teacher about the class are added to this list.
 
     Raises
     ------
     CannotCollect
-        There is nothing there.
+        The place has no submissions.
     """
     place = Path(place)
     notes = [] if notes is None else notes
@@ -80,14 +80,14 @@ def collect(place, exercises, roster=(), report=None, notes=None):
 
 
 def tells_a_student(one):
-    """Whether a file that is no notebook is somebody's: a loose one without a platform is not."""
+    """Whether a file that is no notebook is in a folder, or was named by a platform."""
     return len(PurePosixPath(one.file).parts) > 1 or bool(one.platform)
 
 
 def read(files, exercises, roster):
-    """``(notebooks, others)`` as `SubmittedFile`: the first are read, and nothing is parsed.
+    """``(notebooks, others)`` as `SubmittedFile`. Notebooks are read, but not parsed.
 
-    What is parsed may take long, and until all are read students can change what will be.
+    Parsing may take long, and students could change the other files meanwhile.
     """
     bounds, notebooks, others, closed = Bounds(), [], [], set()
     people = People(roster)
@@ -106,13 +106,13 @@ def read(files, exercises, roster):
         elif owner not in closed:
             closed.add(owner)
             one.exercise = None
-            one.unreadable = f"more than {MAX_NOTEBOOKS:,} notebooks: from here on none is read"
+            one.unreadable = f"only the first {MAX_NOTEBOOKS:,} notebooks are read, not this one"
             notebooks.append(one)
     return notebooks, others
 
 
 def name_by_content(files, reader):
-    """Say of files whose names tell no exercise which one they are, by their cells."""
+    """Find the exercise of files by their cells, if their names do not say it."""
     for one in files:
         if one.exercise is None and one.content:
             try:
@@ -120,15 +120,15 @@ def name_by_content(files, reader):
             except Unreadable:  # grading says why
                 continue
             if one.exercise:
-                one.notes.append("the file's name is not an exercise's; its cells are")
+                one.notes.append("the file's cells are from an exercise, but its name is not")
 
 
 def newest(files, reader):
-    """One file of each student and exercise. Those of no known exercise are kept.
+    """One file for each student and exercise. Files of no known exercise are kept.
 
-    Where somebody hands in all that they have, lessons and solutions bear an exercise's name too:
-    of several files one with answers counts, of those one outside a folder ``solutions``, of those
-    the last one, see `chosen`.
+    If a student hands in all files of the course, lessons and solutions have an exercise's name,
+    too. So a file with answers comes first, then a file outside a folder ``solutions``, then the
+    last file, see `chosen`.
     """
     alike = {}
     for one in files:
@@ -144,7 +144,7 @@ def newest(files, reader):
 
 
 def worth(file, reader):
-    """What decides first which of two files of one exercise counts; the larger does."""
+    """The first key to choose between two files of one exercise. The larger key counts."""
     return has_answers(file, reader), PurePosixPath(file.file).parent.name != "solutions"
 
 
@@ -162,8 +162,8 @@ def has_answers(file, reader):
 def files_of_zip(path, exercises, left_out):
     """``(path, reader, time)`` of each file of a zip file, as `Walk.files` gives them.
 
-    Nothing is written anywhere, so no name in it can do harm. Folders with notebooks that are left
-    out are added to ``left_out``.
+    No file is written, so no name in the zip can do harm. Folders with notebooks that are left out
+    are added to ``left_out``.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -172,7 +172,7 @@ def files_of_zip(path, exercises, left_out):
     with archive:
         members = archive.infolist()
         if len(members) > MAX_FILES:
-            raise CannotCollect(f"{path} holds {len(members):,} files: more than {MAX_FILES:,}")
+            raise CannotCollect(f"{path} contains {len(members):,} files, more than {MAX_FILES:,}")
         wrapper = wrapper_folder(path, members, exercises)
         for member in sorted(members, key=lambda one: one.filename):
             parts = parts_of(member)[len(wrapper) :]
@@ -192,15 +192,16 @@ def files_of_zip(path, exercises, left_out):
 
 
 def parts_of(member):
-    """The folders and the name of a zip's file; what would lead out of the zip is left out."""
+    """The folders and the name of a file in a zip, without parts that lead out of the zip."""
     return tuple(p for p in PurePosixPath(member.filename).parts if p not in ("/", ".", ".."))
 
 
 def wrapper_folder(path, members, exercises):
-    """The folder around a whole class, as a tuple of its name; empty where there is none.
+    """The folder around a whole class, as a tuple of its name; empty if there is none.
 
     macOS and Windows pack the folder ``class`` as ``class.zip`` with ``class/student_07/...`` in
-    it: the students are one below. A student's own packed folder holds exercises right away.
+    it, so the students are one level below. A student's own packed folder contains the exercises
+    directly.
     """
     files = [parts_of(member) for member in members if not member.is_dir()]
     files = [parts for parts in files if parts and not is_left_out(parts[0])]
@@ -215,7 +216,7 @@ def wrapper_folder(path, members, exercises):
 
 
 def read_member(archive, member, most):
-    """A zip's file; one that is larger than it may be is refused before it is unpacked."""
+    """A file of a zip. A file that is too large is refused before it is unpacked."""
     check_size(member.file_size, most)
     try:
         with archive.open(member) as file:
@@ -227,42 +228,42 @@ def read_member(archive, member, most):
 
 
 MAX_NAMED = 10
-"""Files that are named of a student who handed in no notebook."""
+"""How many files are named for a student who handed in no notebook."""
 COPIES = {".ipynb_checkpoints", "__MACOSX"}
-"""Folders that systems make, with copies of what lies beside them."""
+"""Folders that systems make, with copies of the files beside them."""
 
 
 def without_reports(others, notes):
-    """Files that are no notebooks but for those of our reports, on which there is a note."""
+    """Files that are no notebooks, without files of our own reports; a note names our reports."""
     by_name = {"report.json": set(), "class.html": set()}
     for one in others:
         path = PurePosixPath(one.file)
         by_name.get(path.name, set()).add(path.parent)
     reports = set.intersection(*by_name.values()) - {PurePosixPath()}
-    notes += [f"{one}: this is a report of simlib grade, no submission" for one in sorted(reports)]
+    notes += [f"{one} is a report of simlib grade, not a submission" for one in sorted(reports)]
     return [one for one in others if reports.isdisjoint(PurePosixPath(one.file).parents)]
 
 
 def notes_on_left_out(folders, notebooks):
-    """A sentence on each folder with notebooks that was left out, and whose owner has no others."""
+    """A sentence on each folder with notebooks that was left out, if its owner has no others."""
     owners = {PurePosixPath(one.file).parts[0] for one in notebooks}
     return [
-        f"{readable(str(path))}: folders with such names are left out, and this one has notebooks: "
-        "rename it if they were handed in"
+        f"{readable(str(path))}: this folder was left out because of its name, but it has "
+        "notebooks. Rename the folder if somebody handed them in"
         for path in folders
         if readable(path.parts[0]) not in owners and path.parts[0] not in COPIES
     ]
 
 
 def without_notebook(others, students):
-    """A `SubmittedFile` for each student who has handed in other files only.
+    """A `SubmittedFile` for each student who has handed in only files that are no notebooks.
 
     Parameters
     ----------
     others : list of SubmittedFile
         Files that are no notebooks.
     students : set of str
-        Those who have handed in notebooks.
+        The students who have handed in notebooks.
     """
     found = {}
     for one in others:
@@ -277,9 +278,9 @@ def without_notebook(others, students):
 
 
 MAX_ENTRIES = 100_000
-"""Files and folders below one that lies at the top, a student's that is."""
+"""The most files and folders below one folder at the top, which is a student's."""
 DEEPEST = 30
-"""Folders in one another, each of which is held open."""
+"""The deepest nesting of folders. Each of them is kept open."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -289,14 +290,14 @@ class Walk:
     Parameters
     ----------
     top : str or Path
-        The one path that may lead through links.
+        The only path that may contain links.
     report : str or Path or None
-        A folder that is left out, wherever it lies.
+        A folder that is left out, at any place.
 
     Attributes
     ----------
     left_out : list of PurePosixPath
-        Folders that hold nothing handed in by their names, but notebooks.
+        Folders that are left out because of their names, but contain notebooks.
     """
 
     def __init__(self, top, report=None):
@@ -306,10 +307,10 @@ class Walk:
         self.left_out = []
 
     def files(self):
-        """``(path, reader, time)`` of each file; a reader works until the next one is asked for.
+        """``(path, reader, time)`` of each file. A reader works until the next file is asked for.
 
-        Readers are called with the most bytes that they may give, see `read_bytes`. A folder that
-        is not looked into is a file that says so.
+        The argument of a reader is the largest number of bytes to return, see `read_bytes`. For a
+        folder that is not searched, a file that says so is returned.
         """
         yield from self._opened(PurePosixPath(), self._top, None, 0)
 
@@ -348,12 +349,12 @@ class Walk:
             if is_left_out(entry.name):
                 self._look_for_notebooks(below, folder)
             elif len(below.parts) > DEEPEST:
-                yield not_looked_into(below, f"folders in one another, more than {DEEPEST}")
+                yield not_looked_into(below, f"more than {DEEPEST} nested folders")
             else:
                 yield from self._opened(below, entry.name, folder, os.O_NOFOLLOW)
 
     def _look_for_notebooks(self, path, above):
-        """Note a folder that is left out where there are notebooks in it."""
+        """Note a folder that is left out, if it contains notebooks."""
         with contextlib.suppress(OSError):
             folder = os.open(path.name, FOLDER | os.O_NOFOLLOW, dir_fd=above)
             try:
@@ -366,7 +367,7 @@ class Walk:
 
 
 def identity(folder):
-    """What tells a folder from all others, however it is named; None where there is none."""
+    """A key that identifies a folder under any name; None if the folder does not exist."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -375,7 +376,7 @@ def identity(folder):
 
 
 def is_folder(entry):
-    """Whether something listed is a folder, and no link to one."""
+    """Whether an entry is a folder, and not a link to a folder."""
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
@@ -383,12 +384,12 @@ def is_folder(entry):
 
 
 def reader(name, folder):
-    """What reads a file of an open folder."""
+    """A function that reads a file of an open folder."""
     return lambda most: read_bytes(name, most, folder)
 
 
 def changed(entry):
-    """When a file was last changed; None where that is no time, or the file has vanished."""
+    """The time of a file's last change; None if it is invalid, or the file has vanished."""
     with contextlib.suppress(OSError, ValueError, OverflowError):
         seconds = entry.stat(follow_symlinks=False).st_mtime
         return datetime.datetime.fromtimestamp(seconds).astimezone()
@@ -396,7 +397,7 @@ def changed(entry):
 
 
 def not_looked_into(path, what):
-    """A file in place of a folder's."""
+    """A file to return in place of the files of a folder."""
 
     def refuse(most):
         raise Unreadable(what)
@@ -405,5 +406,5 @@ def not_looked_into(path, what):
 
 
 def is_left_out(folder):
-    """Whether a folder holds nothing that was handed in: copies of JupyterLab, git's, macOS's."""
+    """Whether a folder contains no submissions, such as folders of JupyterLab, git and macOS."""
     return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")

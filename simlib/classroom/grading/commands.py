@@ -1,7 +1,7 @@
-"""What ``simlib grade`` and ``simlib handout`` do.
+"""The commands ``simlib grade`` and ``simlib handout``.
 
-They stand apart from their parsers, as the imports of this module take a second. A handout is what
-students get, as a folder or a zip: it has no solutions, and nothing hidden.
+Their parsers are in another module, because the imports of this module take a second. A handout is
+the material for students, as a folder or a zip. It has no solutions and nothing hidden.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .source import WRONG_ANSWERS, SourceError, exercise_files, number_of
 from .texts import SEEDS, Cache, one_line
 
 LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
-"""What an empty notebook needs already, on a machine that has other things to do."""
+"""The seconds and MB that an empty notebook needs on a busy machine."""
 
 
 def hand_out(options):
-    """Write what students get; returns the exit code."""
+    """Write the material for students; returns the exit code."""
     try:
         files = handout(ROOT, options.out)
     except CannotHandOut as error:
@@ -66,14 +66,14 @@ def grade(options):
     except whole_class.SolutionFails as error:
         return refuse(
             f"the course's own solution cannot be graded here ({one_line(str(error))}), so no "
-            "table was written: call again, or leave its exercise out by --exercise"
+            "table was written: call again, or leave its exercise out with --exercise"
         )
     except REFUSALS as error:
         return refuse(str(error))
     except OSError as error:
         return refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except KeyboardInterrupt:
-        print("simlib: stopped; what was graded is kept, so call it again", file=sys.stderr)
+        print("simlib: stopped. Call simlib grade again to grade the rest", file=sys.stderr)
         return 130
 
 
@@ -119,30 +119,30 @@ def _grade(options):
 
 
 OF_OTHERS = (
-    "{}: something there does not bear the mark of your own key, so it was not believed; what "
-    "it would have told was graded anew, and a kept seed, deadline or other rule of it is gone"
+    "{}: a file there is not signed with your key, so simlib ignored the file and graded its "
+    "notebooks again. A seed, deadline or other rule in the file is lost"
 )
 
 
 def place_beside(submissions):
-    """Where the report lies if nobody says where: never where students may write.
+    """The report's folder if the call names none. Students may never write there.
 
     Raises
     ------
     ValueError
-        It would lie there.
+        If students may write there.
     """
     place, above = Path("report"), Path(submissions).resolve()
     if above in place.resolve().parents:
         raise ValueError(
-            f"the report would lie among the submissions, in {place.resolve()}: name a folder "
-            "elsewhere by --out"
+            f"the report would be written among the submissions, in {place.resolve()}: name "
+            "another folder with --out"
         )
     return str(place)
 
 
 def report_folder(folder):
-    """``(OwnFolder, Cache)`` of a report's folder, which is made where there is none."""
+    """``(OwnFolder, Cache)`` of a report's folder. The folder is made if it does not exist."""
     try:
         own = OwnFolder(folder)
         own.below(pages.FEEDBACK)  # refused before anything is graded
@@ -152,27 +152,27 @@ def report_folder(folder):
 
 
 def check_roster(roster, files):
-    """Refuse a roster of which nobody has handed in anything: all in it would get 0.
+    """Refuse a roster if none of its students handed in anything: all of them would get 0.
 
     Raises
     ------
     ValueError
-        So it is.
+        If this is so.
     """
     students = sorted({one.student for one in files})
     known = [one.student for one in roster]
     if known and not set(known) & set(students):
         raise ValueError(
-            f"nobody who handed in is in the roster: it has {listed(known)}, and these handed in: "
-            f"{listed(students)}; give it a column with what names the files (student, name, "
-            "email, or id for Canvas's numbers)"
+            f"no student who handed in is in the roster. The roster has {listed(known)}. These "
+            f"handed in: {listed(students)}. Give the roster a column with the names that the "
+            "files have (student, name, email, or id for Canvas's numbers)"
         )
 
 
 def submitted_files(options, all_exercises, roster, notes):
-    """All files, whatever the exercise.
+    """All files of all exercises.
 
-    What a teacher should know about the class is added to ``notes``.
+    Notes for the teacher about the class are added to ``notes``.
     """
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
@@ -180,7 +180,7 @@ def submitted_files(options, all_exercises, roster, notes):
 
 
 def grade_files(options, exercises, files, cache, seed, regrade):
-    """``[GradedFile]`` of files; it shows meanwhile how far it is."""
+    """``[GradedFile]`` of files. Meanwhile it shows the progress."""
     wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
     isolate = not options.no_sandbox
     with whole_class.progress(len(files)) as advance:
@@ -191,24 +191,24 @@ def grade_files(options, exercises, files, cache, seed, regrade):
 
 
 def warn(no_sandbox):
-    """Say loudly what this grading does not hold back."""
+    """Warn of attacks that this grading does not stop."""
     if no_sandbox:
-        print("simlib: NO SANDBOX: what students wrote runs with your rights", file=sys.stderr)
+        print("simlib: NO SANDBOX: students' code runs with your rights", file=sys.stderr)
     elif sandbox.filter_for(sandbox.FILTER) is None:
         print(
-            f"simlib: no filter of system calls is known for {platform.machine()}: the sandbox "
-            "stands, with one wall less",
+            f"simlib has no filter of system calls for {platform.machine()}: the sandbox runs "
+            "without this protection",
             file=sys.stderr,
         )
 
 
 def check_numbers(options):
-    """Refuse numbers with which nothing could be graded.
+    """Refuse numbers with which the grader could not grade anything.
 
     Raises
     ------
     ValueError
-        One of them is too small, or a seed that hidden tests are not made for.
+        If one of them is too small, or no hidden tests can be made for the seed.
     """
     time_s, memory_mb = options.time, options.memory
     if time_s is not None and not (math.isfinite(time_s) and time_s >= LEAST_TIME_S):
@@ -224,7 +224,7 @@ def check_numbers(options):
 
 
 def limits_of(options):
-    """The limits, with those of the call; more time for a notebook is more for a cell."""
+    """The limits with the call's options. More time for a notebook means more for each cell."""
     limits = sandbox.Limits()
     if options.time:
         factor = max(1, options.time / limits.notebook_s)
@@ -236,46 +236,46 @@ def limits_of(options):
 
 
 def chosen_exercises(exercises, numbers):
-    """The exercises that are named: by number, or by name.
+    """The exercises that are named by number or by name.
 
     Raises
     ------
     ValueError
-        One of them does not exist.
+        If one of them does not exist.
     """
     if not numbers:
         return exercises
     unknown = [one for one in numbers if not any(is_exercise(one, name) for name in exercises)]
     if unknown:
-        raise ValueError(f"there is no exercise {', '.join(unknown)}: {', '.join(exercises)}")
+        raise ValueError(f"there is no exercise {', '.join(unknown)}, only {', '.join(exercises)}")
     return {
         name: one for name, one in exercises.items() if any(is_exercise(n, name) for n in numbers)
     }
 
 
 def exercises_of_report(exercises, files, is_chosen, roster):
-    """The exercises of a report: those named in the call, or those that somebody handed in.
+    """The exercises of a report: the ones named in the call, or the ones that were handed in.
 
     Raises
     ------
     ValueError
-        Nobody handed in any of these, and no roster says who is missing: there is no report.
+        If no student handed in any of these, and there is no roster. Then there is no report.
     """
     found = {one.exercise for one in files}
     if not is_chosen:
         return {name: one for name, one in exercises.items() if name in found}
     if not roster and not found & set(exercises):
-        raise ValueError(f"nobody handed in {', '.join(exercises)}: nothing was written")
+        raise ValueError(f"no student handed in {', '.join(exercises)}: nothing was written")
     return exercises
 
 
 def rules_of(options):
-    """What the call says of late notebooks, by the names of `late.Rules`; None where it is silent.
+    """The call's rules for late notebooks, by the names in `late.Rules`; None if it has none.
 
     Raises
     ------
     ValueError
-        A rule cannot be read.
+        If a rule cannot be read.
     """
     rules = {"counts": options.counts}
     for name, option, read in (
@@ -291,7 +291,7 @@ def rules_of(options):
 
 
 def cannot_write(place, error, wanted="a folder"):
-    """One sentence on why nothing can be written to a place that was named by --out."""
+    """A sentence that says why simlib cannot write to the place that --out names."""
     above = [place, *place.parents]
     file = next((one for one in above if os.path.isfile(one)), None)
     if file is not None:
@@ -325,20 +325,20 @@ or, with conda: `conda env create -f environment.yml`, then `conda activate rank
 
 Open an exercise, write each function where it says `# YOUR CODE HERE`, run its cell, then the check
 below it. A check says "not written yet", "wrong" with the smallest world that fails, or "right";
-"partly right" where a task has points by part, and the values are right.
+"partly right" means that the values are right, but not all parts of the task are.
 
 To check a whole notebook as it is on disk:
 
     .venv/bin/simlib check exercises/01_ranks_and_clusters.ipynb
 
 or all of them: `.venv/bin/simlib check exercises`. Save first: it reads the file, not the window.
-It runs everything from top to bottom, which is also what counts in the end.
+It runs everything from top to bottom, as grading does.
 
-- Your own cells may stand anywhere, and take 20 seconds each. What you import from a file of your
-  own is not handed in: write it into a cell. Leave the cells of the exercise where they are.
-- The checks that count are the original ones, whatever became of those in your notebook.
-- There are hidden tests, too: the same functions with other inputs, under the same rules.
-- Outputs do not count, so it does not matter which ones are saved.
+- You may add your own cells anywhere. Each may take 20 seconds. Your own Python files are not
+  handed in: write their code into a cell. Leave the cells of the exercise where they are.
+- Grading uses the original checks, even if you changed those in your notebook.
+- There are hidden tests, too: they call the same functions with other inputs, under the same rules.
+- Outputs do not count, so you need not save them.
 
 ## Hand in
 
@@ -347,7 +347,7 @@ The notebooks of `exercises/`, saved, under the names they have.
 
 
 class CannotHandOut(Exception):
-    """There is nothing to hand out, or something in the way; the message is the reason."""
+    """There is nothing to hand out, or the target is not free. The message gives the reason."""
 
 
 def handout(root, target):
@@ -363,7 +363,7 @@ def handout(root, target):
     Returns
     -------
     list of str
-        What is in it, sorted.
+        Its files, sorted.
 
     Raises
     ------
@@ -381,7 +381,7 @@ def handout(root, target):
             shutil.make_archive(str(target.with_suffix("")), "zip", above, target.stem)
             return listing(folder)
     if target.exists() and any(target.iterdir()):
-        raise CannotHandOut(f"{target} is not empty: name a folder that is, or remove it")
+        raise CannotHandOut(f"{target} is not empty: name an empty folder, or remove this one")
     fill(root, target)
     return listing(target)
 
@@ -412,7 +412,7 @@ WIDEST = 40
 
 
 def summary(report, folder, is_chosen, rules, not_written, not_applied):
-    """The text, without its last line end.
+    """The text for the end of a call, without its last line end.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
         Whether the exercises were named in the call.
     rules : late.Rules
     not_written : dict of str to str
-        Tables that were not written, and what each needs.
+        The tables that were not written, and the columns that each of them needs.
     not_applied : list of str
         A sentence for each override that was not applied.
     """
@@ -448,37 +448,37 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
 
 
 def all_late(students):
-    """A sentence where each of several notebooks is late: then their times may tell nothing."""
+    """A sentence if all of several notebooks are late: their times may mean nothing then."""
     books = [b for one in students for b in one["notebooks"] if b["status"] != "missing"]
     if len(books) < 2 or not all(book["late"] and book["when"] for book in books):
         return []
     return [
-        f"all {len(books)} notebooks are late: look whether their times are those at which they "
-        "were handed in; a zip of Moodle's and a git clone may have the time of the download"
+        f"all {len(books)} notebooks are late: check whether their times are the times of "
+        "submission. A zip of Moodle's and a git clone may have the time of the download"
     ]
 
 
 def of_failed_grader(students):
-    """One loud line on the notebooks at which the grader failed; none where it did not."""
+    """One loud line on the notebooks at which the grader failed; no line if there are none."""
     books = [(one, book) for one in students for book in one["notebooks"]]
     failed = [f"{one['student']} {b['exercise']}" for one, b in books if reports.is_unknown(b)]
     if not failed:
         return []
     return [
-        f"NOT GRADED, AND NO 0: the grader itself failed at {counted(len(failed), 'notebook')} "
-        f"({listed(failed)}): the tables have an empty cell there; call again, or give points by "
-        "--overrides"
+        "NOT GRADED, BUT NOT 0: the grader itself failed at "
+        f"{counted(len(failed), 'notebook')} ({listed(failed)}). The tables have an empty cell "
+        "there: call again, or give points with --overrides"
     ]
 
 
 def label(student):
-    """What identifies a student, and the name where it is another, in one line."""
+    """The id of a student, and the name if it is different, in one line."""
     key, name = one_line(student["student"]), one_line(student["name"])
     return key if key == name else f"{key}  {name}"
 
 
 def line(student, width):
-    """A student's points, and what was odd."""
+    """A student's points, and remarks on odd things."""
     odd = [b for b in student["notebooks"] if b["status"] not in ("graded", "missing")]
     oddities = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
     oddities += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
@@ -487,7 +487,7 @@ def line(student, width):
 
 
 def rarely_submitted(report):
-    """A sentence on each exercise that few handed in: it lowers everybody's share of all points."""
+    """A sentence on each exercise that few students handed in. It lowers everybody's share."""
     count = len(report["students"])
     submitted = {one["exercise"]: 0 for one in report["exercises"]}
     for student in report["students"]:
@@ -496,8 +496,8 @@ def rarely_submitted(report):
     usual = [name for name, number in submitted.items() if 2 * number >= count]
     choice = " ".join(f"--exercise {number_of(name)}" for name in usual)
     return [
-        f"{name}: {number} of {count} handed it in; if it was not asked for, leave it out by "
-        + (choice or "--exercise and the number of each other one")
+        f"{name}: {number} of {count} handed it in. If you did not ask for it, leave it out with "
+        + (choice or "--exercise and the number of each other exercise")
         for name, number in submitted.items()
         if 2 * number < count and len(submitted) > 1
     ]

@@ -1,8 +1,9 @@
-"""Control groups for a run's processes, and containers where there is no bubblewrap.
+"""Control groups for a run's processes, and containers for machines without bubblewrap.
 
-A `Group` bounds the memory and the processes of one run, and ends them all. A container of podman's
-or docker's needs no image: all that is seen inside are links and folders of this machine. What runs
-in it loads the filter of system calls itself, as podman and docker take none of that form.
+A `Group` limits the memory and the processes of one run, and ends all its processes. A container of
+podman or docker needs no image: a process inside sees only links and folders of this machine. The
+program inside loads the filter of system calls itself, because podman and docker do not take a
+filter in this form.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ MOUNTED = Path("/sys/fs/cgroup")
 NAME = "simlib-grading"
 CONTROLLERS = ("cpu", "memory", "pids")
 ROOM = 5 / 4
-"""Of the memory a run may take: the watch, which says so in words, comes first."""
+"""Times a run's memory. The watch must act earlier, because it reports the limit in words."""
 MORE_PROCESSES = 100
-"""Those around the sandbox."""
+"""The processes around the sandbox."""
 CLEAR_S = 5
 _numbers = itertools.count(1)
 
@@ -41,12 +42,12 @@ class Group:
     ----------
     limits : sandbox.Limits
     mounted : Path, optional
-        Where control groups are.
+        The folder of control groups.
 
     Attributes
     ----------
     words : list of str
-        What stands before a command that is to run in it.
+        The words before a command that runs in the group.
     """
 
     def __init__(self, limits, mounted=MOUNTED):
@@ -85,7 +86,7 @@ class Group:
         self._remove()
 
     def kill(self):
-        """End all that runs in it, whatever session it is in."""
+        """End all processes of the group, in any session."""
         end_all_in(self._folders)
 
     def _remove(self):
@@ -111,7 +112,7 @@ def end_all_in(folders):
 
 
 def remove_group(folder):
-    """Remove a group, once those that were killed in it are gone."""
+    """Remove a group when its killed processes have gone."""
     deadline = time.monotonic() + CLEAR_S
     while time.monotonic() < deadline:
         try:
@@ -131,7 +132,7 @@ def pids_in(folder):
 
 
 def settings_of(mounted, memory, processes):
-    """``[(parent folder, {file: value})]`` of the groups to make; empty where there are none."""
+    """``[(parent folder, {file: value})]`` of the groups to make; empty if none can be made."""
     if (mounted / "cgroup.controllers").exists():
         given = (mounted / "cgroup.subtree_control").read_text().split()
         if not set(CONTROLLERS) <= set(given):
@@ -157,7 +158,7 @@ def user_has_systemd():
 
 
 def clear_groups_of_the_dead(mounted=MOUNTED):
-    """Remove groups of graders that were killed, with what still runs in them."""
+    """Remove groups of graders that were killed, and end the processes in these groups."""
     for parent in (mounted, *(mounted / name for name in CONTROLLERS)):
         for folder in parent.glob(f"{NAME}-*-*"):
             owner = folder.name.removeprefix(f"{NAME}-").partition("-")[0]
@@ -168,12 +169,12 @@ def clear_groups_of_the_dead(mounted=MOUNTED):
 
 ENGINES = ("podman", "docker")
 FILTERING = "classroom/confinement/system_calls.py"
-"""Of simlib: run as a program, it loads a filter and becomes another program."""
+"""A file of simlib. Run as a program, it loads a filter and becomes another program."""
 OF_THE_CALLER = (
     "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
     "CONTAINERS_CONF", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG",
 )  # fmt: skip
-"""By these podman and docker find their settings, containers and daemon."""
+"""Variables by which podman and docker find their settings, containers and daemon."""
 ALWAYS = [
     "--rm", "--network=none", "--ipc=private", "--read-only", "--cap-drop=all",
     "--security-opt=no-new-privileges", "--hostname=grading", "--log-driver=none",
@@ -188,31 +189,31 @@ OPTIONS = {
     ],
     "docker": ["--security-opt=systempaths=unconfined"],
 }  # fmt: skip
-"""Linux mounts no new /proc, as sandboxes within need, beside one that is partly covered."""
+"""Sandboxes inside need a new /proc. Linux does not mount one beside a partly covered /proc."""
 EMPTY_FOLDERS = ("/dev", "/etc", "/proc", "/run", "/sys")
-"""What the engines put something into, beside what is shown."""
+"""Folders into which the engines put their own files."""
 MAX_PROCESSES = 32_768
-"""Of the user in a container: bounds within are stricter, but this is as much as podman has."""
+"""The most processes of a container's user: podman's largest. Inside, limits are stricter."""
 GRACE_S = 60
-"""So long after the time of a notebook a container ends by itself, should its grader be dead."""
+"""Seconds after a notebook's time when a container ends by itself, if its grader is dead."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What is seen in a container.
+    """The links and folders that a process in a container sees.
 
     Attributes
     ----------
     links : dict of str to str
-        Where links lead.
+        The target of each link.
     shown : dict of str to str
-        Which file or folder of the machine is at a place; for reading only.
+        The machine's file or folder for each place; read-only.
     covers : list of (Path, str or None)
-        As `sandbox.covered` gives them.
+        The covers from `sandbox.covered`.
     shares : dict of str to int
-        Folders to write to, and their bytes.
+        The writable folders, and their bytes.
     simlib : str
-        Where simlib lies inside.
+        The place of simlib inside.
     environment : dict of str to str
     """
 
@@ -227,7 +228,7 @@ class View:
 def contained(engine, command, run_folder, uid, limits, view):
     """The command that runs ``command`` in a container, see `sandbox.sandboxed`.
 
-    Beside ``run_folder`` folders are made that the container is built of.
+    The folders of which the container consists are made beside ``run_folder``.
     """
     folder = run_folder.parent
     binds = view.shown | laid_over(view.covers, folder / "covers") | without_sys(folder / "sys")
@@ -253,13 +254,13 @@ def contained(engine, command, run_folder, uid, limits, view):
 
 
 def client(engine):
-    """The words that call an engine as the grader's user would, whatever the environment is."""
+    """The words that call an engine as the grader's user, with any environment."""
     ours = [f"{name}={os.environ[name]}" for name in OF_THE_CALLER if name in os.environ]
     return ["env", *ours, engine]
 
 
 def of_user(engine, uid):
-    """Words for who runs it: the run's own user for root, else the caller."""
+    """Words for the container's user: the run's own user if we are root, else the caller."""
     if os.geteuid() == 0:
         return [f"--user={uid}:{uid}"]
     if engine == "podman":
@@ -268,7 +269,7 @@ def of_user(engine, uid):
 
 
 def of_limits(limits):
-    """Words for the limits of a control group, as `cgroup` sets them, and for what may be open."""
+    """Words for the limits of a control group, as `cgroup` sets them, and for open files."""
     memory = int(limits.memory_bytes * ROOM)
     words = [f"--memory={memory}", f"--memory-swap={memory}", "--cpu-shares=1024"]
     words.append(f"--pids-limit={limits.processes + MORE_PROCESSES}")
@@ -280,7 +281,7 @@ def of_limits(limits):
 
 
 def laid_over(covers, folder):
-    """``{place: source}`` that hides what is covered; empty folders for it are made in a folder."""
+    """``{place: source}`` that hides covered places. A folder gets the empty folders for it."""
     found = {}
     for number, (path, source) in enumerate(covers):
         if source is None:
@@ -295,15 +296,15 @@ def laid_over(covers, folder):
 
 
 def without_sys(folder):
-    """``{place: source}`` that leaves of /sys only what the engines mount there themselves."""
+    """``{place: source}`` that leaves only the engines' own mounts in /sys."""
     (folder / "fs/cgroup").mkdir(parents=True)
     return {"/sys": str(folder)}
 
 
 def make_root(root, links, binds, shares):
-    """Make a container's root: links, and empty folders and files to mount on.
+    """Make a container's root: links, and empty folders and files as mount points.
 
-    The engine would make what is missing, as a user whose files we may not be able to remove.
+    Otherwise the engine would make them as a user whose files we may not be able to remove.
     """
     for place in (*EMPTY_FOLDERS, *binds, *shares):
         path = root / place.lstrip("/")
@@ -322,12 +323,12 @@ def make_root(root, links, binds, shares):
 
 @functools.cache
 def image_of_links(links):
-    """The name of docker's image that holds these links, and nothing else; it is made if missing.
+    """The name of docker's image that contains only these links. It is made if it is missing.
 
     Raises
     ------
     OSError
-        docker does not make it; the message is docker's.
+        If docker does not make it. The message is docker's.
     """
     name = f"simlib-grading:{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
     if _ask("docker", "image", "inspect", name).returncode == 0:
@@ -349,16 +350,16 @@ def image_of_links(links):
 
 
 class Container:
-    """The container of one run: who is in it, and its end.
+    """The container of one run: its processes, and its end.
 
-    Its processes are not below those that started it, so neither watching these nor ending them is
-    enough.
+    Its processes are not children of the process that started them. So it is not enough to watch or
+    end that process.
 
     Parameters
     ----------
     engine : str
     folder : Path
-        The run's; the container has its name.
+        The run's folder. The container has its name.
     """
 
     def __init__(self, engine, folder):
@@ -366,7 +367,7 @@ class Container:
         self._pid = 0
 
     def first_process(self):
-        """Its first process, as the machine counts them; 0 as long as there is none."""
+        """The process id of its first process on the machine; 0 while there is none."""
         if not self._pid:
             done = _ask(self._engine, "inspect", "--format={{.State.Pid}}", self._name)
             with contextlib.suppress(ValueError):
@@ -374,7 +375,7 @@ class Container:
         return self._pid
 
     def end(self):
-        """End all that is in it, and remove it."""
+        """End all its processes, and remove it."""
         remove(self._engine, [self._name])
 
 
@@ -386,13 +387,13 @@ def remove(engine, names):
 
 
 def names_of_containers(engine, beginning):
-    """The names of all containers that begin like this."""
+    """The names of all containers whose names have this beginning."""
     said = _ask(engine, "ps", "--all", "--format={{.Names}}", f"--filter=name={beginning}")
     return [one for one in said.stdout.decode().split() if one.startswith(beginning)]
 
 
 def last_line(said):
-    """The last line of what a program said."""
+    """The last line of a program's output."""
     return (said.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
 
 

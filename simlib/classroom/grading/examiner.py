@@ -1,8 +1,8 @@
-"""The examiner: in the kernel of a grading run, it has the student's cells run and asks of them.
+"""The examiner. In the kernel of a grading run, it examines the student's cells.
 
-Nothing of a student's runs in this process. Cells run in a shell process; functions come from there
-as bytes, and become functions again in ranks. All of these are forked from a server that was begun
-before the first of them.
+No code of a student runs in this process. Cells run in a shell process. Functions come from the
+shell as bytes, and become functions again only in ranks. All these processes are forked from a
+server that started before the first of them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KEPT_OUTPUT = 4000
 MAX_OUTPUT = 4 << 20
 START_LIMIT_S = 60
 MAX_FILES = 1000
-"""Of a folder, that are looked at."""
+"""The most files of a folder that are examined."""
 SPOILS = {"ended", "unreadable"}
-"""What an answer says of a shell that no other cell can use."""
+"""The remark on an answer that leaves a shell which no other cell can use."""
 
 
 class ShellEnded(Exception):
-    """The student's shell is gone, or had to be ended; the message is the reason."""
+    """The student's shell ended or had to be ended. The message gives the reason."""
 
 
 class Examiner:
@@ -48,11 +48,11 @@ class Examiner:
     Parameters
     ----------
     namespace : dict
-        Where check and hidden cells run: functions, `check` and `measure` are put there.
+        The namespace of check and hidden cells. It gets functions, `check` and `measure`.
     graded : GradedChecks
-        What `check` and `measure` are in this run.
+        It gives `check` and `measure` for this run.
     cell_limit_s : float
-        Seconds for a cell of the student's.
+        Seconds for a cell of the student.
     """
 
     def __init__(self, namespace, graded, cell_limit_s=20):
@@ -83,7 +83,7 @@ class Examiner:
         print(json.dumps(answer))
 
     def answer(self, question, source):
-        """Run the cell that answers a question; it may have been answered before (`known`)."""
+        """Run the cell that answers a question. Its answer may be known already (`known`)."""
         self._failed.discard(question)
         self._spoilt.discard(question)
         answer = self._run({"source": source})
@@ -101,7 +101,7 @@ class Examiner:
         print(json.dumps(answer))
 
     def names_of(self, source):
-        """Make the names of a check's cell in the student's shell: their cells may use them."""
+        """Make the names of a check's cell in the student's shell. Later cells may use them."""
         question = self._checked
         verdict = self._graded.verdicts.get(question) or Verdict(question, {}, WRONG)
         words = {name: value for name, value in vars(verdict).items() if name != "run"}
@@ -109,7 +109,7 @@ class Examiner:
         self._note(None, request, self._run(request))
 
     def fetch(self, question):
-        """Put the function of a question where its check looks, as it is in the shell by now."""
+        """Get the present function of a question from the shell, for its check."""
         self._keep()
         self._renew_ranks()
         self._checked = question
@@ -129,7 +129,7 @@ class Examiner:
         print(json.dumps(answer))
 
     def _renew_ranks(self):
-        """Let ranks have the files that cells have written: each has its own copy of the folder."""
+        """Give ranks the files that cells have written. Each rank has its own copy of them."""
         files = files_in(HOME)
         if files != self._files:
             self._files = files
@@ -141,7 +141,7 @@ class Examiner:
         return any(other not in (None, question) for other, _ in self._ran)
 
     def _submitted(self, question, only=None):
-        """The answer to fetching a function, and the `Submitted`; None where there is none."""
+        """The answer to fetching a function, and the `Submitted`; None if there is no function."""
         answer = self._run({"function": question}, only)
         payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
         if answer["error"] is not None:
@@ -153,33 +153,33 @@ class Examiner:
             return answer | {"error": error, "unreadable": True}, None
 
     def _keep(self):
-        """Note the names that a check has left behind, once what comes after it begins."""
+        """Note the names that a check has left, when the next cell begins."""
         if self._checked is not None:
             names = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
             self._as_checked[self._checked] = names
         self._checked = None
 
     def begin(self, cell, question):
-        """Say which hidden cell comes (`GradedChecks.begin`); names are as its check left them."""
+        """Announce the next hidden cell (`GradedChecks.begin`). It has the names of its check."""
         self._keep()
         self._namespace.update(self._as_checked.get(question, {}))
         self._graded.begin(cell, question)
 
     def expect(self, question, recorded):
-        """What hidden cells of a question are to give; see `GradedChecks.expect`."""
+        """The expected outputs of a question's hidden cells; see `GradedChecks.expect`."""
         self._graded.expect(question, recorded)
 
     def recorded(self, question):
-        """Print what hidden cells of a question gave, for `expect` in another run."""
+        """Print the outputs of a question's hidden cells, for `expect` in another run."""
         print(self._graded.recorded(question))
 
     def _note(self, question, request, answer):
-        """Note what was run for shells to come, unless it ended this one."""
+        """Keep a cell for later shells, unless the cell ended this one."""
         if not answer.get("ended"):
             self._ran.append((question, request))
 
     def _run(self, request, only=None):
-        """The shell's answer, with what was printed; an error where there is none."""
+        """The shell's answer and its output; an error if there is no answer."""
         try:
             if self._shell is None:
                 self._shell = self._new_shell(only)
@@ -196,7 +196,7 @@ class Examiner:
         return answer | {"output": output}
 
     def _new_shell(self, only):
-        """A shell in which all that did not end one has run, but other answers than ``only``."""
+        """A shell in which all harmless cells have run, but of the other answers only ``only``."""
         shell = Shell()
         try:
             for question, request in self._ran:
@@ -248,12 +248,12 @@ class Shell:
         self._answer(START_LIMIT_S)
 
     def ask(self, request, limit_s):
-        """``(answer, what was printed)`` to a request.
+        """``(answer, output)`` to a request.
 
         Raises
         ------
         ShellEnded
-            It takes too long, prints too much, or the process is gone.
+            If it takes too long or prints too much, or the process has ended.
         """
         self._control.settimeout(limit_s)  # the last answer has left it with what was left
         with contextlib.suppress(OSError):
@@ -262,7 +262,7 @@ class Shell:
 
     def _answer(self, limit_s):
         deadline, printed, total = time.monotonic() + limit_s, b"", 0
-        too_long = f"the cell was still running after {limit_s:g} s, and was ended"
+        too_long = f"the cell was still running after {limit_s:g} s, and was stopped"
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -274,7 +274,7 @@ class Shell:
                 printed = (printed + piece)[:KEPT_OUTPUT]
                 if total > MAX_OUTPUT:
                     raise ShellEnded(
-                        f"the cell printed more than {MAX_OUTPUT >> 20} MB, and was ended"
+                        f"the cell printed more than {MAX_OUTPUT >> 20} MB, and was stopped"
                     )
                 if not piece:
                     raise ShellEnded("the cell ended the process it runs in")
@@ -286,13 +286,13 @@ class Shell:
                 except (EOFError, OSError):
                     raise ShellEnded("the cell ended the process it runs in") from None
                 except (ValueError, RecursionError):
-                    raise ShellEnded("the process of the cell answered what is no answer") from None
+                    raise ShellEnded("the process of the cell sent an invalid answer") from None
                 if not isinstance(answer, dict):
-                    raise ShellEnded("the process of the cell answered what is no answer")
+                    raise ShellEnded("the process of the cell sent an invalid answer")
                 return {"error": None} | answer, printed.decode("utf-8", "replace")
 
     def close(self):
-        """End the process and what it started."""
+        """End the process and its children."""
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(self._process.pid, signal.SIGKILL)
@@ -304,25 +304,25 @@ class Shell:
 
 
 def name_cells(compiler, table):
-    """Let a kernel's compiler note cells in this table, by the names that IPython gives them.
+    """Make a kernel's compiler note cells in this table, by IPython's names for them.
 
-    ipykernel's own name is a hash in plain Python: 0.4 s for a cell that holds what is expected.
+    ipykernel's own name is a hash in plain Python. It takes 0.4 s for a cell with expected values.
     """
     compiler._filename_map = table
     compiler.get_code_name = lambda raw, code, number: f"examiner: {code_name(code, number)}"
 
 
 def is_of_shell(name):
-    """Whether a cell may be called so that the shell has run: none of ours is."""
+    """Whether a cell's name shows that it ran in the shell. Our cells do not run there."""
     return isinstance(name, str) and name.startswith("<ipython-input-")
 
 
 class OnlyStudents(dict):
-    """IPython's table of cells, in which only the student's are: ranks are sent what is in it."""
+    """IPython's table of cells, with the student's cells only, because ranks get its contents."""
 
     def __setitem__(self, name, number):
         pass
 
     def add(self, name, number):
-        """Note a cell of the student's."""
+        """Note a cell of the student."""
         super().__setitem__(name, number)

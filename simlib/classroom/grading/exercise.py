@@ -1,9 +1,9 @@
-"""Read the pristine material of an exercise, and make what learners see of it.
+"""Read the original material of an exercise, and make the form that learners see.
 
-`shown_form` replaces each check by a call of `simlib.checks.check_of`, and moves the checks, and
-what a setup defines for checks alone, into a text of their own. `write_checks` writes these texts
-to `exercises/checks`. Every install calls it, before any package is there: it needs the standard
-library alone.
+`shown_form` replaces each check by a call of `simlib.checks.check_of`. It moves the checks into a
+text of their own, and also the parts of a setup that only checks need. `write_checks` writes these
+texts to `exercises/checks`. Every install calls it before any package is there, so it needs only
+the standard library.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def read_exercise(path):
     Raises
     ------
     SourceError
-        The source cannot be read; a question has two answer cells or none, or no check cell or no
-        hidden cell: any answer to it would be right.
+        The source cannot be read. Or a question does not have exactly one answer cell, or lacks a
+        check cell or a hidden cell, so that any answer would be right.
     """
     notebook = read_source(path, is_exercise=True)
     shown, cases = shown_form(notebook, path.stem)
@@ -85,22 +85,22 @@ def read_exercise(path):
                 raise SourceError(f"{path}: question {name} has no {role} cell")
         weights = exercise.weights_of(name)
         if not sum(weight for _, weight in weights):
-            raise SourceError(f"{path}: the cells of question {name} weigh nothing")
+            raise SourceError(f"{path}: the cells of question {name} have no weight")
         if len(questions[name].parts) > 1 and any(cell.weight is not None for cell, _ in weights):
             raise SourceError(f"{path}: question {name} has parts, so its cells have no weights")
     return exercise
 
 
 def exercise_of(notebook, name, cases=""):
-    """The `Exercise` that a notebook holds as it was handed out: no solutions, nothing hidden.
+    """The `Exercise` in a notebook that was handed out: without solutions and hidden cells.
 
     Parameters
     ----------
     notebook : dict
-        As nbformat 4.5 has it.
+        A notebook in nbformat 4.5.
     name : str
     cases : str
-        What its checks expect, where that was handed out with it.
+        The expected answers of its checks, if they were handed out with it.
     """
     cells, questions = [], {}
     for cell in notebook["cells"]:
@@ -129,24 +129,24 @@ def read_exercises(folder):
     paths = exercise_files(Path(folder), ".py")
     if not paths:
         raise SourceError(
-            f"{folder} has no exercise sources (NN_name.py): grading needs those of the checkout, "
-            "authoring/exercises; name their folder by --exercises"
+            f"{folder} has no exercise sources (NN_name.py): grading needs the sources of the "
+            "checkout, authoring/exercises. Name their folder with --exercises"
         )
     return {path.stem: read_exercise(path) for path in paths}
 
 
 def is_exercise(text, name):
-    """Whether a text names an exercise, by name or number; spreadsheets write 4 for 04."""
+    """Whether a text is the name or number of an exercise. Spreadsheets write 4 for 04."""
     number = text.zfill(2) if text.isdecimal() else text
     return name == text or name.startswith(f"{number}_")
 
 
 SOURCES, CASES = "authoring/exercises", "exercises/checks"
-"""Folders of a checkout: the sources of exercises, and what their checks expect."""
+"""Folders of a checkout: the sources of exercises, and the expected answers of their checks."""
 HEADER_WORD = re.compile(r'\b(role|question)="([^"]*)"')
 
 CHECKS_FROM = "simlib.checks"
-"""The module whose import in a setup is for checks alone."""
+"""A module that a setup imports only for checks."""
 CHECK_OF = f"from {CHECKS_FROM} import check_of"
 CODE_IN_PROSE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 HEAD = '''\
@@ -158,12 +158,12 @@ Built from authoring/exercises/{name}.py, which is what grading reads; nobody ed
 
 
 def shown_form(notebook, name):
-    """``(notebook, cases)`` of an exercise: what learners see of it, and its checks as a text.
+    """``(notebook, cases)`` of an exercise: the notebook for learners, and its checks as a text.
 
     Parameters
     ----------
     notebook : NotebookNode
-        From `read_source`; it is left as it is.
+        A notebook from `read_source`. It is not changed.
     name : str
         ``NN_name`` of the exercise, or `REVIEW`.
 
@@ -189,13 +189,12 @@ def shown_form(notebook, name):
 
 
 def write_checks(root: Path) -> list[str]:
-    """Bring `exercises/checks` of a checkout up to date.
+    """Update `exercises/checks` of a checkout.
 
     Returns
     -------
     list of str
-        The names of the files that have changed; none where the folder has no sources, as a
-        handout has none.
+        The names of the changed files; empty if the folder has no sources, as in a handout.
     """
     sources, folder = exercise_files(root / SOURCES, ".py"), root / CASES
     texts = {}
@@ -218,7 +217,7 @@ def write_checks(root: Path) -> list[str]:
 
 
 def plain_cells(text: str) -> list[SimpleNamespace]:
-    """The cells of a source, as `read_source` has them, with their role and question alone."""
+    """The cells of a source, as from `read_source`, but only with their role and question."""
     cells, lines = [], []
     for line in text.splitlines():
         if line.startswith(CELL_HEADER):
@@ -234,7 +233,7 @@ def plain_cells(text: str) -> list[SimpleNamespace]:
 
 
 def split_setups(cells, name):
-    """``(imports, definitions)``: what only checks need, taken out of the setup cells, in place."""
+    """Move code that only checks need out of the setup cells: ``(imports, definitions)``."""
     setups = [cell for cell in cells if course_of(cell, "role") == "setup"]
     nodes = [one.node for cell in setups for one in statements_of(cell.source)]
     kept = names_kept(names_in_code(cells) | names_in_prose(cells), nodes)
@@ -253,7 +252,9 @@ def split_setups(cells, name):
                 defined.append(text)
         cell.source = shown.strip("\n")
         if not cell.source:
-            raise SourceError(f"{name}: a setup cell is for checks alone: put it to another one")
+            raise SourceError(
+                f"{name}: a setup cell may contain only checks: move this one to another cell"
+            )
     return imported, defined
 
 
@@ -266,7 +267,7 @@ class Statement(NamedTuple):
 
 
 def statements_of(source):
-    """The statements of a cell; a string below a name is of the statement that makes the name."""
+    """The statements of a cell. A string below a name belongs to the statement of the name."""
     lines, found, end = source.split("\n"), [], 0
     for node in ast.parse(source).body:
         text = "\n".join(lines[end : node.end_lineno])
@@ -280,12 +281,12 @@ def statements_of(source):
 
 
 def is_for_checks(node):
-    """Whether a statement imports what checks are made of."""
+    """Whether a statement imports names that only checks use."""
     return isinstance(node, ast.ImportFrom) and node.module == CHECKS_FROM
 
 
 def names_made_by(node):
-    """The names that a definition or an assignment makes; none where a statement does more."""
+    """The names that a definition or an assignment makes; none if a statement does more."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign):
@@ -299,7 +300,7 @@ def uses_of(tree):
 
 
 def stays(node, kept):
-    """Whether a statement of a setup stays, as all do but those that make other names only."""
+    """Whether a statement of a setup stays. Statements that only make other names are removed."""
     made = names_made_by(node)
     return not made or not made.isdisjoint(kept)
 
@@ -313,7 +314,7 @@ def names_in_code(cells):
 
 
 def names_in_prose(cells):
-    """The words that prose sets as code."""
+    """The words in prose that are set as code."""
     prose = [
         piece for c in cells if c.cell_type != "code" for piece in CODE_IN_PROSE.findall(c.source)
     ]
@@ -321,7 +322,7 @@ def names_in_prose(cells):
 
 
 def names_kept(used, nodes):
-    """These names, and those that statements use which stay for them, and so on."""
+    """These names, and the names used by statements that stay because of them, and so on."""
     kept, size = set(used), -1
     while size < len(kept):
         size = len(kept)
@@ -330,7 +331,7 @@ def names_kept(used, nodes):
 
 
 def tree_of(text):
-    """The syntax tree of a cell; empty where it is no plain Python."""
+    """The syntax tree of a cell; empty if the cell is not plain Python."""
     try:
         return ast.parse(text)
     except SyntaxError:

@@ -1,8 +1,8 @@
 """One submission: read it, merge its answers into the exercise, run them, score each question.
 
-A process with limits of its own reads the file (`Reader`, `merge_answers`): a file that takes too
-much memory or time costs itself only. The notebook is run again where an answer ends the run, so
-that each question pays for itself.
+A process with limits of its own reads the file (`Reader`, `merge_answers`). So a file that needs
+too much memory or time harms no other file. If an answer ends the run, the notebook is run again
+without it, so that an answer costs only the points of its own question.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .texts import clean
 
 PROGRAM = Path(__file__).with_name("merge_answers.py")
 MEMORY_BYTES = 1 << 30
-"""Of address space: a notebook of 20 MB in pictures takes a tenth."""
+"""The limit of address space. A notebook with 20 MB of pictures needs a tenth of it."""
 SECONDS = 10
-"""Of the processor, for one file."""
+"""The limit of processor time for one file."""
 PATIENCE_S = 120
-"""By the clock, for one file, on a machine that has other things to do."""
+"""The limit of time by the clock for one file, for a busy machine."""
 LONGEST_ANSWER = 64 << 20
 
 
 class Reader:
-    """Reads files in a process of its own, which is begun when it is first needed.
+    """Reads files in a process of its own, which starts when it is first needed.
 
     Parameters
     ----------
     exercises : dict of str to Exercise
     memory_bytes, seconds, patience_s : int
-        What reading one file may take: address space, time of the processor, time by the clock.
+        The limits for one file: address space, processor time, and time by the clock.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Reader:
         self._end()
 
     def about(self, content, exercise=None):
-        """``(exercise, has answers)`` of a file: its name or None, and whether it answers anything.
+        """``(exercise, has answers)``: its name or None, and whether the file has any answer.
 
         Parameters
         ----------
         content : bytes
         exercise : str or None
-            Its exercise where that is known; else its cells say.
+            The exercise if it is known. Otherwise it is found by the cells.
 
         Raises
         ------
@@ -130,7 +130,7 @@ class Reader:
         self._process.stdin.flush()
 
     def _answer(self):
-        """The line that comes back; without its end where the process ended, or its time did."""
+        """The answer's line. Its end is missing if the process ended or took too long."""
         until, parts, nbytes = time.monotonic() + self._patience_s, [], 0
         pipe = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
@@ -143,15 +143,15 @@ class Reader:
         return b""
 
     def _why_ended(self):
-        """End the process, and say what a file did that gave no answer."""
+        """End the process, and say why it gave no answer for the file."""
         try:
             code = self._process.wait(1)
         except subprocess.TimeoutExpired:
             code = None
         self._end()
         if code in (None, -signal.SIGXCPU):
-            return "the file takes too long to be read: clear its outputs, save it again"
-        return "the file ends the process that reads it: save it again in JupyterLab"
+            return "the file takes too long to be read: clear its outputs and save the file again"
+        return "the file ends the process that reads it: save the file again in JupyterLab"
 
     def _end(self):
         process, self._process = self._process, None
@@ -167,9 +167,9 @@ class Reader:
 
 SHORTEST_RUN_S = 5
 CELL_BITS = 52
-"""Of the number that a hidden cell makes its inputs of."""
+"""The bits of the number from which a hidden cell makes its inputs."""
 MAX_FAILURES = 5
-"""Cells of the student's own whose failures are named."""
+"""How many failed cells of the student's own are named."""
 BEGIN = """\
 from simlib.classroom.confinement.process_sandbox import begin
 begin()
@@ -189,15 +189,15 @@ class NotebookResult:
     status : str
         ``"graded"``, ``"unreadable"``, ``"wrong notebook"`` or ``"missing"``.
     reason : str
-        Why it was not graded.
+        The reason why it was not graded.
     questions : list of QuestionResult
     notes : list of str
-        What was odd, for the teacher.
+        Notes for the teacher on odd things.
     runs : int
-        How often it was run.
+        How often the notebook was run.
     seconds : float
     cut_short : bool
-        Whether a limit ended any part of it: under other limits the result may be another one.
+        Whether a limit ended any part of it. With other limits the result may differ.
     """
 
     exercise: str
@@ -216,16 +216,16 @@ class NotebookResult:
 
     @property
     def of(self):
-        """Points to be had."""
+        """The most points possible."""
         return sum(one.of for one in self.questions)
 
     def as_dict(self):
-        """As plain data."""
+        """The result as plain data."""
         return asdict(self) | {"points": self.points, "of": self.of}
 
     @classmethod
     def from_dict(cls, data):
-        """The result that `as_dict` was made from."""
+        """The result from the plain data of `as_dict`."""
         kept = {key: value for key, value in data.items() if key not in ("points", "of")}
         kept["questions"] = [QuestionResult(**one) for one in kept["questions"]]
         return cls(**kept)
@@ -242,15 +242,15 @@ def without_points(exercise, status, reason, notes=()):
 
 @dataclass
 class Turn:
-    """What all runs of one notebook share.
+    """The shared state of all runs of one notebook.
 
     Attributes
     ----------
     left_s : float
-        Seconds that they have left together.
+        The seconds that all runs together have left.
     alone : callable
-        Called before anything is run again: it waits until no other notebook is graded, and returns
-        whether one was.
+        It is called before each further run. It waits until no other notebook is graded, and
+        returns whether others ran beside this one before.
     """
 
     left_s: float
@@ -263,17 +263,17 @@ def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
     Parameters
     ----------
     content : bytes
-        The file.
+        The bytes of the file.
     exercise : Exercise
     expected : Expected
-        What the solution gave under this seed, see `record`.
+        The results of the solution with this seed, see `record`.
     seed : int
         The seed of hidden cells.
     limits : sandbox.Limits
     isolate : bool
         False without a sandbox.
     turn : Turn, optional
-        By default it has the time of two runs.
+        The default has the time of two runs.
     """
     begun = time.monotonic()
     try:
@@ -348,17 +348,17 @@ def seeded(cell, seed):
 
 
 def seed_of(identity, seed):
-    """What a hidden cell has in its line ``seed = ...``: a number of its own of 52 bits.
+    """The number in a hidden cell's line ``seed = ...``. Each cell has its own number of 52 bits.
 
-    A thousand times it, and a rank more, is a seed that torch takes. What ranks find out about it
-    in one question says nothing about another's.
+    torch accepts a thousand times this number plus a rank as a seed. If ranks find out the number
+    of one question, they know nothing about the number of another.
     """
     drawn = hashlib.sha256(f"{identity} {seed}".encode()).digest()
     return int.from_bytes(drawn) % 2**CELL_BITS
 
 
 class GraderFails(Exception):
-    """A run that failed before anything of a student's was in it; the message is the reason."""
+    """A run that failed before any code of a student ran. The message gives the reason."""
 
 
 @dataclass
@@ -368,12 +368,12 @@ class Runs:
     Attributes
     ----------
     cells : dict of str to CellResult
-        By cell id, from the run in which the cell's question was not disturbed.
+        The results by cell id, from the run in which no other answer disturbed the question.
     set_aside : dict of str to str
-        Questions whose answers ended a run, and how.
+        The questions whose answers ended a run, and how they did.
     notes : list of str
     number : int
-        How often it was run.
+        How often the notebook was run.
     """
 
     cells: dict = field(default_factory=dict)
@@ -385,8 +385,8 @@ class Runs:
 class Runner:
     """Runs parts of a merged notebook within the time of its limits.
 
-    The first run may take the time of a notebook; all further ones, which an answer has made
-    necessary that ended a run, may take as much together.
+    The first run may take the time of a notebook. Further runs are needed if an answer has ended a
+    run. All of them together may take as much time as the first.
 
     Parameters
     ----------
@@ -406,10 +406,10 @@ class Runner:
         self.done = Runs()
 
     def run(self, merged):
-        """The `Runs` of a merged notebook, with all its answers in one run as far as that goes.
+        """The `Runs` of a merged notebook, with all its answers in one run as far as possible.
 
-        An answer that ended the first run beside other notebooks may have lacked time: it is judged
-        by a run of all in the end, for which it has what others have left.
+        If an answer ended the first run while other notebooks ran, it may have lacked time. So it
+        is judged by a last run of all answers, with the time that the other runs have left.
         """
         session = self._run(merged) if answered(merged) else None
         step, why = culprit_of(merged, session) if session else (None, "")
@@ -422,7 +422,7 @@ class Runner:
         return self.done
 
     def _judge_again(self, merged, question, why):
-        """Run an answer with all that were not set aside; ``why`` it was where no time is left."""
+        """Run an answer with all that were not skipped. If no time is left, it fails by ``why``."""
         part = merged.without(self.done.skipped)
         session = self._run(part)
         if session is not None:
@@ -436,7 +436,7 @@ class Runner:
         self.done.skipped[question] = why
 
     def _run_all(self, merged, session=None):
-        """The same; the first run may have been made already."""
+        """As `run`. The first run may have been made already."""
         whole = merged
         while answered(merged):
             ran, session = session or self._run(merged), None
@@ -467,16 +467,16 @@ class Runner:
         return self.done
 
     def _leave_out(self, step, why, merged):
-        """A merged notebook without a cell of the student's own; a note says so."""
+        """The merged notebook without one of the student's own cells; adds a note."""
         note = f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
         self.done.notes += [note] * (note not in self.done.notes)
         return merged.without([step])
 
     def _own_culprit(self, whole):
-        """The cell of the student's own that has ended the runs of several answers, each alone.
+        """The student's own cell that has ended the runs of several answers, each alone.
 
-        It may do so late, by a process that it leaves behind: then it is answers that seem to end
-        a run. None where it is not one such cell alone, or where no time is left to find it.
+        Such a cell may leave a process behind that ends a run later. Then the answers seem to end
+        the run. None if there is not exactly one such cell, or no time is left to find it.
         """
         own = [step for step in whole.steps if step.kind == "helper"]
         if len(self.done.skipped) != 2 or not own or self._ends(whole.without(own)):
@@ -484,12 +484,12 @@ class Runner:
         return next((step for step in own if not self._ends(whole.without([step]))), None)
 
     def _ends(self, part):
-        """Whether some step of a part ends its run; a part that nobody could run counts, too."""
+        """Whether a step of a part ends its run. A part without a run counts, too."""
         session = self._run(part)
         return session is None or culprit_of(part, session)[0] is not None
 
     def _alone(self, merged, question):
-        """Run one answer without the others; whether the run ended by itself."""
+        """Run one answer without the others; returns whether the run ended by itself."""
         part = merged.without([name for name in answered(merged) if name != question])
         session = self._run(part)
         if session is None:
@@ -503,7 +503,7 @@ class Runner:
         return True
 
     def _run(self, merged):
-        """A session, or None where no time is left."""
+        """A session, or None if no time is left."""
         if self._turn.left_s < SHORTEST_RUN_S:
             return None
         limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._turn.left_s))
@@ -518,7 +518,7 @@ class Runner:
         return session
 
     def _give_up(self, merged):
-        why = "other answers of this notebook ended so many runs that no time was left for it"
+        why = "other answers of this notebook ended so many runs that no time was left for this one"
         self.done.skipped |= dict.fromkeys(answered(merged), why)
         return self.done
 
@@ -529,13 +529,13 @@ def answered(merged):
 
 
 def culprit_of(merged, session):
-    """``(step, why)`` of the step that ended a run; ``(None, why)`` where none of them did."""
+    """``(step, why)`` of the step that ended a run; ``(None, why)`` if no step ended it."""
     for step in merged.steps:
         if step.kind == "pristine" and not step.cell.question:
             continue
         result = session.cells.get(step.identity)
         if result is None or "Kernel dead" in result.error:
-            return step, session.ended or "its code ended the process that examines it"
+            return step, session.ended or "the answer's code ended the process that examines it"
         if result.word == "gone":
             return step, session.ended or result.error
     return None, session.ended

@@ -1,4 +1,4 @@
-"""`check` and `measure` as a grading run has them, in the place of those that a notebook calls."""
+"""`check` and `measure` of a grading run. They replace the functions that a notebook calls."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from .score import ALLOWED, LOST, MARK
 from .texts import clean
 
 FLOOR = 1 / 8
-"""Of the bytes that the solution sends: uint8 in the place of int64 is honest."""
+"""The least share of the solution's bytes. uint8 instead of int64 is an honest saving."""
 
 SLOWER = 2
-"""A check waits so many times as long for its ranks as at a student's: others share the machine."""
+"""The factor by which a check waits longer for its ranks, because others share the machine."""
 
 
 class GradedChecks:
-    """What checks and hidden cells of one run have seen, by question.
+    """The results of a run's checks and hidden cells, by question.
 
     Parameters
     ----------
     patience : float
-        How many times as long as by default ranks may make no progress.
+        The factor on the default time for which ranks may make no progress.
     """
 
     def __init__(self, patience=1):
@@ -55,11 +55,11 @@ class GradedChecks:
         self._cell = self._question = ""
 
     def names(self):
-        """What stands in for `simlib.checks` in the namespace of the cells."""
+        """The names that replace `simlib.checks` in the namespace of the cells."""
         return {"check": self.check, "measure": self.measure}
 
     def check(self, question, answer, inputs, expected, *rules, **options):
-        """`simlib.checks.check`; its rules are kept for `measure`."""
+        """`simlib.checks.check`. It keeps the rules for `measure`."""
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
         self._within[question] = options.get("within", EXACT)
@@ -74,11 +74,11 @@ class GradedChecks:
         return GradedVerdict(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
-        """What an answer gives and whether it kept the rules of its check, in lines of text.
+        """The results of an answer as text, and whether it kept the rules of its check.
 
-        Values that are as expected, to the precision of a check, are printed as expected, so that
-        a sum in another order is no difference. What `start` says of its time does not count:
-        ``timeout_s`` does.
+        If values are as expected, to the precision of a check, they are printed as the expected
+        ones. So a sum in another order makes no difference. ``timeout_s`` replaces the time that
+        `start` asks for.
         """
         question = self._question  # an answer that a cell has wrapped does not say
         measured = []
@@ -120,24 +120,24 @@ class GradedChecks:
         return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 
     def begin(self, cell, question):
-        """Say which hidden cell comes: what it measures is compared with that cell's."""
+        """Announce the next hidden cell: its measurements are compared with that cell's."""
         self._cell, self._question = cell, question
 
     def expect(self, question, recorded):
-        """Compare with what `recorded` gave in a run of the solution, from its beginning."""
+        """From the beginning, compare with the results of `recorded` in a run of the solution."""
         self._measured.pop(question, None)
         self._expected[question] = pickle.loads(lzma.decompress(base64.b64decode(recorded)))
 
     def recorded(self, question):
-        """All that was measured of a question, as text."""
+        """All measurements for a question, as text."""
         data = pickle.dumps(self._measured.get(question, {}))
         return base64.b64encode(lzma.compress(data)).decode()
 
 
 def end_where_all_is_taken(error):
-    """End this process where it gets no thread, process or memory any more.
+    """End this process if it gets no more threads, processes or memory.
 
-    An answer has taken them, perhaps one of another question: the grader finds out which.
+    An answer has taken them, perhaps an answer to another question. The grader finds out which.
     """
     is_ours = not isinstance(error, SimlibError)
     words = "can't start new thread"
@@ -160,13 +160,13 @@ class GradedVerdict:
 
 
 def snapped(got, want, within=EXACT):
-    """A value as text; one that is as expected reads as the expected one."""
+    """A value as text. If it is as expected, the text shows the expected value."""
     wrong = difference(got, want, within)
     return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
 
 
 def rule_line(found, parts):
-    """What is said of a world's complaints: `ALLOWED`, or which parts but the value they cost."""
+    """The words for a world's complaints: `ALLOWED`, or the parts that they cost."""
     if not found:
         return ALLOWED
     lost, said = parts_lost(found, parts), in_one_line(worst_of(found, parts).reason)
@@ -174,17 +174,17 @@ def rule_line(found, parts):
 
 
 def in_one_line(text):
-    """A text that may hold a student's words, so that it cannot pass for other lines."""
+    """A text that may contain a student's words, in a form that looks like no other line."""
     return " ".join(clean(text).split("\n"))
 
 
 def in_their_words(error):
-    """An error that may hold a student's words; its lines begin so that no other ones do."""
+    """An error that may contain a student's words. No other lines begin like its lines."""
     return clean(f"{type(error).__name__}: {error}").replace("\n", f"\n{MARK}")
 
 
 def sent(run):
-    """What the ranks of a run have sent, in all."""
+    """The bytes that the ranks of a run have sent in all."""
     collectives = run.trace.collectives
     return {
         "messages": sum(run.messages),
@@ -194,17 +194,17 @@ def sent(run):
 
 
 def too_little(found, solution, world_size):
-    """A sentence where ranks sent less than an answer can do with, else None.
+    """A sentence if ranks sent less than an honest answer needs, else None.
 
-    Ranks that talk past torch.distributed, by files or sockets, are found by it. A rank that is
-    alone has nobody to talk to.
+    This finds ranks that communicate by files or sockets instead of torch.distributed. A rank that
+    is alone need not send anything.
     """
     calls, needed_calls = (one["messages"] + one["collectives"] for one in (found, solution))
     needed = math.ceil(FLOOR * solution["bytes"])
     if world_size == 1 or (found["bytes"] >= needed and calls >= min(1, needed_calls)):
         return None
     return (
-        f"the ranks send {found['bytes']:,} bytes in {calls} calls through torch.distributed, and "
-        f"nobody can do with less than {needed:,} bytes in {min(1, needed_calls)}: what they know "
-        "of each other comes from elsewhere"
+        f"the ranks send {found['bytes']:,} bytes in {calls} calls through torch.distributed, "
+        f"but every right answer needs at least {needed:,} bytes in {min(1, needed_calls)}: "
+        "the ranks get values of each other in another way"
     )

@@ -1,4 +1,4 @@
-"""What came late: by which deadline, by how much, which of several files counts, what it costs."""
+"""Late files: the deadline, the delay, which of several files counts, and the lost points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...core.draw.text import count as counted
 
 NONE = "none"
-"""Takes away a deadline, or what late costs."""
+"""The word that removes a deadline, or the costs of late files."""
 LAST, IN_TIME = "last", "in-time"
 """Which of several files of a student for an exercise counts."""
 COSTS = re.compile(r"(\d{1,3}(?:\.\d{1,3})?)%?(/day)?")
@@ -19,14 +19,14 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Rules:
-    """What a report says of late notebooks; all of it is kept for later calls.
+    """The rules of a report for late notebooks. All of them are kept for later calls.
 
     Attributes
     ----------
     deadline : str
-        The class's, in ISO 8601; empty without one.
+        The deadline of the class, in ISO 8601; empty without a deadline.
     costs : str
-        From `costs_of`; empty where late costs nothing.
+        The costs from `costs_of`; empty if late notebooks lose nothing.
     counts : str
         `LAST` or `IN_TIME`; empty is `IN_TIME`.
     """
@@ -36,56 +36,56 @@ class Rules:
     counts: str = ""
 
     def sentences(self):
-        """What holds, and how to take it away."""
+        """Sentences that say which rules apply, and how to remove them."""
         said = []
         if self.deadline:
             when = self.deadline.replace("T", " ")
-            said.append(f"deadline {when} (it is kept; --deadline none takes it away)")
+            said.append(f"deadline {when} (kept until --deadline none)")
         if self.costs:
             percent, _, each = self.costs.partition("/")
             what = f"{percent} % of the points" + (" for each day begun" if each else "")
-            said.append(f"late costs {what} (it is kept; --late-costs none takes it away)")
+            said.append(f"late notebooks lose {what} (kept until --late-costs none)")
         if self.counts == LAST:
             said.append(
-                "of several files the last one counts, also if it is late (it is kept; --counts "
-                "in-time takes it away)"
+                "of several files the last one counts, even if it is late (kept until --counts "
+                "in-time)"
             )
         return said
 
 
 def deadline_of(text):
-    """A deadline in ISO 8601, in the time of this machine where it names none.
+    """A deadline in ISO 8601. If the text names no time zone, it is this machine's.
 
     Returns
     -------
     str or None
-        ``"none"`` and nothing stay as they are.
+        ``"none"`` and None are returned unchanged.
 
     Raises
     ------
     ValueError
-        It is no time.
+        The text is no time.
     """
     if not text or text.lower() == NONE:
         return text and NONE
     try:
         return datetime.datetime.fromisoformat(text).astimezone().isoformat()
     except (ValueError, OverflowError):
-        raise ValueError("write it as 2026-11-30T18:00") from None
+        raise ValueError("write a time as 2026-11-30T18:00") from None
 
 
 def costs_of(text):
-    """What late costs: ``"10"`` percent of the points reached, or ``"10/day"`` for each day begun.
+    """The costs of being late: ``"10"`` percent of the points, or ``"10/day"`` per day begun.
 
     Returns
     -------
     str or None
-        ``"none"`` and nothing stay as they are.
+        ``"none"`` and None are returned unchanged.
 
     Raises
     ------
     ValueError
-        It is no such thing.
+        The text has neither form.
     """
     if text is None or text.lower() == NONE:
         return text and NONE
@@ -98,14 +98,14 @@ def costs_of(text):
 
 
 def settle(files, own_deadlines, rules):
-    """The files that count, marked as late where they are.
+    """The files that count. Late files are marked as late.
 
     Parameters
     ----------
     files : list of SubmittedFile
-        From `collect`: each knows the others of its student and exercise.
+        Files from `collect`. Each knows the other files of its student and exercise.
     own_deadlines : dict of str to str
-        Deadlines of single students, which hold in place of the class's.
+        Deadlines of single students, which replace the deadline of the class.
     rules : Rules
     """
     settled = []
@@ -118,9 +118,9 @@ def settle(files, own_deadlines, rules):
 
 
 def mark(file, deadline):
-    """Say of a file whether it came after a deadline.
+    """Mark a file as late if it came after a deadline.
 
-    Without a time of its own it stays as the platform has marked it.
+    A file without a time of its own keeps the mark of the platform.
     """
     if deadline == NONE:
         file.late = False
@@ -131,9 +131,9 @@ def mark(file, deadline):
 
 
 def chosen(versions, counts=IN_TIME):
-    """The one of a student's files for an exercise that counts; its notes name the others.
+    """The file of a student for an exercise that counts. Its notes name the other files.
 
-    A file with answers counts before one without, then the last one in time, then the last one.
+    Files with answers come first. Among them the last one in time counts, else the last one.
     """
 
     def weight(one):
@@ -150,16 +150,16 @@ def left_aside(file, best):
     if file.late and not best.late:
         late = ", which came late"
         late += f" ({moment(file.when.isoformat())})," if file.when else ","
-    return f"handed in more than once; {file.file}{late} was left aside"
+    return f"handed in more than once; {file.file}{late} was skipped"
 
 
 def moment(text):
-    """A time of ISO 8601 as people write it, to the minute."""
+    """A time in ISO 8601 as text for people, to the minute."""
     return text.replace("T", " ")[:16]
 
 
 def how_late(book):
-    """By how much a late notebook of a report came after its deadline; None where nobody knows."""
+    """The time from the deadline to a late notebook of a report; None if unknown."""
     if not (book["late"] and book["when"] and book["deadline"]):
         return None
     when, deadline = map(datetime.datetime.fromisoformat, (book["when"], book["deadline"]))
@@ -167,7 +167,7 @@ def how_late(book):
 
 
 def late_by(book):
-    """The same in words, such as ``"by 1 day 3 hours"``; empty where nobody knows."""
+    """The result of `how_late` in words, such as ``"by 1 day 3 hours"``; empty if unknown."""
     late = how_late(book)
     if late is None:
         return ""
@@ -178,20 +178,20 @@ def late_by(book):
 
 
 def percent_of(book, costs):
-    """What percentage a late notebook loses; one day where nobody knows by how much it is late."""
+    """The percentage that a late notebook loses. An unknown delay counts as one day."""
     number, _, each_day = costs.partition("/")
     days = max(1, math.ceil((how_late(book) or DAY) / DAY)) if each_day else 1
     return min(100, float(number) * days)
 
 
 def penalty_in_words(book):
-    """What late has cost a notebook of a report; empty where it has cost nothing."""
+    """The words on the points that a late notebook has lost; empty if it has lost none."""
     lost = book["penalty"]
     if not (lost and lost["points"]):
         return ""
     of_all = round(lost["before"] * lost["percent"] / 100, 2)
-    but = "" if of_all == lost["points"] else ", as points set by hand lose nothing"
+    by_hand = "" if of_all == lost["points"] else " that were not set by hand"
     return (
-        f"late costs {lost['percent']:g} % of the points reached: {lost['before']:g} before, "
-        f"{lost['points']:g} off{but}"
+        f"the late notebook loses {lost['percent']:g} % of its points{by_hand}, which is "
+        f"{lost['points']:g} of {lost['before']:g} points"
     )

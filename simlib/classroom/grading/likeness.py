@@ -1,7 +1,7 @@
-"""Which answers are the same, apart from names, comments and formatting.
+"""Find answers that are the same, apart from names, comments and formatting.
 
-`form_of` is called in the process that reads what students handed in, which runs without simlib: so
-this file needs the standard library alone.
+The process that reads students' files calls `form_of`, and runs without simlib. So this file needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import json
 from pathlib import Path
 
 LONGEST_CODE = 10_000
-"""Characters of an answer that are shown, and that are compared."""
+"""The most characters of an answer that are shown and compared."""
 LEAST_NODES = 100
-"""Of a syntax tree: two who write less may well write the same."""
+"""The least nodes of a syntax tree. Two students may well write the same shorter answer."""
 FEW = 3
-"""So many with one answer are told, however small the class is."""
+"""A group of at most so many students is always reported, even in a small class."""
 MAKERS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.arg, ast.alias
-"""What makes names, beside assignments."""
+"""The nodes that make names, in addition to assignments."""
 ERRORS = SyntaxError, ValueError, RecursionError, MemoryError
 
 
 def form_of(source):
-    """What equal answers have in common, as a fingerprint; empty for small and unreadable ones."""
+    """A fingerprint that equal answers share; empty for a small or unreadable answer."""
     if len(source) > LONGEST_CODE:
         return ""
     lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
@@ -40,7 +40,7 @@ def form_of(source):
 
 
 def without_words(tree):
-    """The nodes of a tree, from which docstrings and annotations are taken away."""
+    """The nodes of a tree, without docstrings and annotations."""
     for node in ast.walk(tree):
         if isinstance(getattr(node, "body", None), list):
             node.body = [one for one in node.body if not is_text(one)]
@@ -52,7 +52,7 @@ def without_words(tree):
 
 
 def number_names(nodes):
-    """Give the names that an answer makes numbers, in their order; others stay as they are."""
+    """Replace the names that an answer makes by numbers, in order. Other names stay."""
     own = {}
     for node in nodes:
         if isinstance(node, MAKERS) or isinstance(getattr(node, "ctx", None), ast.Store):
@@ -72,32 +72,32 @@ def number_names(nodes):
 
 
 def field_of(node):
-    """Where a node of a syntax tree has its name."""
+    """The field of a syntax tree's node that contains its name."""
     return {ast.Name: "id", ast.arg: "arg", ast.alias: "asname"}.get(type(node), "name")
 
 
 def is_text(statement):
-    """Whether a statement is but a text, as a docstring is."""
+    """Whether a statement is only a text, such as a docstring."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def equal_answers(students, given):
     """Groups of students who gave one answer to a question, apart from names.
 
-    Left out is what the course gives, and what more than a third of those who answered gave: it
-    is the obvious answer.
+    Solutions and lessons of the course are left out. An answer of more than a third of the students
+    is left out, too, because it is the obvious answer.
 
     Parameters
     ----------
     students : list of dict
-        Of a report.
+        The students of a report.
     given : callable
-        ``given()`` makes the forms of what the course gives; it is called where that matters.
+        ``given()`` makes the forms of the course's own code. It is called only if they are needed.
 
     Returns
     -------
     list of dict
-        With exercise, question, title, and the students.
+        A dict has exercise, question, title, and the students.
     """
     found, answered = {}, {}
     for student in students:

@@ -1,13 +1,13 @@
 """Find a student's answers in a notebook, and put them in order between the pristine cells.
 
-Of a submission only source texts of answer cells and of cells of the student's own are used, and
-a changed setup as if it were one of these. Everything else (setup, checks, hidden cells, outputs,
-metadata) is the pristine exercise's.
+The grader uses only the source texts of a submission's answer cells and of the student's own cells.
+A changed setup counts as one of the student's own cells. Everything else (setup, checks, hidden
+cells, outputs, metadata) comes from the pristine exercise.
 
-Run as a program, this file is the process that reads what students handed in, within limits and
-apart from the grader. It runs without simlib, whose import takes a second. Its first line is JSON:
-the limits, and the exercises as plain data. Each request is a line of JSON and the bytes of a file;
-each answer is a line of JSON.
+As a program, this file is the process that reads the students' files, within limits and apart from
+the grader. It runs without simlib, because the import of simlib takes a second. Its first line of
+input is JSON: the limits, and the exercises as plain data. Each request is a line of JSON and the
+bytes of a file; each answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_LINE = 60
 
 
 class WrongNotebook(Exception):
-    """A notebook that belongs to another exercise, or to none; the message is the reason."""
+    """A notebook that belongs to another exercise, or to none. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Step:
         ``"pristine"``: run this cell of the exercise; ``"helper"``: a cell of the student's own;
         ``"answer"``: an answer.
     cell : Cell or None
-        The pristine cell; of an answer the one it stands for.
+        The pristine cell. For an answer, it is the cell that the answer replaces.
     source : str
-        The student's text; for a pristine cell its own.
+        The student's text; for a pristine cell, the text of the cell.
     number : int
-        Of a helper: which of them it is.
+        The number of a helper cell.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Step:
 
     @property
     def identity(self):
-        """The id of its cell in a run."""
+        """The id of the step's cell in a run."""
         return self.cell.id if self.cell else f"helper-{self.number}"
 
 
@@ -65,13 +65,13 @@ class MergedNotebook:
     Attributes
     ----------
     steps : list of Step
-        Without the checks of questions that nothing was written for; hidden cells come last.
+        The steps, without the checks of questions that have no answer. Hidden cells come last.
     found : dict of str to str
-        What there is for each question: `GIVEN`, `NOT_ATTEMPTED` or `NOT_FOUND`.
+        The state of each question: `GIVEN`, `NOT_ATTEMPTED` or `NOT_FOUND`.
     notes : list of str
-        What was odd, for the teacher.
+        Notes for the teacher on odd things.
     forms : dict of str to str
-        What equal answers to a question have in common, see `likeness.form_of`.
+        By question, a form that is the same for equal answers, see `likeness.form_of`.
     """
 
     steps: list
@@ -80,7 +80,7 @@ class MergedNotebook:
     forms: dict = field(default_factory=dict, compare=False)
 
     def without(self, left_out):
-        """The same without some questions, their answers and checks, and without some helpers.
+        """The notebook without some questions, their answers and checks, and some helpers.
 
         Parameters
         ----------
@@ -113,7 +113,8 @@ def merge_answers(exercise, submission):
     ids = {cell.id for cell in exercise.cells if cell.question}
     if all(index is None for index in chosen.values()) and not ids & submission.ids:
         raise WrongNotebook(
-            f"the notebook has no cell of exercise {exercise.name}: is it the lesson of that name?"
+            f"the notebook has no cell of exercise {exercise.name}: is the notebook the lesson "
+            "with the same name?"
         )
     notes += changed_cells(exercise, submission)
     helpers = helpers_by_anchor(exercise, cells, chosen)
@@ -128,16 +129,16 @@ def merge_answers(exercise, submission):
 
 
 def hidden_last(steps):
-    """Steps with the hidden cells behind all others.
+    """The steps, with the hidden cells after all others.
 
-    Then no cell of the student's, and no check whose words they see, runs after ranks of theirs
-    were given a hidden input.
+    So no cell of the student's, and no check whose words the student sees, runs after the student's
+    ranks have got a hidden input.
     """
     return sorted(steps, key=lambda step: step.cell is not None and step.cell.role == "hidden")
 
 
 class LookedAt:
-    """A student's cell with what is asked of it for every question, worked out once.
+    """A student's cell with facts that every question needs, computed once.
 
     Attributes
     ----------
@@ -146,9 +147,10 @@ class LookedAt:
     bare : str
         See `bare`.
     defined, defined_at_top : frozenset of str
-        Names that it defines, behind an indent, too, and those without one; see `definitions`.
+        All names that the cell defines, and the names that it defines without an indent; see
+        `definitions`.
     has_check : bool
-        Whether it calls a check.
+        Whether the cell calls a check.
     """
 
     def __init__(self, cell):
@@ -164,13 +166,13 @@ def has_answers(exercise, cells):
 
 
 def choose(exercise, cells, name, notes):
-    """The index of the cell that stands where the exercise has a question's answer, or None.
+    """The index of the cell that replaces a question's answer, or None.
 
-    By metadata, then by cell id, then by the function's ``def``. Of several that one of these ways
-    finds edited it is the last above the check that defines the function, or else the last:
-    JupyterLab gives both parts of a cell that is split, and a copy, the metadata of the first. A
-    cell of the student's own may define the function, too: like any such cell it runs where it
-    stands, and what the function is when its check comes counts.
+    It is found by metadata, then by cell id, then by the function's ``def``. JupyterLab gives the
+    metadata of a cell also to its copy, and to both parts of a split cell. So one way may find
+    several edited cells. Then the last one above the check that defines the function counts, or
+    else the last one. One of the student's own cells may define the function, too. Like any such
+    cell it runs at its own place, and the check uses the function as it is when the check runs.
     """
     (cell,) = exercise.cells_of(name, "answer")
     end = place_of_check(exercise, cells, name)
@@ -187,12 +189,13 @@ def choose(exercise, cells, name, notes):
         defining = [i for i in edited if name in cells[i].defined]
         if len(defining) > 1:
             notes.append(
-                f"{name}: {len(defining)} cells answer it; the last one above its check counts"
+                f"{name}: {len(defining)} cells answer this question; the last of them above the "
+                "check counts"
             )
         edited = [i for i in defining if i < end] or defining or edited
         if edited:
             if way.startswith("def"):
-                notes.append(f"{name}: its answer was found by the function's name only")
+                notes.append(f"{name}: the grader found its answer only by the function's name")
             return edited[-1]
         if found and fallback is None:
             fallback = found[-1]
@@ -200,7 +203,7 @@ def choose(exercise, cells, name, notes):
 
 
 def place_of_check(exercise, cells, name):
-    """The index of the last cell that is a question's check; behind all cells if there is none."""
+    """The index of the last cell with a question's check; the number of cells if it has none."""
     pristine = exercise.cells_of(name, "check")
     ids = {one.id for one in pristine}
     sources = {bare(text) for one in pristine for text in (one.source, one.shown)}
@@ -214,7 +217,7 @@ def place_of_check(exercise, cells, name):
 
 
 def definitions(source):
-    """``(names, names at the top)`` that a cell defines by ``def``, no methods, or by ``=``."""
+    """``(names, names at the top)`` that a cell defines by ``=`` or ``def``, without methods."""
     defs = [match.groups() for match in DEF.finditer(source)]
     by_name = [match[1] for match in ASSIGNED.finditer(source)]
     at_top = frozenset([*by_name, *(name for indent, name in defs if not indent)])
@@ -227,13 +230,13 @@ def is_edited(cell, exercise, name):
 
 
 def bare(source):
-    """A source without spaces and without comments that have a line of their own."""
+    """A source without spaces and without comments on lines of their own."""
     lines = (line.strip() for line in source.splitlines())
     return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
 
 
 def changed_cells(exercise, submission):
-    """Notes on setup and check cells that were changed or are gone: the pristine ones are used."""
+    """Notes on setup and check cells that are changed or missing. The pristine ones are used."""
     by_id = {one.id: one.source.strip() for one in submission.cells}
     roles = {(one.role, one.question) for one in submission.cells}
     sources = {one.source.strip() for one in submission.cells}
@@ -245,14 +248,14 @@ def changed_cells(exercise, submission):
             is_there = cell.id in by_id or (cell.role, cell.question) in roles
             found["changed cells" if is_there else "missing cells"].append(cell.id)
     told = {what: ", ".join(ids) for what, ids in found.items() if ids}
-    return [f"{what}, the original ones were used: {ids}" for what, ids in told.items()]
+    return [f"{what}, so the original cells were used: {ids}" for what, ids in told.items()]
 
 
 def helpers_by_anchor(exercise, cells, chosen):
-    """``{id of a pristine cell: [Step]}`` of the student's own cells that stand below it.
+    """``{id of a pristine cell: [Step]}``: the student's own cells below each pristine cell.
 
-    A setup that was changed is such a cell, below the pristine one; so is what stands in a copy of
-    an answer's or a check's cell, or in the other part of one that was split.
+    A changed setup is such a cell, below the pristine setup. A copy of an answer's or a check's
+    cell is such a cell, too. The other part of a split cell is also one.
 
     Parameters
     ----------
@@ -287,7 +290,7 @@ def helpers_by_anchor(exercise, cells, chosen):
 
 
 def is_free(cell, one):
-    """Whether what stands in the place of a pristine cell is something of its own."""
+    """Whether a cell in the place of a pristine cell is one of the student's own."""
     return cell.role == "answer" or (cell.role == "check" and not one.has_check)
 
 
@@ -302,7 +305,7 @@ def beginning(source):
 
 
 def failure(source, error):
-    """The sentence on a cell of the student's own that fails, of `simlib check`, too."""
+    """The sentence on a failed cell of the student's own; `simlib check` uses it, too."""
     return f"the cell that begins with '{beginning(source)}' fails: {error}"
 
 
@@ -325,14 +328,14 @@ def main():
 
 
 def allow_more_time(seconds):
-    """Let this process take so many seconds of the processor from now on; then Linux ends it."""
+    """Let this process use so many more seconds of processor time; then Linux ends it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
 
 
 def answer(request, content, exercises):
-    """The answer to a request, as plain data; a reason where the file cannot be read."""
+    """The answer to a request, as plain data; a reason if the file cannot be read."""
     from notebook_file import Unreadable, parse
 
     try:
@@ -367,7 +370,7 @@ def merged(exercise, submission):
 
 
 def about(submission, name, exercises):
-    """Which exercise a file is, by its cells where it is not named, and whether it has answers."""
+    """The exercise of a file, by its cells if it is not named, and whether it has answers."""
     cells = list(map(LookedAt, submission.cells))
     name = name or exercise_by_cells(cells, submission.ids, exercises)
     found = name in exercises and has_answers(exercises[name], cells)

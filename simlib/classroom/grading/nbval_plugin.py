@@ -1,15 +1,15 @@
-"""A pytest plugin: nbval with its kernel shut in. All that touches nbval's inside is in this file.
+"""A pytest plugin: nbval with a confined kernel. Only this file touches nbval's internals.
 
-It is loaded as a module by itself, without simlib, whose import takes seconds. It starts the kernel
-that the environment describes, notices its death at once, bounds its output, lets a timeout cost
-one cell, and writes what nbval found about each cell as a line of JSON.
+It is loaded as a module by itself, because importing simlib takes seconds. It starts the kernel
+that the environment describes, notices its death at once and limits its output. A timeout costs
+only one cell. The results of nbval are written as one line of JSON for each cell.
 
     GRADING_RUN      folder of the connection file and the sockets
     GRADING_KERNEL   the kernel's command, as JSON
-    GRADING_UID      the user the kernel runs as
-    GRADING_RESULTS  where the lines go
+    GRADING_UID      the user of the kernel
+    GRADING_RESULTS  the file for the lines
     GRADING_OUTPUT   characters of output after which a kernel is ended
-    GRADING_PARENT   the grader's process, with which everything here ends
+    GRADING_PARENT   the grader's process; if it ends, everything here ends
 """
 
 import collections
@@ -33,18 +33,18 @@ from jupyter_client.manager import KernelManager  # noqa: E402
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.2
 DETAIL = 6000
-"""Characters of an error's text that are kept."""
+"""The most characters of an error's text that are kept."""
 
 
 class KernelGone(Exception):
-    """The kernel ended, or had to be ended; the message is the reason."""
+    """The kernel ended or had to be ended. The message gives the reason."""
 
 
 class OneSpec(KernelSpecManager):
-    """Knows the sandboxed kernel only."""
+    """Knows only the sandboxed kernel."""
 
     def get_kernel_spec(self, kernel_name):
-        """The kernel of the environment, whatever the name."""
+        """The kernel that the environment describes, for every name."""
         return KernelSpec(
             argv=json.loads(os.environ["GRADING_KERNEL"]),
             display_name="sandbox",
@@ -54,7 +54,7 @@ class OneSpec(KernelSpecManager):
 
 
 def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
-    """Start the kernel; once it is reached nobody else can reach it any more."""
+    """Start the kernel and connect to it. After that, no other process can connect."""
     folder, uid = os.environ["GRADING_RUN"], int(os.environ["GRADING_UID"])
     file = os.path.join(folder, "k.json")
     manager = KernelManager(
@@ -84,7 +84,7 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
 
 
 class WatchedKernel(nbval.kernel.RunningKernel):
-    """nbval's kernel, with an eye on its life and on how much it says."""
+    """nbval's kernel. It notices if the kernel dies or prints too much."""
 
     def __init__(self, *args, **options):
         self._waiting = collections.deque()
@@ -93,14 +93,14 @@ class WatchedKernel(nbval.kernel.RunningKernel):
         super().__init__(*args, **options)
 
     def get_message(self, stream, timeout=None):
-        """The next message of a channel; what was taken in before comes first."""
+        """The next message of a channel, beginning with the messages that were read before."""
         if stream == "iopub" and self._waiting:
             return self._waiting.popleft()
         message = super().get_message(stream, timeout)
         return self._counted(message) if stream == "iopub" else message
 
     def await_reply(self, msg_id, timeout=None):
-        """As nbval does, but a kernel that died is noticed, and output is bounded meanwhile."""
+        """As in nbval, but it notices a dead kernel, and limits the output."""
         end = time.monotonic() + timeout
         while True:
             self._take_in()
@@ -133,7 +133,7 @@ class WatchedKernel(nbval.kernel.RunningKernel):
 
 
 def run_cell(cell):
-    """Run a cell and compare, as nbval does; a timeout costs this cell and no later one."""
+    """Run a cell and compare, as nbval does. A timeout costs only this cell."""
     cell.timed_out = False
     try:
         run_cell_of_nbval(cell)
@@ -145,7 +145,7 @@ run_cell_of_nbval = nbval.plugin.IPyNbCell.runtest
 
 
 def die_with_the_grader():
-    """Be ended when the thread of the grader that waits for us ends, however that comes (Linux)."""
+    """End this process when the grader's thread that waits for it ends in any way (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(os.environ["GRADING_PARENT"]):
@@ -180,7 +180,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def word_of(item, error):
-    """The outcome of a cell, in a word."""
+    """The outcome of a cell, in one word."""
     if error is None:
         return "same"
     if isinstance(error, KernelGone) or "Kernel dead" in str(error):

@@ -1,8 +1,8 @@
 """Notebooks as they were handed out, and as they were handed in.
 
-`Exercise` is the pristine material: cells as they were written, hidden ones too. What a student
-handed in is raw JSON of any age and state, never trusted to be a notebook. This module imports the
-standard library alone, so that the process that reads notebooks starts at once.
+`Exercise` is the original material: all cells as they were written, with the hidden cells. A
+student's file is raw JSON of any age and state, and may be no notebook at all. This module imports
+only the standard library, so that the process that reads notebooks starts at once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Cell:
     ----------
     id : str
     role : str or None
-        ``"setup"``, ``"answer"``, ``"check"``, ``"hidden"``; None for code that stands by itself.
+        ``"setup"``, ``"answer"``, ``"check"``, ``"hidden"``; None for other code.
     question : str or None
     source : str
-        The text; of an answer cell with its markers.
+        The text. An answer cell includes its markers.
     weight : float or None
-        Of a check or hidden cell: its share of the question's points, see `Exercise.weights_of`.
+        The share of a check or hidden cell in the question's points, see `Exercise.weights_of`.
     shown : str
-        The text as learners see it, which of a check is a call; of an answer as `source`.
+        The text as learners see it. For a check it is a call; for an answer it is `source`.
     """
 
     id: str
@@ -47,9 +47,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Question:
-    """One question: its name is that of the function that answers it.
+    """One question. It has the name of the function that answers it.
 
-    ``parts`` is ``{part: points}``, of `model.parts`; most questions have the value's only.
+    ``parts`` is ``{part: points}``, with parts of `model.parts`. Most questions have points only
+    for the value.
     """
 
     name: str
@@ -60,28 +61,28 @@ class Question:
 
     @property
     def points(self):
-        """What it is worth."""
+        """The points of the question."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """All that is pristine of one exercise.
+    """The original material of one exercise.
 
     Attributes
     ----------
     name : str
-        ``NN_name``, as the notebook is called without its ending.
+        ``NN_name``: the name of the notebook without its ending.
     cells : tuple of Cell
         Its code cells, in order.
     ids : frozenset of str
-        The ids of all cells that students are given, text cells too.
+        The ids of all cells that students get, including text cells.
     questions : dict of str to Question
-        In order.
+        The questions in order.
     digest : str
-        Changes with the source.
+        A digest, which changes with the source.
     cases : str
-        What its checks expect, as `simlib.checks.check_of` reads it; empty where nobody knows.
+        The expected answers, in the form that `simlib.checks.check_of` reads; empty if unknown.
     """
 
     name: str
@@ -93,12 +94,12 @@ class Exercise:
 
     @property
     def points(self):
-        """What all questions are worth."""
+        """The points of all questions together."""
         return sum(question.points for question in self.questions.values())
 
     @classmethod
     def from_dict(cls, data):
-        """The exercise that `dataclasses.asdict` and JSON made plain data of."""
+        """The exercise from the plain data that `dataclasses.asdict` and JSON made of it."""
         return cls(
             data["name"],
             tuple(Cell(**one) for one in data["cells"]),
@@ -113,7 +114,7 @@ class Exercise:
         return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
 
     def as_shown(self):
-        """The same with what students have only: no hidden cells, and checks as calls."""
+        """The exercise as students have it: without hidden cells, and with checks as calls."""
         visible = tuple(
             replace(cell, source=cell.shown) for cell in self.cells if cell.role != "hidden"
         )
@@ -122,8 +123,8 @@ class Exercise:
     def weights_of(self, question):
         """``[(Cell, weight)]`` of a question's check and hidden cells.
 
-        Unless its source says otherwise, a hidden cell weighs 1, and the check beside it nothing:
-        it is public, so whoever has read it could pass it with a table of answers.
+        Unless the source says otherwise, a hidden cell has weight 1, and the check beside it has
+        weight 0. The check is public, so a student could pass it with a table of answers.
         """
         checks, hidden = (self.cells_of(question, role) for role in ("check", "hidden"))
         usual = [(cell, 0 if hidden else 1) for cell in checks] + [(cell, 1) for cell in hidden]
@@ -131,19 +132,19 @@ class Exercise:
 
 
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
-"""Names of notebooks; mail programs and Windows put a second ending behind the first."""
+"""Names of notebooks. Mail programs and Windows may add a second ending."""
 LARGEST_BYTES = 20 << 20
-"""Of a file, pictures in its outputs and all."""
+"""The largest file, including the pictures in its outputs."""
 MAX_BYTES, MAX_NOTEBOOKS = 40 << 20, 2000
-"""Of all that is read of one student."""
+"""The most bytes and notebooks that are read for one student."""
 MAX_CHARS = 2_000_000
-"""Of all its cells' sources and ids together."""
+"""The most letters of all sources and ids of a notebook's cells together."""
 MAX_CELLS = 5000
 CONFLICT = re.compile(r"^[ \t]*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
 
 
 class Unreadable(Exception):
-    """A file that cannot be graded; the message is the reason, for the student."""
+    """A file that cannot be graded. The message gives the reason to the student."""
 
 
 OURS = (
@@ -152,7 +153,7 @@ OURS = (
 
 
 class NotRead(Unreadable):
-    """A file that whoever grades may not read, or the machine cannot: no fault of the student's."""
+    """A file that the grader may not read, or the machine cannot. The student is not at fault."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class StudentCell:
 
 @dataclass(frozen=True)
 class Submission:
-    """The cells of a notebook, of whatever format.
+    """The cells of a notebook of any format.
 
     Attributes
     ----------
@@ -176,7 +177,7 @@ class Submission:
     ids : frozenset of str
         Ids of all cells.
     notes : list of str
-        What was odd, for the teacher.
+        Notes for the teacher on odd things in the file.
     """
 
     cells: list
@@ -191,12 +192,12 @@ class Bounds:
         self._notebooks, self._bytes = Counter(), Counter()
 
     def is_open(self, owner):
-        """Whether one more notebook of somebody's is read; counts it."""
+        """Whether to read one more notebook of this student; counts the notebook."""
         self._notebooks[owner] += 1
         return self._notebooks[owner] <= MAX_NOTEBOOKS
 
     def read(self, owner, reader):
-        """What a reader gives, which is told how many bytes it may give.
+        """The bytes that ``reader`` returns. It takes the largest number of bytes as argument.
 
         Raises
         ------
@@ -209,7 +210,7 @@ class Bounds:
 
 
 def check_size(nbytes, most):
-    """Refuse what is larger than it may be.
+    """Refuse a file that is too large.
 
     Raises
     ------
@@ -218,7 +219,8 @@ def check_size(nbytes, most):
     """
     if nbytes > LARGEST_BYTES:
         raise Unreadable(
-            f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs, save it again"
+            f"the file is larger than {LARGEST_BYTES >> 20} MB: clear its outputs and save the "
+            "file again"
         )
     if nbytes > most:
         raise Unreadable(
@@ -228,15 +230,15 @@ def check_size(nbytes, most):
 
 
 def read_bytes(path, most=LARGEST_BYTES, folder=None):
-    """What is in the file; a link, a device or a huge file is refused.
+    """The bytes of a file. A link, a device or a huge file is refused.
 
     Parameters
     ----------
     path : str or Path
     most : int
-        Bytes that it may have.
+        The most bytes that the file may have.
     folder : int or None
-        The descriptor of the folder that ``path`` is a name in.
+        The descriptor of the folder that contains the name ``path``.
 
     Raises
     ------
@@ -253,9 +255,9 @@ def read_bytes(path, most=LARGEST_BYTES, folder=None):
     try:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
-            raise Unreadable("this is a folder: name the notebook in it")
+            raise Unreadable("this is a folder: give the path of the notebook in it")
         if not stat.S_ISREG(found.st_mode):
-            raise Unreadable("this is no ordinary file")
+            raise Unreadable("this is not a regular file")
         check_size(found.st_size, most)
         with open(fd, "rb", closefd=False) as file:
             content = file.read(most + 1)
@@ -277,14 +279,14 @@ def parse(content):
     """
     notebook = _json(content)
     if not isinstance(notebook, dict):
-        raise Unreadable("the file is JSON, but no notebook")
+        raise Unreadable("the file is JSON, but it is not a notebook")
     sheets = notebook.get("worksheets")
     if isinstance(sheets, list):  # nbformat 3
         cells = [c for sheet in sheets for c in _list(_dict(sheet).get("cells"))]
     else:
         cells = notebook.get("cells")
     if not isinstance(cells, list):
-        raise Unreadable("the file is JSON, but has no cells: it is no notebook")
+        raise Unreadable("the file is JSON, but has no cells: it is not a notebook")
     if len(cells) > MAX_CELLS:
         raise Unreadable(f"the notebook has {len(cells):,} cells: more than {MAX_CELLS:,}")
     cells = [cell for cell in cells if isinstance(cell, dict)]
@@ -294,8 +296,8 @@ def parse(content):
     read = [(cell, _student_cell(cell)) for cell in cells]
     if sum(len(one.source) + len(one.id or "") for _, one in read) > MAX_CHARS:
         raise Unreadable(
-            f"the cells of the notebook hold more than {MAX_CHARS // 1_000_000} MB of text, "
-            "outputs not counted: take data out of them"
+            f"the cells of the notebook contain more than {MAX_CHARS // 1_000_000} MB of text, "
+            "outputs not counted: take data out of the cells"
         )
     ids = [one.id for _, one in read if one.id]
     return Submission(
@@ -311,23 +313,23 @@ def _json(content):
             "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         )
     except UnicodeDecodeError:
-        raise Unreadable("the file is not text in UTF-8, so it is no notebook") from None
+        raise Unreadable("the file is not text in UTF-8, so it is not a notebook") from None
     if not text.strip():
         raise Unreadable("the file is empty")
     try:
         return json.loads(text)
     except RecursionError:
-        raise Unreadable("the file's JSON is nested too deep for a notebook") from None
+        raise Unreadable("the file's JSON is nested too deeply for a notebook") from None
     except ValueError as error:
         if CONFLICT.search(text):
             raise Unreadable(
                 "the file has conflict markers of a version control system (<<<<<<<): resolve the "
-                "conflict and hand it in again"
+                "conflict and hand the file in again"
             ) from None
         place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise Unreadable(
-            f"the file is no valid JSON{place}, so it is damaged or cut off: save it again in "
-            "JupyterLab"
+            f"the file is not valid JSON{place}, so it is damaged or incomplete: save the "
+            "notebook again in JupyterLab"
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""Folders that only the caller writes to: a report, what is kept in it, the caller's key.
+"""Folders to which only the caller writes: a report, its cache, the caller's key.
 
-Whoever can write to such a folder, or has made it, decides what a grader believes, and by a link
-where it writes. `OwnFolder` refuses both. It opens a folder once; all files are then reached by
-their names in its descriptor, whatever becomes of the path.
+If others can write to such a folder, or have made it, they decide what a grader believes. By a link
+they decide where it writes. `OwnFolder` refuses both. It opens a folder once, and then reaches all
+files by their names in its descriptor. So a changed path has no effect.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ KEY = "key"
 
 
 class NotOwn(Exception):
-    """Others can write to a folder or have made it, or a key is theirs to read; says what to do."""
+    """Others can write to a folder, have made it, or can read a key. It says what to do."""
 
 
 class OwnFolder:
-    """An open folder of the caller's, which is made where there is none.
+    """An open folder of the caller. It is made if it does not exist.
 
     Parameters
     ----------
     path : str or Path
     mode : int
-        Of a folder that is made.
+        The mode for a folder that is made.
     above : OwnFolder, optional
-        The folder that ``path`` is a name in.
+        The folder that contains the name ``path``.
 
     Raises
     ------
     NotOwn
-        It is a link, somebody else's, or others can write to it.
+        If it is a link, belongs to another account, or others can write to it.
     OSError
-        It cannot be made or opened.
+        If it cannot be made or opened.
     """
 
     def __init__(self, path, mode=0o755, above=None):
@@ -62,7 +62,7 @@ class OwnFolder:
             )
         if found.st_mode & OTHERS_WRITE:
             raise NotOwn(
-                f"others can write to {self.path}: make it yours alone (chmod go-w), or name "
+                f"others can write to {self.path}: remove that right (chmod go-w), or name "
                 "another folder"
             )
 
@@ -72,7 +72,7 @@ class OwnFolder:
 
     @classmethod
     def of(cls, place):
-        """The folder at a path; one that is open stays as it is."""
+        """The folder at a path. An open folder is returned unchanged."""
         return place if isinstance(place, cls) else cls(place)
 
     def below(self, name, mode=0o755):
@@ -80,20 +80,20 @@ class OwnFolder:
         return OwnFolder(name, mode, self)
 
     def open(self, name, flags, mode=0o600):
-        """The descriptor of a file in it, which is no link."""
+        """The descriptor of a file in the folder. A link is refused."""
         return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self.descriptor)
 
     def read(self, name):
-        """The text of a plain file in it."""
+        """The text of a plain file in the folder."""
         with open(self.open(name, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(f"{self.path / name} is no plain file")
+                raise OSError(f"{self.path / name} is not a regular file")
             return file.read()
 
     def write(self, name, text, mode=0o644, replace=True):
-        """Write a file so that it is there whole or not at all; what is no text becomes '?'.
+        """Write a whole file or nothing. Characters that are no text become '?'.
 
-        Without ``replace`` a file that is there stays.
+        Without ``replace`` an existing file stays.
         """
         new = f".new-{secrets.token_hex(8)}"
         fd = self.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -111,34 +111,37 @@ class OwnFolder:
             self.remove(new)
 
     def names(self):
-        """The names of what is in it."""
+        """The names of its files and folders."""
         return os.listdir(self.descriptor)
 
     def remove(self, name):
-        """Remove a file of it, if it is there; a name that leads elsewhere is none of its own."""
+        """Remove a file of the folder, if it exists. A name that leads out of it is ignored."""
         if name == os.path.basename(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.descriptor)
 
 
 def state_folder():
-    """Where the caller's own key lies: in no report, and beside no submissions."""
+    """The place of the caller's own key: in no report, and not next to submissions."""
     chosen = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (chosen if chosen.is_absolute() else Path.home() / ".local/state") / "simlib"
 
 
 def own_key():
-    """The caller's key, which is made when it is first needed.
+    """The caller's key. It is made when it is first needed.
 
     Raises
     ------
     NotOwn
-        Others may know it.
+        If other accounts may know it.
     """
     folder = OwnFolder(state_folder(), 0o700)
     if KEY not in folder.names():
         folder.write(KEY, secrets.token_hex(32), 0o600, replace=False)
     found = os.stat(KEY, dir_fd=folder.descriptor, follow_symlinks=False)
     if found.st_uid != os.geteuid() or found.st_mode & 0o077 or found.st_size < 64:
-        raise NotOwn(f"others may know {folder.path / KEY}: remove it; all is then graded anew")
+        raise NotOwn(
+            f"other accounts may have read {folder.path / KEY}: remove this file; then everything "
+            "is graded again"
+        )
     return folder.read(KEY).encode()

@@ -18,14 +18,14 @@ from .texts import clean, sentence
 
 FEEDBACK = "feedback"
 LONGEST_TEXT, LONGEST_LINE = 4000, 500
-"""Characters of a text, and of one without a line end, such as a name or a reason."""
+"""The most characters of a text, and of a text in one line, such as a name or a reason."""
 
 
 def write_pages(folder, report):
-    """Write feedback/STUDENT.html and class.html into a folder; pages of an earlier time go.
+    """Write feedback/STUDENT.html and class.html into a folder, and remove older pages.
 
-    No page runs or fetches anything. Every text is cleaned of control characters, cut to a length
-    and escaped, wherever it comes from.
+    No page runs or fetches anything. Control characters are removed from every text, and the text
+    is shortened and escaped.
     """
     folder = OwnFolder.of(folder)
     feedback = folder.below(FEEDBACK)
@@ -43,13 +43,13 @@ def write_pages(folder, report):
 
 
 def links(report):
-    """``{student: name of the page}`` without its ending, as it stands in a link."""
+    """``{student: name of the page}``, without its ending, in the form for a link."""
     pages = {one["student"]: one["page"] for one in report["students"]}
     return {student: quote(page.removesuffix(".html")) for student, page in pages.items()}
 
 
 def environment():
-    """The templates, with what they share."""
+    """The templates, with the functions that they share."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("simlib.classroom.grading"),
         autoescape=True,
@@ -65,7 +65,7 @@ def environment():
 
 
 def shown(value):
-    """A value as a page shows it: text that is harmless and not too long. Escaping follows."""
+    """A value as a page shows it: a harmless text that is not too long. It is escaped later."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = clean(value)
@@ -74,7 +74,7 @@ def shown(value):
 
 
 def code(text):
-    """What a student wrote, as far as it is kept: more than of another text."""
+    """A student's own text. It may be longer than other texts."""
     return Markup(escape(clean(text, LONGEST_CODE)))
 
 
@@ -84,20 +84,20 @@ def points(value):
 
 
 def points_of(one):
-    """The points of a student or a notebook; no number where the grader failed."""
+    """The points of a student or a notebook; no number if the grader failed."""
     is_open = any(map(is_unknown, one.get("notebooks", [one])))
     return "not graded" if is_open else f"{points(one['points'])} of {one['of']}"
 
 
 def path(text):
-    """A file's path, which breaks after a slash where a line has no room for it."""
+    """A file's path. In a narrow line it breaks after a slash."""
     return Markup("/<wbr>").join(escape(part) for part in shown(text).split("/"))
 
 
 def reason_and_box(question):
-    """``(reason, box)`` of a question: nothing that a check says is in both.
+    """``(reason, box)`` of a question. No line of the check is in both.
 
-    The reason is a line of what the check says, or all of it where it gave no verdict.
+    The reason is a line of the check's text, or all of the text if it gave no verdict.
     """
     reason, got = question["reason"], question["got"]
     if "\n" in got and reason.startswith(got):
@@ -112,12 +112,12 @@ def reason_and_box(question):
 
 
 def only_right(question):
-    """Whether all that the check expected is its own word that the answer is right."""
+    """Whether the check expected only its own word that the answer is right."""
     return question["expected"] == f"{question['question']}: right"
 
 
 def by_hand(book):
-    """What a teacher did to a notebook by hand, in words; empty where nothing."""
+    """The changes that a teacher made to a notebook by hand, in words; empty if there are none."""
     marks = [(one["override"], one["points"]) for one in book["questions"] if one["override"]]
     if any(mark["graded"] != points for mark, points in marks):
         return "set by hand"
@@ -133,12 +133,12 @@ KINDS = {
     "none": "not attempted",
     "missing": "nothing to grade",
 }
-"""What can come of a question, in the order of the bars."""
+"""The possible results of a question, in the order of the bars."""
 BINS = 10
 
 
 def overview(report):
-    """All that the class's page shows besides the report itself, as a dict."""
+    """The data that the class's page shows in addition to the report, as a dict."""
     questions = by_question(report)
     books = [book for student in report["students"] for book in student["notebooks"]]
     count = sum((row["count"] for row in questions), Counter())
@@ -165,7 +165,7 @@ def by_name(student):
 
 
 def kind_of(question, book):
-    """Which of `KINDS` one student's answer is."""
+    """The one of `KINDS` to which a student's answer belongs."""
     if book["status"] != "graded" or question["status"] == "not found":
         return "missing"
     if question["status"] == "wrong":
@@ -176,7 +176,7 @@ def kind_of(question, book):
 
 
 def answers(report):
-    """``(student, book, question)`` of everything that could be answered."""
+    """``(student, book, question)`` for each question of each student."""
     for student in report["students"]:
         for book in student["notebooks"]:
             for question in book["questions"]:
@@ -184,7 +184,7 @@ def answers(report):
 
 
 def by_question(report):
-    """A row for each question, in order: counts by kind, parts of its bar, points lost."""
+    """A row for each question, in order: counts by kind, parts of its bar, lost points."""
     rows = {}
     for exercise in report["exercises"]:
         for question in exercise["questions"]:
@@ -221,7 +221,7 @@ def parts(count):
 
 
 def known_wrong(report):
-    """Which known wrong answers came, the most frequent first, with the students."""
+    """The known wrong answers that students gave, the most frequent first, with the students."""
     found = {}
     for student, book, question in answers(report):
         if question["known"]:
@@ -264,13 +264,13 @@ def tiles(report, books):
 
 
 def named(number, noun, more=""):
-    """``(name, value)`` of so many things."""
+    """``(name, value)`` for a number of things."""
     value, name = counted(number, noun).split(" ")
     return name + more, value
 
 
 def oddities(report):
-    """``{student, file, what}`` of whatever a teacher may want to look at, by student."""
+    """``{student, file, what}`` of things that a teacher may want to look at, by student."""
     rows = []
     for student in sorted(report["students"], key=by_name):
         rows += [{"student": student, "file": "", "what": what} for what in student["notes"]]
@@ -285,6 +285,6 @@ def oddities(report):
 
 
 def late_books(student):
-    """A student and the late notebooks; None where there are none."""
+    """A student and the student's late notebooks; None if there are none."""
     books = [book for book in student["notebooks"] if book["late"]]
     return {"student": student, "books": books} if books else None

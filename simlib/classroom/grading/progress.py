@@ -1,7 +1,7 @@
-"""`simlib check` and `simlib progress`, for the learner alone: neither needs an extra.
+"""`simlib check` and `simlib progress`, for learners. Neither of them needs an extra.
 
-Nothing is sent anywhere. What a notebook's checks said is kept beside it, in ``.progress``, as long
-as neither the notebook nor simlib changes; wrong answers are tried again each time.
+They send nothing anywhere. They keep the results of a notebook's checks next to it, in
+``.progress``, until the notebook or simlib changes. Wrong answers are checked again each time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .self_check import (
 from .texts import Cache, digest, digest_of_simlib, one_line
 
 KEPT = ".progress"
-"""The folder in which results are kept, beside the notebooks."""
+"""The folder for results, next to the notebooks."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class NotebookProgress:
     ----------
     exercise : str
     questions : list of tuple
-        ``(question, title, status, points, of)``: points earned, and what it is worth.
+        ``(question, title, status, points, of)``: the earned points, and the most points.
     problem : str
-        Why it could not be checked; empty where it was.
+        The reason why it could not be checked; empty if it was checked.
     """
 
     exercise: str
@@ -50,17 +50,17 @@ class NotebookProgress:
 
     @property
     def right(self):
-        """How many questions are right."""
+        """The number of right answers."""
         return sum(status == RIGHT for _, _, status, *_ in self.questions)
 
     @property
     def points(self):
-        """Points of right answers, and of parts of others."""
+        """The points of right answers, and of right parts of other answers."""
         return sum(points for *_, points, _ in self.questions)
 
     @property
     def of(self):
-        """Points to be had."""
+        """The most points possible."""
         return sum(of for *_, of in self.questions)
 
 
@@ -71,14 +71,14 @@ def progress_of(paths, tell=lambda path: None):
     ----------
     paths : iterable of Path
     tell : callable
-        Called with the path before its checks are run.
+        It is called with the path before the checks of a notebook run.
     """
     version = digest_of_simlib()
     return [progress_of_notebook(Path(path), version, tell) for path in paths]
 
 
 def progress_of_notebook(path, version, tell):
-    """The same of one notebook; its checks are run where somebody has written something new."""
+    """The `NotebookProgress` of one notebook. Its checks run only if an answer is new."""
     try:
         exercise, is_pristine = pristine_of(path)
         content = read_bytes(path)
@@ -100,7 +100,7 @@ def progress_of_notebook(path, version, tell):
 
 
 def kept_results(path, key, tell):
-    """What the checks of a notebook said: as it was kept, or by running them."""
+    """The results of a notebook's checks: the kept results, or the results of a new run."""
     try:
         cache = Cache(path.parent / KEPT)
     except (OSError, NotOwn):  # a folder that nobody can write to, or that others can
@@ -139,7 +139,7 @@ def table(notebooks):
 
 
 def totals(notebooks):
-    """Right answers, questions, points, points to be had."""
+    """Right answers, questions, points, and the most points."""
     return (
         sum(one.right for one in notebooks),
         sum(len(one.questions) for one in notebooks),
@@ -149,14 +149,14 @@ def totals(notebooks):
 
 
 def write_certificate(path, notebooks, name=""):
-    """Write the table as one HTML page, which runs and fetches nothing.
+    """Write the table as one HTML page. The page runs and fetches nothing.
 
     Parameters
     ----------
     path : Path
     notebooks : list of NotebookProgress
     name : str
-        Whose it is; it may be empty.
+        The name of the learner; it may be empty.
     """
     from .pages import environment  # jinja2 takes a moment, and few ask for a page
 
@@ -183,7 +183,7 @@ def check(options):
 
 
 def check_one(path, is_one_of_many):
-    """Print the result of each question, as it comes; returns 0 if all are right, else 1."""
+    """Print each question's result when it is known; returns 0 if all are right, else 1."""
     results, notes = check_notebook(path)
     if is_one_of_many:
         print(f"== {path}\n")
@@ -223,7 +223,7 @@ def progress(options):
 
 
 def refuse(text):
-    """Say why there is nothing, each line by itself; returns the exit code."""
+    """Say why there is nothing to do, a line for each reason; returns the exit code."""
     for line in text.splitlines():
         print(f"simlib: {one_line(line)}", file=sys.stderr)
     return 2

@@ -1,7 +1,7 @@
 """A class's results as data: the report, its tables, points by hand, files for platforms.
 
-What Canvas takes is known from its importer (instructure/canvas-lms, lib/gradebook_importer.rb),
-what Moodle takes from grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
+Canvas's importer shows what Canvas accepts (instructure/canvas-lms, lib/gradebook_importer.rb). For
+Moodle this is in grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .texts import Cache, is_disguised, one_line
 
 VERSION = 1
 CACHE = ".cache"
-"""Of a report's folder: what is kept for the next call."""
+"""The folder in a report for results that the next call needs."""
 SCHEMA = Path(__file__).parent / "report.schema.json"
 FORMULA = re.compile(r'(^|[,;\t\r\n])([\s"]*)(?=[=+\-@＝＋－＠])')
-"""Where a spreadsheet may begin a cell, whatever it takes for a separator, and finds a formula."""
+"""The places where a spreadsheet may begin a cell with a formula, by any separator."""
 
 NOT_IN_ROSTER = "not in the roster"
 LONGEST_FILE_NAME = 80
-"""Characters; in bytes half as many again at most."""
+"""Characters. In bytes this is at most one and a half times as much."""
 
 
 def table(graded, roster, exercises):
-    """``{student: {exercise: GradedFile or None}}``: the roster's students first, all exercises."""
+    """``{student: {exercise: GradedFile or None}}``. The roster's students come first."""
     order = [one.student for one in roster]
     order += sorted({one.student for one in graded} - set(order))
     rows = {student: dict.fromkeys(exercises) for student in order}
@@ -95,19 +95,19 @@ def as_report(graded, roster, exercises, seed, isolated):
 
 
 def changed_in_tables(student, name, person):
-    """A note for what tables have otherwise than it is: a platform may not find it, in a list."""
+    """A list with a note if tables write a name differently: a platform may not find it then."""
     texts = dict.fromkeys([student, name, *texts_for_platforms(student, name, person)])
     changed = [tame(text) for text in texts if tame(text) != text]
     if not changed:
         return []
     return [
         f"written as {' and '.join(changed)} in all tables, so that no spreadsheet runs or hides "
-        "it: set it right before an import that finds students by it"
+        "it: correct this text before you import a table that finds students by it"
     ]
 
 
 def as_notebook(one, exercise):
-    """One notebook of a report; a missing one has no points."""
+    """One notebook of a report. A missing notebook has no points."""
     if one is None:
         data = without_points(exercise, "missing", "nothing was handed in").as_dict()
         data |= {"file": "", "when": "", "late": False, "platform": "", "number": ""}
@@ -122,12 +122,12 @@ def as_notebook(one, exercise):
 
 
 def write_reports(folder, report, people=()):
-    """Write report.json, report.csv and what Canvas and Moodle import into a folder.
+    """Write report.json, report.csv and the tables for Canvas and Moodle into a folder.
 
     Returns
     -------
     dict of str to str
-        Tables that no platform could use, which are not written: what each needs.
+        The tables that are not written, because no platform could use them, and what each needs.
     """
     folder = OwnFolder.of(folder)
     folder.write("report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -146,18 +146,18 @@ def remove_earlier(folder, names):
 
 
 def is_unknown(book):
-    """Whether the grader failed at a notebook, and no teacher has given its points either."""
+    """Whether the grader failed at a notebook, and no teacher has given its points."""
     by_hand = [one["override"] and one["override"]["points"] for one in book["questions"]]
     return book["status"] == "not graded" and None in by_hand
 
 
 def points_in_table(book):
-    """The points of a notebook; an empty cell where nobody knows them."""
+    """The points of a notebook; an empty cell if they are unknown."""
     return "" if is_unknown(book) else book["points"]
 
 
 def rows_of(report):
-    """One row for each student: points in all and by exercise, what was late, what was odd."""
+    """One row for each student: points in all and by exercise, late files, odd things."""
     names = [one["exercise"] for one in report["exercises"]]
     rows = [["student", "name", "points", "of", *names, "late", "status", "notes", "page"]]
     for one in report["students"]:
@@ -184,25 +184,25 @@ def rows_of(report):
 
 
 def words_on_late(book):
-    """By how much a notebook was late, and what that has cost."""
+    """The delay of a notebook, and the points that it has cost."""
     words = f"late {late_by(book)}".strip(), penalty_in_words(book)
     return ", ".join(word for word in words if word)
 
 
 def csv_text(rows):
-    """A table as text; what that a spreadsheet would take for a formula gets a quote before it."""
+    """A table as text. Texts that a spreadsheet would take for formulas get a quote first."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[tame(value) for value in row] for row in rows])
     return text.getvalue()
 
 
 def tame(value):
-    """A cell of a table: text in one line that no spreadsheet runs, wherever it splits it."""
+    """A cell of a table: a text in one line that no spreadsheet takes for a formula."""
     return one_line(FORMULA.sub(r"\1'\2", value)) if isinstance(value, str) else value
 
 
 def file_name(student, taken):
-    """A name for a student's file that is safe on every system and not taken yet.
+    """A name for a student's file that is safe on every system and still free.
 
     It keeps letters, digits and accents of any script.
     """
@@ -218,7 +218,7 @@ def file_name(student, taken):
 
 
 def is_safe(char):
-    """Whether a character can stand in a file's name everywhere."""
+    """Whether every system accepts a character in a file's name."""
     return char in "-_." or (unicodedata.category(char)[0] in "LNM" and not is_disguised(char))
 
 
@@ -226,7 +226,7 @@ COLUMNS = ("student", "exercise", "question", "points", "comment")
 
 
 class BadOverrides(Exception):
-    """Overrides that cannot be merged in; the message is the reason."""
+    """Overrides that cannot be merged in. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +238,9 @@ class Override:
     where : str
         File and line, for messages.
     student, exercise, question : str
-        Without a question it is a comment on the whole notebook.
+        Without a question, the line is a comment on the whole notebook.
     points : float or None
-        None leaves them as they are; NaN where the file has no number.
+        None if the points stay; NaN if the file has no number there.
     comment : str
     """
 
@@ -258,7 +258,7 @@ def read_overrides(path):
     Raises
     ------
     BadOverrides
-        It cannot be read, or has other columns.
+        If it cannot be read, or has other columns.
     """
     try:
         head, rows = read_table(path)
@@ -279,7 +279,7 @@ def read_overrides(path):
 
 
 def number_of(text):
-    """Points as a number, None where there are none, NaN where it is no number."""
+    """Points as a number; None for an empty cell, and NaN for other texts."""
     if not text:
         return None
     try:
@@ -290,9 +290,9 @@ def number_of(text):
 
 
 def check(overrides, names, exercises, all_exercises):
-    """Refuse overrides that cannot be put into a report, before anything is graded.
+    """Refuse overrides that do not fit the report, before anything is graded.
 
-    A line for an exercise that the report does not have is left aside: one file serves a course.
+    A line for an exercise that the report does not have is skipped. So one file serves a course.
 
     Parameters
     ----------
@@ -300,20 +300,20 @@ def check(overrides, names, exercises, all_exercises):
     names : dict of str to str
         The name of each student that the report will have.
     exercises, all_exercises : dict of str to Exercise
-        Those of the report, and all that there are.
+        The exercises of the report, and all exercises.
 
     Returns
     -------
     list of Override
-        What is to be applied; students and exercises are named as in the report.
+        The overrides to apply. Students and exercises have the report's names.
     list of str
-        A sentence for each line that is left aside.
+        A sentence for each line that is skipped.
 
     Raises
     ------
     BadOverrides
-        A line names a student, an exercise or a question that is not there, points that are not
-        to be had, or what a line before it named. The message has a line for each mistake.
+        If a line names an unknown student, exercise or question, impossible points, or the same
+        thing as an earlier line. The message has a line for each mistake.
     """
     found, not_applied, mistakes, seen = [], [], [], set()
     for one in overrides:
@@ -328,7 +328,7 @@ def check(overrides, names, exercises, all_exercises):
             one = replace(one, student=known_student(one, names), exercise=exercise.name)
             key = one.student, one.exercise, one.question
             if key in seen:
-                raise BadOverrides(f"{one.where}: this question was overridden in a line before")
+                raise BadOverrides(f"{one.where}: an earlier line already overrides this question")
             seen.add(key)
             found.append(one)
         except BadOverrides as error:
@@ -348,7 +348,7 @@ def exercise_of(one, all_exercises):
 
 
 def known_student(one, names):
-    """The student whom an override names, as the report does."""
+    """The student whom an override names, by the report's name."""
     found = student_of(one.student, names)
     if found is not None:
         return found
@@ -382,7 +382,7 @@ def check_points(one, exercise):
 
 
 def apply(report, overrides):
-    """Put overrides that `check` has passed into a report, and add its points up anew."""
+    """Apply checked overrides to a report, and add up its points again."""
     students = {one["student"]: one for one in report["students"]}
     for one in overrides:
         for book in students[one.student]["notebooks"]:
@@ -392,7 +392,7 @@ def apply(report, overrides):
 
 
 def charge(report, costs):
-    """Take from late notebooks of a report what late costs, as `late.costs_of` gives it."""
+    """Subtract the points that late notebooks of a report lose, as in `late.costs_of`."""
     for student in report["students"]:
         for book in student["notebooks"]:
             if costs and book["late"]:
@@ -401,7 +401,7 @@ def charge(report, costs):
 
 
 def add_up(report):
-    """Add up the points of all notebooks and students; what was set by hand costs nothing."""
+    """Add up the points of all notebooks and students. Points by hand are not reduced."""
     for student in report["students"]:
         for book in student["notebooks"]:
             book["points"] = reached = total(book["questions"])
@@ -420,18 +420,18 @@ def is_set_by_hand(question):
 
 
 def total(parts):
-    """The points of questions or notebooks, without the tail of a sum of fractions."""
+    """The sum of points of questions or notebooks, rounded to remove errors of fractions."""
     return round(sum(one["points"] for one in parts), 2)
 
 
 def whole(points):
-    """Points to two places, and without a decimal point that they do not need."""
+    """Points to two places, without a needless decimal point."""
     points = round(points, 2)
     return int(points) if points == int(points) else points
 
 
 def put(book, one):
-    """Put an override into a notebook."""
+    """Apply an override to a notebook."""
     if not one.question:
         book["comment"] = one.comment
         return
@@ -455,17 +455,17 @@ WITHOUT = {
     "canvas.csv": "a roster with a column name, canvas id, sis user id or sis login id",
     "moodle.csv": "a roster with a column email, username or id number",
 }
-"""What each platform needs to tell whose points they are."""
+"""The columns by which each platform identifies a student."""
 
 
 def tables_for_platforms(report, people):
-    """``{file name: rows}`` of all that can be imported somewhere.
+    """``{file name: rows}`` of all tables that a platform can import.
 
     Parameters
     ----------
     report : dict
     people : list of Person
-        The roster; its columns are where addresses and numbers come from.
+        The roster. Addresses and numbers are from its columns.
     """
     people = {one.student: one for one in people}
     found = {}
@@ -481,22 +481,22 @@ def tables_for_platforms(report, people):
 
 
 def column_of(people, student):
-    """A function that gives the first of some columns that the roster has of a student."""
+    """A function that returns the first of some columns that the roster has for a student."""
     known = people.get(student["student"])
     return known.column if known else lambda *names: ""
 
 
 def number_in(student, platform):
-    """A platform's own number of a student, which stood in the name of a file; else empty."""
+    """A platform's own number of a student, from a file's name; else empty."""
     books = student["notebooks"]
     return next((book["number"] for book in books if book["platform"] == platform), "")
 
 
 def ids_for_canvas(student, column):
-    """Canvas's own number, SIS id and login of a student, as far as they are known.
+    """Canvas's own number, SIS id and login of a student, if they are known.
 
-    Canvas takes an ID for its own number of a user, whatever the text begins with. So only such a
-    number is written; without it Canvas looks for the SIS ids, the login, and then the name.
+    Canvas reads a number at the start of an ID as its own number of a user. So only such numbers
+    are written. Without one Canvas looks for the SIS ids, the login, and then the name.
     """
     identity = number_in(student, "canvas") or column("canvas id", "id")
     identity = identity if identity.isdecimal() else ""
@@ -504,13 +504,13 @@ def ids_for_canvas(student, column):
 
 
 def names_for_canvas(student, column):
-    """Whether Canvas can find a student: by a number, or by a name that is no folder's."""
+    """Whether Canvas can find a student: by a number, or by a name that is no folder's name."""
     name = column(*NAME_COLUMNS) or student["name"] != student["student"]
     return bool(name) or any(ids_for_canvas(student, column))
 
 
 def texts_for_platforms(student, name, person):
-    """All texts that tables for platforms hold of a student, of whatever platform."""
+    """All texts about a student in the tables for any platform."""
     one = {"student": student, "name": name, "notebooks": []}
     column = column_of({student: person} if person else {}, one)
     return [*ids_for_canvas(one, column), column("section"), *names_for_moodle(one, column)]
@@ -530,10 +530,10 @@ def canvas_rows(report, people):
 
 
 def names_for_moodle(student, column):
-    """ID number, user name and address of a student, as far as they are known.
+    """ID number, user name and address of a student, if they are known.
 
-    A column ``id`` is Canvas's. The number in the name of a Moodle download is of one assignment
-    and no ID number: see `worksheet_rows`.
+    A column ``id`` is Canvas's. The number in the name of a Moodle download is valid for one
+    assignment and is no ID number: see `worksheet_rows`.
     """
     address = column("email address", "email")
     if not address and "@" in student["student"]:
@@ -542,7 +542,7 @@ def names_for_moodle(student, column):
 
 
 def moodle_rows(report, people):
-    """What Moodle's grade import maps by the columns one chooses there."""
+    """The table for Moodle's grade import. The teacher chooses there what each column means."""
     rows = [[*MOODLE, *(one["exercise"] for one in report["exercises"])]]
     for one in report["students"]:
         names = names_for_moodle(one, column_of(people, one))
@@ -552,7 +552,7 @@ def moodle_rows(report, people):
 
 
 def worksheet_rows(report, exercise):
-    """The grading worksheet of one Moodle assignment: those whose files Moodle had named."""
+    """The grading worksheet of one Moodle assignment: students whose files Moodle had named."""
     rows = [list(WORKSHEET)]
     for student in report["students"]:
         for book in student["notebooks"]:

@@ -1,4 +1,4 @@
-"""Who is who: tables that teachers write, the roster of a class, and the names of files."""
+"""The identity of students: tables of teachers, the roster of a class, and names of files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .notebook_file import NOTEBOOK, Unreadable
 from .texts import one_line, readable
 
 SEPARATORS = ",;\t"
-"""Where the decimal sign is a comma, spreadsheets write semicolons."""
+"""If the decimal sign is a comma, spreadsheets write semicolons."""
 
 NAME_COLUMNS = ("name", "student name", "full name")
-"""Columns of a roster that hold what a student is called."""
+"""Columns of a roster that may contain a student's name."""
 
 
 class BadTable(Exception):
-    """A table that cannot be read; the message is the reason."""
+    """A table that cannot be read. The message gives the reason."""
 
 
 def read_table(path):
@@ -29,13 +29,13 @@ def read_table(path):
     Raises
     ------
     BadTable
-        There is no such file, it is no text in UTF-8, or it is empty.
+        If there is no such file, or it is empty or no text in UTF-8.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = readable(file.read())
     except UnicodeDecodeError:
-        raise BadTable("it is not in UTF-8: save it as 'CSV UTF-8'") from None
+        raise BadTable("the file is not in UTF-8: save it as 'CSV UTF-8'") from None
     except OSError as error:
         raise BadTable(error.strerror or str(error)) from None
     first = lines.partition("\n")[0]
@@ -60,7 +60,7 @@ def cells_of(row, head, line):
     if any(texts[len(head) :]):
         raise BadTable(
             f"line {line} has more cells than there are columns: put quotes around a text that "
-            "holds the separator"
+            "contains the separator"
         )
     return dict(zip(head, texts, strict=False))
 
@@ -78,18 +78,18 @@ IDENTITIES = {
     "user name": ("username", "login"),
     "email address": ("email address", "email"),
 }
-"""By what else a student is known, and in which columns: the first that is filled counts."""
+"""Other ids of a student, with their columns. The first column that is filled counts."""
 SHOWN = 8
-"""Names that a sentence lists at most."""
+"""The most names in a sentence."""
 
 
 class BadRoster(Exception):
-    """A roster that cannot be joined; the message is the reason."""
+    """A roster that cannot be joined. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """One line of the roster: what identifies the student, all columns, a deadline of its own."""
+    """One line of the roster: the student's id, all columns, and a deadline of its own."""
 
     student: str
     name: str
@@ -97,7 +97,7 @@ class Person:
     deadline: str = ""
 
     def column(self, *names):
-        """The first of these columns that is there, else empty."""
+        """The first of these columns that is filled, else empty."""
         return next((self.columns[name] for name in names if self.columns.get(name)), "")
 
 
@@ -107,8 +107,8 @@ def read_roster(path):
     Raises
     ------
     BadRoster
-        It has no such column, somebody is in it twice, two share what tells them apart, or a
-        deadline is no time. The message has a line for each mistake.
+        If it has no such column, a student is in it twice, two students share an id, or a deadline
+        is no time. The message has a line for each mistake.
     """
     try:
         head, rows = read_table(path)
@@ -142,13 +142,13 @@ def read_roster(path):
 
 
 def doubles(path, people):
-    """A sentence for whatever two lines of a roster share that tells students apart.
+    """A sentence for each id that two lines of a roster share.
 
     Parameters
     ----------
     path : str or Path
     people : dict of int to Person
-        By their lines.
+        The persons by their lines.
     """
     ids = [one.student for one in people.values()]
     twice = sorted({one for one in ids if ids.count(one) > 1})
@@ -167,17 +167,17 @@ def doubles(path, people):
 
 
 def folded(text):
-    """A text as it is compared: spreadsheets drop zeros before a number, people write capitals."""
+    """A text for comparing. Spreadsheets drop zeros before numbers, and people use capitals."""
     return (text.lstrip("0") or "0") if text.isdecimal() else text.casefold()
 
 
 def loosely(text):
-    """The same for what stands in the name of a file, where spaces become other signs."""
+    """The same for a part of a file's name, in which other signs replace spaces."""
     return folded(re.sub(r"[\s_.-]+", " ", text).strip())
 
 
 class People:
-    """Finds the student of a roster by whatever it knows of each.
+    """Finds the student of a roster by any id that the roster has.
 
     Parameters
     ----------
@@ -195,13 +195,13 @@ class People:
                 self._known.setdefault(text, []).append(one.student)
 
     def find(self, text):
-        """Who is known by a text, and nobody else is; None where that is nobody."""
+        """The only student who is known by a text, else None."""
         text = readable(text)
         students = [text] if text in self.ids else self._known.get(loosely(text), [])
         return students[0] if len(students) == 1 else None
 
     def of_canvas(self, number):
-        """Who has this number of Canvas's; None where nobody is known to."""
+        """The student with this number of Canvas, or None."""
         if number in self.ids:
             return number
         found = self._canvas.get(folded(number))
@@ -209,7 +209,7 @@ class People:
 
 
 def names_of(files, roster):
-    """``{student: name}`` of all who handed in files or are in the roster, which knows better."""
+    """``{student: name}`` of all who handed in or are in the roster. The roster's names count."""
     return {one.student: one.name for one in files} | {one.student: one.name for one in roster}
 
 
@@ -226,7 +226,7 @@ def students_to_regrade(wanted, names, files):
     Raises
     ------
     ValueError
-        Somebody is named who handed in nothing.
+        If a student is named who handed in nothing.
     """
     found = {student_of(readable(one), names) or readable(one) for one in wanted}
     students = sorted({one.student for one in files})
@@ -239,8 +239,8 @@ def students_to_regrade(wanted, names, files):
 
 
 def student_of(text, names):
-    """The student whom a text names: by what identifies a student, as it is or as it is shown,
-    else by a name of one only.
+    """The student whom a text names: by the student's id, as it is or as it is shown, else by a
+    name that only one student has.
 
     Returns
     -------
@@ -254,22 +254,22 @@ def student_of(text, names):
 
 
 def listed(words):
-    """Some words in a sentence; of many the first."""
+    """Some words in a sentence. If there are many, only the first ones."""
     more = len(words) - SHOWN
     return ", ".join(words[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 CANVAS = re.compile(r"^(?P<name>[^_]+)(?P<late>_LATE)?_(?P<id>\d+)_(?P<upload>\d+)_(?P<file>.+)$")
 MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)")
-"""What Moodle puts between a student's name and the name of a file."""
+"""The text that Moodle puts between a student's name and the name of a file."""
 COPY = re.compile(r"(-\d+|-Copy\d+| ?\(\d+\)| - Copy)+$")
-"""What systems add to the name of a second copy."""
+"""The texts that systems add to the name of a second copy."""
 SURE_COPY = re.compile(r"(-Copy\d+| ?\(\d+\)| - Copy)+$")
-"""The same, where it can be nothing else: a number may be the end of a student's id."""
+"""The same texts, except a number, which may be the end of a student's id."""
 MARK = "/"
-"""Stands for an exercise's name: no file's name has it."""
+"""A mark that replaces an exercise's name. No file's name contains it."""
 LONGEST_NUMBER = 18
-"""Digits of an upload's number, or a copy's."""
+"""The most digits in the number of an upload or a copy."""
 ORDINALS = ("second", "third", "fourth", "fifth")
 
 
@@ -280,38 +280,38 @@ class SubmittedFile:
     Attributes
     ----------
     student : str
-        What identifies the student: a folder's name, a number of the platform.
+        The student's id: a folder's name, or a platform's number.
     name : str
-        The student's name as far as the file tells it.
+        The student's name, if the file contains it.
     exercise : str or None
-        Which exercise it is; None where nobody can tell.
+        The exercise; None if it is unknown.
     file : str
-        Its name as it was handed in.
+        The file's name when it was handed in.
     content : bytes
-        Empty where it could not be read.
+        Empty if it could not be read.
     unreadable : str
-        Why it could not be read.
+        The reason why it could not be read.
     is_ours : bool
-        Whether that is no fault of the student's.
+        Whether the student is not at fault for this.
     when : datetime.datetime or None
-        When it was last changed; None where nobody knows.
+        The time of its last change; None if it is unknown.
     late : bool
-        Whether the platform says that it came late; after `late.settle` whether it did.
+        Whether the platform says that it was late; after `late.settle`, whether it was late.
     deadline : str
-        By when it had to be there, in ISO 8601; empty where that is not known.
+        The deadline, in ISO 8601; empty if it is unknown.
     order : tuple of int
-        What its name says of the order of several: Canvas's number of the upload, that of a copy.
+        The order of several files, by name: Canvas's number of the upload, the copy's number.
     worth : tuple
-        What decides first which of several counts.
+        The first key by which one of several files counts.
     versions : list of SubmittedFile
-        All of this student and exercise, itself too; empty where it is the only one.
+        All files of this student and exercise, with this one; empty if it is the only one.
     notes : list of str
     claim : tuple of str
-        What names the student, as it was handed in, and where that stands: see `claims_apart`.
+        The student's name as it was handed in, and its place: see `claims_apart`.
     conflict : str
-        What to say where something else claims to be the same student.
+        The note if another file claims to belong to the same student.
     platform : str
-        ``"canvas"`` or ``"moodle"`` where the file was named by one.
+        ``"canvas"`` or ``"moodle"`` if this platform has named the file.
     number : str
         That platform's number of the student.
     """
@@ -337,7 +337,7 @@ class SubmittedFile:
 
 
 def identify(path, reader, when, exercises, people=None):
-    """The `SubmittedFile` of one file; ``people`` are a `People`, who know best."""
+    """The `SubmittedFile` of one file. The names in ``people``, a `People`, count first."""
     people = people or People()
     first, file = path.parts[0], path.name
     is_loose = len(path.parts) == 1
@@ -378,7 +378,7 @@ def identify(path, reader, when, exercises, people=None):
 
 
 def order_of(upload, file):
-    """The numbers by which several files of one student come one after the other."""
+    """The numbers that give the order of several files of one student."""
     copy = COPY.search(NOTEBOOK.sub("", file))
     numbers = re.findall(r"\d+", copy[0]) if copy else []
     return tuple(int(number[-LONGEST_NUMBER:]) for number in (upload, *numbers))
@@ -387,7 +387,7 @@ def order_of(upload, file):
 def of_moodle_folder(folder):
     """``(name, id, "")`` of a folder's name, else None.
 
-    Moodle's part is at the end, and what stands before it is the name, whatever it looks like.
+    Moodle's part is at the end. Everything before it is the name.
     """
     end = len(folder.removesuffix("_"))
     parts = [one for one in MOODLE.finditer(folder) if one.start() and one.end() == end]
@@ -397,8 +397,8 @@ def of_moodle_folder(folder):
 def of_loose_moodle(file, people):
     """``(name, id, name of the file)`` of a file that Moodle named, else None.
 
-    Name and file stand on both sides of Moodle's part, and either may look like that part. A name
-    of the roster decides, then an id of it; without one the first part is Moodle's.
+    Moodle's part is between the name and the file. Both of these may look like Moodle's part. A
+    name of the roster decides, then an id of it. Without a roster the first part is Moodle's.
     """
     ways = [
         (file[: one.start()], one["id"], file[one.end() :].removeprefix("_"))
@@ -411,12 +411,12 @@ def of_loose_moodle(file, people):
 
 
 def claims_apart(files, roster):
-    """Where two claims name one student, make another student of each but the first.
+    """If two claims name one student, make another student of each claim except the first.
 
-    A claim is a name as it was handed in, before Unicode's ways of writing it are made one, and
-    where it stands: as a folder, around an exercise's name, in a platform's. Who really is that
-    student nobody here can tell, so all are graded and the teacher is told. First comes what has
-    the roster's name, then what begins with the student.
+    A claim is a name as it was handed in, in its own form of Unicode, and its place: a folder, the
+    text around an exercise's name, or a platform's name. The grader cannot know which claim is
+    right. So it grades all of them and informs the teacher. First comes the claim with the roster's
+    name, then the claim that begins with the student.
     """
     names = {one.student: one.name for one in roster}
     claims = {}
@@ -427,7 +427,9 @@ def claims_apart(files, roster):
         if len(found) == 1:
             continue
         told = ", ".join(mine[0].file for mine in found.values())
-        conflict = f"{len(found)} claims to be {student}, all graded: {told}; ask whose is whose"
+        conflict = (
+            f"{len(found)} students claim to be {student}: {told}. All are graded: ask who is who"
+        )
         for mine in found.values():
             for one in mine:
                 one.conflict = conflict
@@ -441,12 +443,12 @@ def claims_apart(files, roster):
 
 
 def rank(one, name, student):
-    """What decides which claim comes first; the least does. `name` is the roster's, or None."""
+    """The key by which claims are sorted, least first. `name` is the roster's, or None."""
     return one.name != name, not one.claim[1].startswith(student), one.file, one.claim
 
 
 def free_label(student, file, taken):
-    """What a further claim to a student is called; nobody else may be called so."""
+    """The name of a student's further claim. No other student may have it."""
     for number in itertools.count():
         ordinal = ORDINALS[number] if number < len(ORDINALS) else f"{number + 2}th"
         label = f"{student} ({ordinal} claim: {file})"
@@ -462,10 +464,10 @@ def named_in(file, exercises):
 
 
 def whose(file, exercises, people):
-    """``(student, raw)`` of a loose file: what of its name is not the exercise's, bare and whole.
+    """``(student, raw)`` of a loose file: the rest of its name without the exercise's name.
 
-    A number at its end may be a copy's or belong to the id, as in ``04_collectives_s-1``. The
-    roster decides; without it the number is a copy's only right behind the exercise's name.
+    A number at the end may belong to a copy or to the id, as in ``04_collectives_s-1``. The roster
+    decides. Without a roster it belongs to a copy only directly after the exercise's name.
     """
     stem = NOTEBOOK.sub("", file)
     ways = [around_exercise(one, exercises) for one in (stem, COPY.sub("", stem))]
@@ -475,12 +477,12 @@ def whose(file, exercises, people):
 
 
 def bare(raw):
-    """The student in what stands around an exercise's name."""
+    """The student in the text around an exercise's name."""
     return raw.replace(MARK, "").strip("_- .")
 
 
 def around_exercise(stem, exercises, more="$^"):
-    """What of a file's name is not the exercise's, nor ``more`` behind it; a mark stands there."""
+    """A file's name with a mark instead of the exercise's name and ``more`` after it."""
     for name in exercises:
         stem = re.sub(rf"{name}(?:{more})?", MARK, stem)
     return stem

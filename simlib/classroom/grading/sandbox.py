@@ -1,9 +1,9 @@
-"""Where a student's code runs: bubblewrap or a container, a user of its own, limits.
+"""The place where a student's code runs: bubblewrap or a container, a user of its own, limits.
 
-The command that `sandboxed` makes shows the program inside Python, simlib and the system's
-libraries, all read-only, and nothing else of the machine; there is no network but loopback. A
-checkout may lie in a folder that is shown, such as /usr. It is covered by an empty folder, and what
-must be seen in it, as the checkout's own Python, is shown again.
+In the command that `sandboxed` makes, a program sees only Python, simlib and the system's
+libraries, all read-only. Its only network is loopback. A checkout may be in a visible folder, such
+as /usr. Then an empty folder covers it. Necessary parts, such as the checkout's own Python, are
+shown again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from . import container
 from .own_folder import OwnFolder
 
 HIDDEN = ContextVar("hidden", default=())
-"""Of this grading: submissions, report, sources of exercises, tables."""
+"""The places to hide in this grading: submissions, report, sources of exercises, tables."""
 MATERIAL = ("authoring/exercises", "exercises/checks")
-"""What makes the folder around simlib a checkout, with solutions and hidden cells."""
+"""The files by which a folder around simlib is a checkout, with solutions and hidden cells."""
 
 
 class CannotHide(Exception):
-    """A place that the sandbox shows as a whole; the message says what to do."""
+    """A place that the sandbox shows as a whole. The message says what to do."""
 
 
 @contextlib.contextmanager
 def hiding(*places):
-    """Hide these places, too, from what is run meanwhile; None is none."""
+    """Within the block, also hide these places from the code. A place of None is ignored."""
     token = HIDDEN.set(tuple(Path(one).absolute() for one in places if one))
     try:
         yield
@@ -49,7 +49,7 @@ def hiding(*places):
 
 
 def hidden_places():
-    """What is to be hidden and exists, with links resolved."""
+    """The places to hide that exist, with links resolved."""
     found = [*HIDDEN.get(), GIVEN]
     if any((ROOT / one).is_dir() for one in MATERIAL):
         found.append(ROOT)
@@ -57,20 +57,20 @@ def hidden_places():
 
 
 def covered(shown):
-    """``[(place inside, what is there instead)]`` that hide what is hidden, outer ones first.
+    """``[(place inside, its replacement)]`` that hide the hidden places, outer ones first.
 
-    Instead is None for an empty folder, ``"/dev/null"`` for a file, and a folder of the machine
-    that must be seen in what is covered.
+    The replacement is None for an empty folder, ``"/dev/null"`` for a file, or a folder of the
+    machine that must be visible inside a covered place.
 
     Parameters
     ----------
     shown : dict of str to str
-        Where folders are seen inside: which of the machine's they are.
+        The place of each folder inside -> the folder of the machine.
 
     Raises
     ------
     CannotHide
-        A place is itself a folder that must be shown.
+        If a place is itself a folder that must be visible.
     """
     found = {}
     for place in hidden_places():
@@ -78,8 +78,8 @@ def covered(shown):
             whole = Path(source).resolve()
             if place == whole:
                 raise CannotHide(
-                    f"{place} would be seen by what students wrote, as Python or the system is "
-                    "there: move what you grade, and the report, to a folder of their own"
+                    f"students' code could read {place}, because Python or the system is there: "
+                    "move the submissions and the report to a folder of their own"
                 )
             if whole in place.parents:
                 instead = None if place.is_dir() else os.devnull
@@ -93,14 +93,14 @@ def covered(shown):
 
 
 def covers(shown):
-    """``(words, last)`` for bwrap, to cover what is hidden, see `covered`.
+    """``(words, last)`` for bwrap, to cover the hidden places, see `covered`.
 
     Returns
     -------
     words : list of str
-        They come after those that show the folders.
+        Words that come after the words that show folders.
     last : list of str
-        They come after all others.
+        Words that come after all others.
     """
     words, last = [], []
     for path, instead in covered(shown):
@@ -116,31 +116,31 @@ def covers(shown):
 
 BUBBLEWRAP = "bubblewrap"
 PROGRAMS = {BUBBLEWRAP: "bwrap"} | {engine: engine for engine in container.ENGINES}
-"""What can isolate, the first that is found; and its command."""
+"""The programs that can isolate, with their commands. The first that is found counts."""
 CHOSEN = ContextVar("chosen", default=None)
-"""Which of them this grading uses; None for the first that is found."""
+"""The program that this grading uses; None for the first that is found."""
 
 COURSE = "/course"
-"""Where simlib lies inside."""
+"""The place of simlib inside."""
 SIMLIB = str(FOLDER.resolve())
 SYSTEM = (
     "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types",
     "/bin", "/sbin", "/lib", "/lib64", "/lib32",
 )  # fmt: skip
-"""Of the system, as far as it exists."""
+"""The files and folders of the system that are shown, if they exist."""
 SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
-"""Where files can be written, and how many sixteenths of all room for files are there."""
+"""The writable folders, with their sixteenths of the space for files."""
 FIRST_UID, LAST_UID = 64_600, 64_999
 TAKEN = Path("/run/simlib-grading")
-"""Root's folder, with a file for each of these ids: who has locked it has the id."""
+"""Root's folder, with a file for each of these ids. A run has an id while it locks its file."""
 WAIT_S = 1.0
 STOP = ContextVar("stop")
-"""The event at which runs of this thread are to end; whoever has set it wants no result."""
+"""The event that ends the runs of this thread. Their results are not needed then."""
 FOLDERS = "simlib-grading-"
-"""How the folders of runs begin, and containers; the number of the grader's process follows."""
+"""The beginning of the names of runs' folders and containers, before the grader's process id."""
 MB = 1 << 20
 FILTER = "outer"
-"""Which filter of system calls bubblewrap loads, see `system_calls`."""
+"""The filter of system calls that bubblewrap loads, see `system_calls`."""
 
 
 OWN_NAMESPACES = [
@@ -151,12 +151,12 @@ OWN_NAMESPACES = [
 
 
 class CannotIsolate(Exception):
-    """Student code must not run like this; the message says why, and what to do."""
+    """Student code must not run in this way. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the code of one notebook may take."""
+    """The limits for the code of one notebook."""
 
     answer_s: float = 20
     cell_s: float = 60
@@ -169,25 +169,25 @@ class Limits:
 
     @property
     def patience(self):
-        """How many times as long as by default its cells, and the ranks of its checks, have."""
+        """How many times the default time its cells have, and the ranks of its checks."""
         return max(1, self.cell_s / Limits.cell_s)
 
 
 def kind():
-    """What isolates here: a key of `PROGRAMS`; None where there is nothing."""
+    """The program that isolates here: a key of `PROGRAMS`; None if there is none."""
     found = (one for one, program in PROGRAMS.items() if shutil.which(program))
     return CHOSEN.get() or next(found, None)
 
 
 def engine():
-    """The engine of containers that isolates here; None where it is none."""
+    """The engine of containers that isolates here; None if another program isolates."""
     found = kind()
     return found if found in container.ENGINES else None
 
 
 @contextlib.contextmanager
 def choosing(one):
-    """Isolate by this meanwhile, a key of `PROGRAMS`, or by what is found if it is None."""
+    """Within the block, isolate by this key of `PROGRAMS`; None for the first that is found."""
     token = CHOSEN.set(one)
     try:
         yield
@@ -196,13 +196,13 @@ def choosing(one):
 
 
 def why_not():
-    """Why nothing can be isolated here, and what to do; None where it can."""
+    """Why this machine cannot isolate code, and what to do; None if it can."""
     if not sys.platform.startswith("linux"):
-        return "bubblewrap, which isolates what students wrote, is for Linux only"
+        return "bubblewrap, which isolates students' code, runs only on Linux"
     if kind() is None:
         return (
-            "bubblewrap (the command bwrap) is not installed, nor podman or docker, which would "
-            "do, too: apt install bubblewrap"
+            "none of bubblewrap (the command bwrap), podman and docker is installed: apt "
+            "install bubblewrap"
         )
     if shutil.which(PROGRAMS[kind()]) is None:
         package = "docker.io" if kind() == "docker" else kind()
@@ -211,31 +211,32 @@ def why_not():
 
 
 def check_can_isolate(no_sandbox):
-    """Refuse to run what students wrote where that would be unsafe without a word.
+    """Refuse to run students' code if this would be unsafe and nobody has allowed it.
 
     Raises
     ------
     CannotIsolate
-        There is nothing that isolates and nobody asked to do without; we are root and would stay
-        so; or what is to be hidden cannot be.
+        No program can isolate, and the caller did not allow this. Or the code would run as root. Or
+        hidden places cannot be hidden.
     """
     if no_sandbox:
         if os.geteuid() == 0:
             raise CannotIsolate(
-                "as root, submissions are graded in the sandbox only, where they lose root's "
-                "rights: leave out --no-sandbox, or grade as an ordinary user"
+                "root may grade only in the sandbox, where submissions lose root's rights: leave "
+                "out --no-sandbox, or grade as an ordinary user"
             )
         return
     reason = why_not()
     if reason:
         raise CannotIsolate(
-            f"{reason}. Without it what students wrote could read, change and send anything that "
-            "you can. To grade like that all the same, say --no-sandbox"
+            f"{reason}. Without it, students' code could read, change and send everything that you "
+            "can. To grade anyway, pass --no-sandbox"
         )
     if kind() == BUBBLEWRAP and os.geteuid() == 0 and shutil.which("setpriv") is None:
         raise CannotIsolate(
-            "running as root, and setpriv, which drops root's rights for what students wrote, is "
-            "missing: apt install util-linux, or grade as an ordinary user"
+            "you grade as root, and the command setpriv is missing. simlib needs setpriv to take "
+            "root's rights from students' code: apt install util-linux, or grade as an ordinary "
+            "user"
         )
     try:
         covers(shown())
@@ -244,16 +245,17 @@ def check_can_isolate(no_sandbox):
     said = refusal_of_a_trial(kind())
     if said:
         raise CannotIsolate(
-            f"a trial of the sandbox by {kind()} failed ({said}): it needs user namespaces (Linux "
-            "must permit them: sysctl user.max_user_namespaces and, on Ubuntu, "
-            "kernel.apparmor_restrict_unprivileged_userns=0) and unshare of util-linux 2.36 or "
-            "later. To grade without a sandbox all the same, say --no-sandbox"
+            f"a trial of the sandbox by {kind()} failed ({said}). The sandbox needs unshare of "
+            "util-linux 2.36 or later, and user namespaces. Linux permits these if sysctl "
+            "user.max_user_namespaces is above 0 and, on Ubuntu, "
+            "kernel.apparmor_restrict_unprivileged_userns is 0. To grade without a sandbox anyway, "
+            "pass --no-sandbox"
         )
 
 
 @functools.cache
 def refusal_of_a_trial(kind):
-    """What a sandbox within a sandbox says where it cannot be had; empty where it can."""
+    """The error of a sandbox within a sandbox, if it is impossible; empty if it works."""
     with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
@@ -271,14 +273,14 @@ def refusal_of_a_trial(kind):
 
 @contextlib.contextmanager
 def own_user():
-    """A user id that nobody else uses, for one run; our own where we are not root.
+    """A user id that no other run uses; the grader's own id if the grader is not root.
 
-    Limits on processes count by user. Linux gives a lock back whatever becomes of us.
+    Limits on processes count by user. Linux releases the lock even if this process is killed.
 
     Raises
     ------
     KeyboardInterrupt
-        The whole grading is to stop.
+        If the whole grading must stop.
     """
     if os.geteuid() != 0:
         yield os.geteuid()
@@ -287,7 +289,7 @@ def own_user():
     while (found := free_id(folder)) is None:
         say_once(
             f"simlib: all {LAST_UID - FIRST_UID + 1} user ids for grading are in use by other "
-            "graders: this one waits for one of them"
+            "graders: this one waits until one is free"
         )
         wait_or_stop()
     uid, lock = found
@@ -298,7 +300,7 @@ def own_user():
 
 
 def free_id(folder):
-    """``(user id, descriptor that locks it)``; None where all are taken."""
+    """``(user id, descriptor that locks it)``; None if all ids are taken."""
     for uid in range(FIRST_UID, LAST_UID + 1):
         lock = folder.open(str(uid), os.O_RDWR | os.O_CREAT)
         try:
@@ -312,25 +314,25 @@ def free_id(folder):
 
 @functools.cache
 def say_once(text):
-    """Say something on stderr, the first time that it is to be said."""
+    """Print a sentence on stderr, but only once."""
     print(text, file=sys.stderr, flush=True)
 
 
 def wait_or_stop():
-    """Wait a moment; KeyboardInterrupt where the whole grading is to stop."""
+    """Wait a moment; raises KeyboardInterrupt if the whole grading must stop."""
     stop = STOP.get(None)
     if stop.wait(WAIT_S) if stop else time.sleep(WAIT_S):
         raise KeyboardInterrupt
 
 
 def sandboxed(command, run_folder, uid, limits):
-    """The command that runs ``command`` shut in.
+    """The command that runs ``command`` confined.
 
     Parameters
     ----------
     command : list of str
     run_folder : Path
-        The only folder of the machine that can be written to from inside, until it is removed.
+        The only folder of the machine to which code inside can write. It is removed later.
     uid : int
         The user to run as, see `own_user`.
     limits : Limits
@@ -343,7 +345,7 @@ def sandboxed(command, run_folder, uid, limits):
 
 
 def bubblewrapped(command, run_folder, uid, limits):
-    """`sandboxed` by bubblewrap, but for the limits of a process."""
+    """`sandboxed` by bubblewrap, except for the limits of a process."""
     is_root = os.geteuid() == 0
     words = [*with_filter(run_folder.parent), "bwrap", "--unshare-pid", "--unshare-net"]
     words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
@@ -378,7 +380,7 @@ def bubblewrapped(command, run_folder, uid, limits):
 
 
 def view(limits):
-    """What is seen in a container: the same as bubblewrap shows."""
+    """The visible files and folders in a container: the same as with bubblewrap."""
     links = {place: os.readlink(place) for place in SYSTEM if os.path.islink(place)}
     seen = {f"{FONTS}/{file.name}": str(file) for file in font_lists()}
     for place, source in shown().items():
@@ -390,12 +392,12 @@ def view(limits):
 
 
 def shares(limits):
-    """``{folder that can be written to: its bytes}``."""
+    """``{writable folder: its bytes}``."""
     return {place: limits.scratch_bytes * part // 16 for place, part in SHARES.items()}
 
 
 def with_filter(folder):
-    """Words before bwrap's that open the filter of system calls as descriptor 9."""
+    """Words before bwrap's words. They open the filter of system calls as descriptor 9."""
     found = filter_for(FILTER)
     if found is None:
         return []
@@ -405,7 +407,7 @@ def with_filter(folder):
 
 
 def bound(way, source, place):
-    """bwrap's words to show a folder; those above it are made open, as bwrap does not."""
+    """bwrap's words to show a folder. They also make the folders above it readable."""
     above = [str(folder) for folder in reversed(Path(place).parents)][1:]
     above = [folder for folder in above if folder not in ("/tmp", FONTS)]
     words = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
@@ -424,7 +426,7 @@ def system_files():
 
 
 def is_of_system(place):
-    """Whether a folder is seen inside one of the system's."""
+    """Whether a folder is visible inside one of the system's folders."""
     return any(one in (place, *map(str, Path(place).parents)) for one in SYSTEM)
 
 
@@ -435,25 +437,25 @@ def python_folders():
 
 
 def shown():
-    """``{place inside: folder of the machine}`` of all that is shown, one may lie in another."""
+    """``{place inside: folder of the machine}`` of all visible folders. They may be nested."""
     places = [one for one in SYSTEM if not os.path.islink(one)] + python_folders()
     return {place: place for place in places} | {f"{COURSE}/simlib": SIMLIB}
 
 
 def font_lists():
-    """matplotlib's lists of fonts, which take it seconds to make anew."""
+    """matplotlib's lists of fonts. matplotlib would take seconds to make them again."""
     import matplotlib
 
     return sorted(Path(matplotlib.get_cachedir()).glob("fontlist-*.json"))
 
 
 def environment_of_sandbox():
-    """The environment inside, where processes of students make sandboxes of their own."""
+    """The environment inside, if processes of students make their own sandboxes."""
     return environment() | {OWN_SANDBOX: "1"}
 
 
 def environment():
-    """The environment inside, of which nothing comes from ours."""
+    """The environment inside, without variables of the grader's own environment."""
     return {
         "HOME": HOME,
         "USER": "student",

@@ -12,15 +12,15 @@ from .texts import clean, sentence
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 ALLOWED = "sent as allowed"
-"""What is printed of a world in which all rules were kept; `known_answers.record` looks for it."""
+"""The output for a world in which all rules were kept; `known_answers.record` looks for it."""
 LOST = "but "
-"""Begins what is printed of a world whose values are right, before the parts that it costs."""
+"""Begins the output for a world with right values, before the names of the parts that are lost."""
 MARK = "| "
 """Begins the further lines of an error in the output of a hidden cell."""
 PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
 BY_PART = re.compile(r"By part: (.+)\.")
-HIDDEN_FAIL = "It passes the public check, but not all hidden tests, with other inputs."
-VALUE_FAILS = "In hidden tests, with other inputs, its values are not right."
+HIDDEN_FAIL = "The answer passes the public check, but not all hidden tests with other inputs."
+VALUE_FAILS = "In hidden tests, which have other inputs, the answer's values are not right."
 FULL = "[Errno 28] No space left on device"
 UNKNOWN_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
@@ -33,29 +33,29 @@ class QuestionResult:
     ----------
     question, title : str
     points : float
-        Earned.
+        The points earned.
     of : int
-        What it is worth.
+        The most points possible.
     status : str
         ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``,
-        ``"broke the limits"``; its notebook's where that is not graded.
+        ``"broke the limits"``; the status of the notebook if the notebook is not graded.
     reason : str
-        Why, in words for the student; it may hold text that the student's code printed.
+        The reason, in words for the student. It may contain text that the student's code printed.
     expected, got : str
-        Of the public check where it was wrong.
+        The expected and the actual value in the public check, if it was wrong.
     hidden : str
-        ``"right"``, ``"wrong"``, or empty where the hidden cells were not reached.
+        ``"right"``, ``"wrong"``, or empty if the hidden cells were not reached.
     lost : list of str
-        The parts that are not earned, of a question that has some; empty for other questions.
+        The parts that are not earned; empty for a question without parts.
     known : str
-        Which known wrong answer it does the same as, in words.
+        The known wrong answer with the same results, in words.
     seconds : float
     outputs : dict of str to str
-        What check and hidden cells gave, by cell id; for the teacher only.
+        The outputs of check and hidden cells, by cell id; for the teacher only.
     code : str
-        The cell that answers it, as far as it is shown.
+        The cell that answers the question, as far as it is shown.
     form : str
-        What equal answers have in common, see `likeness`; empty where it is not compared.
+        A form that is the same for equal answers, see `likeness`; empty if it is not compared.
     """
 
     question: str
@@ -76,7 +76,7 @@ class QuestionResult:
 
 
 def fetch_of(question):
-    """The id of the cell that fetches a question's function, which stands before its check."""
+    """The id of the cell that fetches a question's function; it comes before the check."""
     return f"{question}-fetch"
 
 
@@ -120,7 +120,7 @@ def score(question, exercise, merged, cells, skipped, expected):
 
 
 def telling(failed, parts, expected):
-    """The cell to tell of: the first; of a question with parts, the first that costs the value."""
+    """The failed cell to report: the first; with parts, the first that costs the value."""
     if len(parts) > 1:
         for cell, got in failed:
             if VALUE in lost_in(cell, got, expected):
@@ -129,7 +129,7 @@ def telling(failed, parts, expected):
 
 
 def earn_parts(result, parts, failed, expected):
-    """Give a question with parts the points of those that its cells have not lost."""
+    """Give a question the points of the parts that its cells have not lost."""
     lost = {part for cell, got in failed for part in lost_in(cell, got, expected)}
     result.lost = sorted(parts if VALUE in lost else lost)
     result.points = sum(points for part, points in parts.items() if part not in result.lost)
@@ -139,10 +139,10 @@ def earn_parts(result, parts, failed, expected):
 
 
 def lost_in(cell, got, expected):
-    """The parts that a cell's output costs; whatever is not told as a part costs the value.
+    """The parts that a cell's output costs. A fault of no named part costs the value.
 
-    A check says it in its last line; a hidden cell in the line on each world's rules, where all
-    other lines have to be as expected.
+    A check names the parts in its last line. A hidden cell names them in the line on each world's
+    rules. All its other lines have to be as expected.
     """
     if got is None or got.word != "different":
         return {VALUE}
@@ -160,7 +160,7 @@ def lost_in(cell, got, expected):
 
 
 def runs_at_all(result, exercise, cells):
-    """Whether the answer's cell and its function can be used; if not, the result says why."""
+    """Whether the answer's cell and its function are usable; if not, the result says why."""
     (cell,) = exercise.cells_of(result.question, "answer")
     for identity, what in (
         (cell.id, "The answer's cell fails"),
@@ -169,7 +169,7 @@ def runs_at_all(result, exercise, cells):
         ran = cells.get(identity)
         said = json_in(ran)
         if said is None or said.get("error"):
-            error = said["error"] if said else (ran.error if ran else "it was not reached")
+            error = said["error"] if said else (ran.error if ran else "the cell was not reached")
             result.status = LIMITS if said is None or said.get("ended") else WRONG
             result.reason = f"{what}: {sentence(with_room(error))}"
             result.got = clean(said.get("output", "")) if said else ""
@@ -178,7 +178,7 @@ def runs_at_all(result, exercise, cells):
 
 
 def earned(question, exercise, failed):
-    """The points of a question whose public check passes, by the weights of what passes."""
+    """The points of a question whose public check passes, by the weights of the passed cells."""
     weights = exercise.weights_of(question.name)
     passed = sum(weight for cell, weight in weights if cell not in failed)
     points = round(question.points * passed / sum(weight for _, weight in weights), 2)
@@ -186,7 +186,7 @@ def earned(question, exercise, failed):
 
 
 def is_same(got):
-    """Whether a cell was run and nbval found what was expected."""
+    """Whether a cell was run and nbval found the expected output."""
     return got is not None and got.word == "same"
 
 
@@ -194,7 +194,7 @@ def explain(result, cell, got, expected):
     """Say in a result which cell was not as expected, and how."""
     if got is None or got.word in ("timeout", "gone"):
         result.status = LIMITS
-        result.reason = "It was still running when its time was over."
+        result.reason = "The answer was still running when its time was over."
         return
     result.status = WRONG
     text = clean(got.text)
@@ -220,36 +220,36 @@ def failures_of(merged, cells):
 
 
 def error_of(result):
-    """What went wrong in a cell of the student's own; None where nothing did."""
+    """The error of a cell of the student's own; None if it had none."""
     said = json_in(result)
     if said is None and result.word == "timeout":
-        return "it was still running when its time was over"
+        return "the cell was still running when its time was over"
     if said is None:
-        return "it broke off the process that examines it"
+        return "the cell ended the process that examines it"
     return said.get("error") and with_room(said["error"])
 
 
 def with_room(error):
-    """An error of a cell, with how much cells may write where that was too much."""
-    room = "your cells may write 8 MB and 2,000 files into their folder, twice that into /tmp"
+    """An error of a cell. If the cell wrote too much, the limit is added."""
+    room = "your cells may write 8 MB and 2,000 files into their folder, twice as much into /tmp"
     return f"{error}; {room}" if FULL in error else error
 
 
 def because_of(result, failures):
-    """What is added to the reason of an answer that lacks a name of a cell that fails."""
+    """Words to add to a reason, if the answer lacks a name that a failed cell defines."""
     missing = UNKNOWN_NAME.search(f"{result.reason}\n{result.got}")
     if missing is None:
         return ""
     for source, sentence_of_it in failures.items():
         if re.search(rf"\b{missing[1]}\b", source):
-            return f" Of your own cells {sentence_of_it}"
+            return f" In your notebook, {sentence_of_it}"
     return ""
 
 
 def is_cut_short(result):
-    """Whether a limit ended a cell, or what the examiner did for it, or a rank did not answer.
+    """Whether a limit ended a cell or the examiner's work for it, or a rank did not answer.
 
-    A rank can print the words of that; all it gets is that other limits grade it again.
+    A rank can print these words itself. The only effect is that other limits grade it again.
     """
     said = json_in(result)
     ended = result.word in ("timeout", "gone") or bool(said and said.get("ended"))
@@ -257,7 +257,7 @@ def is_cut_short(result):
 
 
 def json_in(result):
-    """What the examiner said about a student's cell; None where it said nothing."""
+    """The examiner's words about a student's cell; None if there are none."""
     try:
         said = json.loads(result.text.strip().splitlines()[-1])
     except (AttributeError, IndexError, ValueError):

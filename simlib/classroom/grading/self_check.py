@@ -1,7 +1,7 @@
 """`simlib check`: run the public checks of a notebook, for the student who writes it.
 
 ``python -m simlib.classroom.grading.self_check`` is the process that runs the cells, as JupyterLab
-does. It reads the steps as JSON and writes a line of JSON where a cell begins, for each check, and
+does. It reads the steps as JSON. It writes a line of JSON when a cell begins, for each check, and
 at the end.
 """
 
@@ -37,21 +37,21 @@ from .shell import new_shell, run_cell
 from .source import SOURCES, exercise_files
 
 PRISTINE = ".pristine"
-"""Folder of a handout in which the exercises lie as they were."""
+"""The folder of a handout with the unchanged exercises."""
 COMMAND = [sys.executable, "-m", "simlib.classroom.grading.self_check"]
-"""What runs a notebook's steps."""
+"""The program that runs a notebook's steps."""
 POLL_S = 0.25
-"""Seconds between two looks at whether it still runs."""
+"""Seconds between two looks whether it still runs."""
 END_S = 5
-"""Seconds that it has to end by itself after its last line."""
+"""Seconds in which it must end by itself after its last line."""
 TIDY_S = 1
-"""Seconds that what it started has to end when asked to, before it is killed."""
+"""Seconds in which its children must end when asked. After that they are killed."""
 RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check: the question's name, the status, the text to read, points earned."""
+    """The result of a check: the question's name, the status, the text to read, earned points."""
 
     question: str
     status: str
@@ -60,28 +60,28 @@ class CheckResult:
 
 
 def exercises_in(path):
-    """The notebooks to check of a path: itself, or what a folder has by the name of an exercise."""
+    """The notebooks to check at a path: the file, or a folder's files with names of exercises."""
     path = Path(path)
     return exercise_files(path, ".ipynb") or [path] if path.is_dir() else [path]
 
 
 def pristine_of(path):
-    """``(Exercise, whether it is pristine)`` of a notebook that somebody works in.
+    """``(Exercise, whether it is pristine)`` of a notebook in which a student works.
 
-    The pristine copy lies in a folder of the handout, in a checkout it is made from the source;
-    where there is neither, the notebook's own check cells are used.
+    A handout has a folder with the pristine copy. A checkout makes it from the source. If both are
+    missing, the notebook's own check cells are used.
 
     Raises
     ------
     Unreadable
-        The notebook cannot be read.
+        If the notebook cannot be read.
     """
     path = Path(path).resolve()
     if path.exists() and path.suffix != ".ipynb":
         raise Unreadable(
             "there is no exercise in this folder"
             if path.is_dir()
-            else "this is no notebook: its name does not end in .ipynb"
+            else "the file is no notebook, because its name does not end in .ipynb"
         )
     for folder in (path.parent.parent, path.parent):
         copy = named_like(path, folder / PRISTINE, ".ipynb")
@@ -97,19 +97,19 @@ def pristine_of(path):
         return exercise_of(notebook, path.stem, cases_beside(path)), False
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Unreadable(
-            "its name is no exercise's, and it has no check cells of its own: work in the notebook "
-            "that was handed out, under the name that it had"
+            "the file has no check cells, and not the name of an exercise: work in the notebook "
+            "that was handed out, and keep its name"
         ) from None
 
 
 def cases_beside(notebook):
-    """What the checks of a pristine notebook expect; empty where the handout has no such file."""
+    """The expected answers for a pristine notebook; empty if the handout has no such file."""
     path = notebook.parent / FOLDER / f"{notebook.stem}.py"
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def named_like(path, folder, ending):
-    """The file of a folder whose name a notebook's begins with, such as 04_x for 04_x-Copy1."""
+    """The file of a folder with whose name a notebook's name begins: 04_x for 04_x-Copy1."""
     names = (one for one in exercise_files(folder, ending) if path.stem.startswith(one.stem))
     return max(names, key=lambda one: len(one.stem), default=None)
 
@@ -117,8 +117,8 @@ def named_like(path, folder, ending):
 def check_notebook(path, limit_s=600):
     """The result of each question of a notebook, and notes: ``(iterator, list)``.
 
-    Each question's `CheckResult` comes as soon as its check has run; the list of notes is whole
-    when the iterator is at its end.
+    Each question's `CheckResult` appears as soon as its check has run. The list of notes is
+    complete when the iterator has ended.
 
     Parameters
     ----------
@@ -129,16 +129,17 @@ def check_notebook(path, limit_s=600):
     Raises
     ------
     Unreadable, WrongNotebook
-        It cannot be checked; the message is the reason.
+        If it cannot be checked. The message gives the reason.
     """
     exercise, is_pristine = pristine_of(path)
     if not exercise.questions:
-        raise Unreadable("this notebook has no questions: is it an exercise?")
+        raise Unreadable("this notebook has no questions: is this an exercise?")
     merged = merge_answers(exercise, parse(read_bytes(path)))
     if not is_pristine:  # its own cells are all there is, and nobody knows the stubs
         merged = own_cells(exercise)
         merged.notes.append(
-            "no exercise of this name lies here (was it renamed?), so its own check cells were used"
+            "this folder has no exercise of this name, so the notebook's own check cells were "
+            "used. Was the notebook renamed?"
         )
     steps = [
         {
@@ -171,7 +172,7 @@ def in_order(questions, found, messages, notes):
 
 
 def why_not_reached(one):
-    """Why nothing comes after this message, if nothing does; None: as before it."""
+    """The reason if no message follows this one; None leaves the reason unchanged."""
     if "begins" in one:
         return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
     if "not started" in one:
@@ -180,13 +181,13 @@ def why_not_reached(one):
 
 
 def take(one, by_question, notes):
-    """Sort one message: a question's verdict, or a cell of the student's that fails."""
+    """Sort one message: a question's verdict, or a failed cell of the student's own."""
     if one.get("is_cell") and not one["question"]:
         notes.append(failure(one["source"], one["text"]))
     for file in one.get("beside", ()):
         notes.append(
-            f"{file} lies beside the notebook and is not handed in with it: copy what you use of "
-            "it into a cell"
+            f"{file} is next to the notebook and is not handed in with it: copy the code that "
+            "you use into a cell"
         )
     if one.get("question"):
         by_question.setdefault(one["question"], one)
@@ -202,7 +203,7 @@ def own_cells(exercise):
 
 
 def result_of(name, found, message, reason):
-    """The `CheckResult` of one question; ``reason`` says why there is no message of it."""
+    """The `CheckResult` of one question. ``reason`` is given if it has no message."""
     if found == NOT_ATTEMPTED:
         return CheckResult(
             name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out."
@@ -219,7 +220,7 @@ def result_of(name, found, message, reason):
 
 
 def run_steps(steps, folder, limit_s):
-    """Run steps in a process of their own, in the notebook's folder; yields its messages."""
+    """Run steps in a separate process, in the notebook's folder; yields its messages."""
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
         request.write(json.dumps(steps).encode())
         request.seek(0)
@@ -238,7 +239,7 @@ def run_steps(steps, folder, limit_s):
 
 
 def messages_of(process, errors, until):
-    """Yield the messages of a process; after its last line it has a while to end by itself."""
+    """Yield the messages of a process. After its last line it gets some time to end by itself."""
     has_begun = False
     for line in lines_of(process, until):
         if not line.startswith(b"{"):
@@ -255,9 +256,9 @@ def messages_of(process, errors, until):
 
 
 def lines_of(process, until):
-    """Yield the lines that a process writes until it has ended; end it when its time is over.
+    """Yield the lines that a process writes until it has ended. End it if it takes too long.
 
-    The end of the pipe is not waited for: what the process forked may hold it for longer.
+    Do not wait for the end of the pipe, because children of the process may hold it for longer.
     """
     pipe, rest = process.stdout.fileno(), b""
     while True:
@@ -273,14 +274,14 @@ def lines_of(process, until):
 
 
 def last_line(errors):
-    """The last line of what a process wrote about its errors."""
+    """The last line of a process's stderr."""
     errors.seek(0)
     lines = errors.read().decode("utf-8", "replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
 
 
 def end_group(process):
-    """End a process and what it started; safe to call again."""
+    """End a process and its children. You can call it again."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # multiprocessing's tracker does not heed it, and frees what the others shared.
         os.killpg(process.pid, signal.SIGTERM)
@@ -295,11 +296,11 @@ def end_group(process):
 
 
 class StillRunning(BaseException):
-    """A cell that does not end; no `Exception`, so that a loop which catches those ends, too."""
+    """A cell does not end. This is no `Exception`, so a loop that catches those ends, too."""
 
 
 def main():
-    """Run the steps of standard input; the answers go to what was standard output."""
+    """Run the steps from standard input, and write the answers to the original stdout."""
     steps, limits = json.load(sys.stdin), Limits()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
 
@@ -333,10 +334,10 @@ def main():
 
 
 def run_for_a_time(shell, source, limit_s):
-    """Run one cell, and end it where it takes too long; the others are run after it."""
+    """Run one cell. If it takes too long, end it, and run the other cells after it."""
 
     def too_long(*_):
-        raise StillRunning(f"it was ended after {limit_s} s, as it is when it is graded")
+        raise StillRunning(f"the check was stopped after {limit_s} s. Grading has the same limit")
 
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(limit_s)
@@ -347,7 +348,7 @@ def run_for_a_time(shell, source, limit_s):
 
 
 def modules_beside(here, there, began):
-    """Files and folders beside the notebook that its cells import, but for what they write.
+    """Files and folders next to the notebook that its cells import but do not write.
 
     Parameters
     ----------
@@ -356,7 +357,7 @@ def modules_beside(here, there, began):
     there : set of str
         The names in it before the first cell.
     began : float
-        When that was, in seconds since the epoch.
+        The time of the first cell, in seconds since the epoch.
     """
     found = set()
     for module, loaded in list(sys.modules.items()):
@@ -371,7 +372,7 @@ def modules_beside(here, there, began):
 
 
 def is_older(file, began):
-    """Whether a file is there, and was last written before a time."""
+    """Whether a file exists and was last written before a time."""
     try:
         return os.stat(file).st_ctime < began
     except (OSError, ValueError):
@@ -379,7 +380,7 @@ def is_older(file, began):
 
 
 def verdict_in(shell, outcome, question):
-    """What the check cell that has just run says."""
+    """The output of the check cell that has just run."""
     if outcome["error"] is not None:
         text = f"{question}: wrong. The check could not be run: {outcome['error']}"
         return {"status": "wrong", "text": text}

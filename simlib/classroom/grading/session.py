@@ -28,7 +28,7 @@ IGNORED = {"tags": ["nbval-ignore-output"]}
 
 @dataclass
 class CellResult:
-    """What nbval found about a cell.
+    """The result of nbval for a cell.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class CellResult:
     error : str
         nbval's words.
     outputs : list of dict
-        What the cell gave, in nbformat's form.
+        The cell's outputs, in nbformat's form.
     """
 
     word: str
@@ -48,7 +48,7 @@ class CellResult:
 
     @property
     def text(self):
-        """What the cell printed or showed, as text."""
+        """The text that the cell printed or showed."""
         parts = []
         for output in self.outputs:
             if output.get("output_type") == "stream":
@@ -67,12 +67,12 @@ class Session:
     Attributes
     ----------
     cells : dict of str to CellResult
-        By cell id; cells that were not reached are missing.
+        The results by cell id. Cells that were not reached are missing.
     ended : str
-        Why the whole run was ended; empty where it was not.
+        The reason if the whole run was ended, else empty.
     seconds : float
     log : str
-        The end of what pytest said.
+        The end of pytest's output.
     """
 
     cells: dict
@@ -96,15 +96,15 @@ def code_cell(identity, source, outputs=(), compare=False):
 
 
 def run_notebook(cells, limits, isolate=True):
-    """Run cells by nbval in a kernel of their own.
+    """Run cells by nbval in a separate kernel.
 
     Parameters
     ----------
     cells : list of NotebookNode
-        From `code_cell`.
+        The cells from `code_cell`.
     limits : sandbox.Limits
     isolate : bool
-        False to run the kernel as it is, without a sandbox.
+        False to run the kernel without a sandbox.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def run_notebook(cells, limits, isolate=True):
     Raises
     ------
     CannotIsolate
-        It would run with rights that it must not have.
+        If it would run with forbidden rights.
     """
     sandbox.check_can_isolate(no_sandbox=not isolate)
     empty = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}}
@@ -129,7 +129,7 @@ def run_notebook(cells, limits, isolate=True):
 
 
 def _run_in(folder, notebook, limits, isolate, uid, group):
-    """Results by cell, why it was ended early, and what pytest said."""
+    """The results by cell, the reason for an early end, and pytest's output."""
     run, home = folder / "run", folder / "home"
     run.mkdir()
     home.mkdir(mode=0o700)
@@ -186,19 +186,19 @@ def _run_in(folder, notebook, limits, isolate, uid, group):
 
 
 def watch(process, limits, container=None):
-    """Wait for a run's end; say where it takes too long or too much, and must be ended.
+    """Wait for a run's end. End a run that takes too long or needs too much, and say so.
 
     Parameters
     ----------
     process : subprocess.Popen
     limits : sandbox.Limits
     container : container.Container, optional
-        Where its kernel runs, if that is in none of the processes below this one.
+        The container of its kernel, if no child of this process has the kernel.
 
     Raises
     ------
     KeyboardInterrupt
-        The whole grading is to stop.
+        If the whole grading must stop.
     """
     deadline = time.monotonic() + limits.notebook_s
     while True:
@@ -222,7 +222,7 @@ def watch(process, limits, container=None):
 
 
 def is_stopped_kernel(process):
-    """Whether a process is the kernel, and was sent SIGSTOP: nothing else would end its wait."""
+    """Whether a process is the kernel and was stopped by SIGSTOP. Its wait would never end."""
     try:
         is_stopped = process.status() == psutil.STATUS_STOPPED
         return is_stopped and "ipykernel_launcher" in process.cmdline()
@@ -231,10 +231,10 @@ def is_stopped_kernel(process):
 
 
 def memory_of(processes, enough):
-    """Bytes of memory that processes hold.
+    """Bytes of memory of some processes.
 
-    Pages that processes share are counted for each of them in a first look, and by their share
-    where that comes to more than ``enough``.
+    A first look counts shared pages for each process. If this is more than ``enough``, a second
+    look counts each process's share of them.
     """
     total = 0
     for one in processes:
@@ -246,9 +246,9 @@ def memory_of(processes, enough):
 
 
 def share_of(pid):
-    """Bytes of memory of one process, shared pages by their share.
+    """Bytes of memory of one process, with its share of shared pages.
 
-    Of a process that is closed to us: what is no file's, shared pages whole.
+    If we may not look into the process: its anonymous memory, with whole shared pages.
     """
     for file, words in (("smaps_rollup", ("Pss:",)), ("status", ("RssAnon:", "RssShmem:"))):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}") as lines:
@@ -257,7 +257,7 @@ def share_of(pid):
 
 
 def descendants(pid):
-    """All processes below one, and itself."""
+    """A process and all its descendants."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -266,7 +266,7 @@ def descendants(pid):
 
 
 def end_group(process):
-    """End pytest, and with it the sandbox and all that is in it."""
+    """End pytest, and with it the sandbox and all processes inside."""
     for one in reversed(descendants(process.pid)):
         with contextlib.suppress(psutil.Error):
             one.kill()
@@ -276,7 +276,7 @@ def end_group(process):
 
 
 def clear_after_the_dead():
-    """Remove what graders that were killed have left: containers, folders, groups of processes."""
+    """Remove containers, folders and control groups of graders that were killed."""
     clear_groups_of_the_dead()
     engine = sandbox.engine()
     if engine:
@@ -288,13 +288,13 @@ def clear_after_the_dead():
 
 
 def is_of_a_dead_grader(name):
-    """Whether a folder or container was made by a grader that is no more."""
+    """Whether the grader that made a folder or container has ended."""
     owner = name.removeprefix(FOLDERS).partition("-")[0]
     return owner.isdecimal() and not psutil.pid_exists(int(owner))
 
 
 def read_results(path):
-    """``{cell id: CellResult}`` of what the plugin wrote."""
+    """``{cell id: CellResult}`` from the lines of the plugin."""
     found = {}
     if path.exists():
         for line in path.read_text().splitlines():

@@ -1,7 +1,7 @@
 """The process in which a student's cells run: an IPython shell that answers in plain JSON.
 
-A function of a student's leaves it as bytes. `Submitted` is that function as the examiner holds it:
-it is never unpickled there, and only ranks can call it.
+A student's function leaves it as bytes. `Submitted` is this function in the examiner. The examiner
+never unpickles it, and only ranks can call it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KINDS = {kind.name: kind for kind in inspect._ParameterKind}
 class Submitted:
     """A function that only ranks can call.
 
-    The kernel that examines holds its bytes and hands them to the ranks, where it is a function
-    again: nothing that a student wrote runs in the kernel.
+    The examining kernel has its bytes and passes them to the ranks, in which it is a function
+    again. So no student code runs in the kernel.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Submitted:
     payload : bytes
         The function, by cloudpickle.
     parameters : list of (str, str, bool)
-        Name, kind and whether there is a default, for each parameter; None where nobody knows.
+        Name, kind, and whether there is a default, for each parameter; None if unknown.
     """
 
     __slots__ = ("__name__", "__signature__", "_payload", "question")
@@ -57,14 +57,14 @@ class Submitted:
             )
 
     def __call__(self, *args, **kwargs):
-        raise TypeError(f"{self.question} can be called by ranks only")
+        raise TypeError(f"{self.question} can be called only by ranks")
 
     def __reduce__(self):
         return pickle.loads, (self._payload,)
 
 
 def parameters_of(function):
-    """The parameters of a function as plain data, for `Submitted`; None where nobody knows."""
+    """The parameters of a function as plain data, for `Submitted`; None if they are unknown."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -75,21 +75,21 @@ def parameters_of(function):
 LENGTH = struct.Struct("<I")
 CELL = re.compile(r"<ipython-input-[^>]*>, ")
 CHECKS = ("check", "check_of")
-"""What a check cell calls."""
+"""The function that a check cell calls."""
 LONGEST = 2000
-"""Characters of an error's text that are kept."""
+"""The most characters of an error's text that are kept."""
 
 
 def send(sock, message):
-    """Send one message: what JSON can hold."""
+    """Send one message, which JSON can represent."""
     data = dumps(message).encode()
     sock.sendall(LENGTH.pack(len(data)) + data)
 
 
 def receive(sock, most=1 << 25, deadline=None):
-    """Receive one message; EOFError where the other side is gone, or says more than ``most``.
+    """Receive one message. EOFError if the other side has ended, or sends more than ``most``.
 
-    TimeoutError where it is not there whole at ``deadline``, in seconds of `time.monotonic`.
+    TimeoutError if it is not complete at ``deadline``, in seconds of `time.monotonic`.
     """
     (length,) = LENGTH.unpack(exactly(sock, LENGTH.size, deadline))
     if length > most:
@@ -98,7 +98,7 @@ def receive(sock, most=1 << 25, deadline=None):
 
 
 def shell_main(control, lifeline, output):
-    """Run cells until the examiner closes the socket; arguments are descriptors on their way."""
+    """Run cells until the examiner closes the socket. The command line has the descriptors."""
     process_sandbox.enter(keeps_home=True)
     die_with_the_kernel(lifeline.detach())
     go_home()
@@ -141,13 +141,13 @@ def new_shell():
     from traitlets.config import Config
 
     class NotebookShell(InteractiveShell):
-        """A shell with what cells of notebooks ask of JupyterLab; here nobody looks at it."""
+        """A shell with JupyterLab's functions for cells of notebooks. Nobody sees its output."""
 
         def enable_gui(self, gui=None):
             """Open no windows."""
 
         def run_line_magic(self, magic_name, line, _stack_depth=1):
-            """Run a line such as ``%matplotlib inline``; one that fails costs no other line."""
+            """Run a line such as ``%matplotlib inline``. If it fails, the other lines still run."""
             try:
                 return super().run_line_magic(magic_name, line, _stack_depth + 1)
             except Exception as error:
@@ -162,12 +162,12 @@ def new_shell():
 
 
 def in_words(error):
-    """An error in words; of where it is in a cell the line, not IPython's name for the cell."""
+    """An error in words. For a place in a cell it gives the line, and not IPython's name."""
     return CELL.sub("", f"{type(error).__name__}: {error}"[:LONGEST])
 
 
 def run_cell(shell, source):
-    """Run one cell; its error as text, or None, and the name its source goes by in tracebacks."""
+    """Run one cell; returns its error as text, or None, and its name in tracebacks."""
     number = shell.execution_count
     try:
         result = shell.run_cell(source, store_history=True)
@@ -180,12 +180,12 @@ def run_cell(shell, source):
 
 
 def check_nothing(task, answer):
-    """Stands for `check_of` in cells of the student's own, which may go on where it says right."""
+    """Replaces `check_of` in the student's own cells. They may continue as if it said right."""
     return Verdict(str(task), {}, RIGHT, run=Silent())
 
 
 class Silent:
-    """Stands for a run where the student's cells ask for it: whatever they ask of it is nothing."""
+    """Replaces a run if the student's cells ask for it. Each of its attributes is empty."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -209,12 +209,12 @@ class Silent:
 
 
 def run_check(shell, source, verdict):
-    """Run a check's cell for the names that it makes; what it checks is checked elsewhere.
+    """Run a check's cell for the names that it makes. The examiner does the real check.
 
     Parameters
     ----------
     verdict : dict
-        What the check said, without its run.
+        The verdict of the check, without its run.
     """
     names = shell.user_ns
     before = {name: names[name] for name in CHECKS if name in names}
@@ -228,10 +228,10 @@ def run_check(shell, source, verdict):
 
 
 def fetch(shell, name):
-    """The function that answers a question, as bytes and words; or the error."""
+    """The function that answers a question, as bytes and a description; or the error."""
     function = shell.user_ns.get(name)
     if function is None:
-        return {"error": f"When its check comes there is no function {name}."}
+        return {"error": f"There is no function {name} when its check runs."}
     if not callable(function):
         return {"error": f"{name} is not a function, but a {type(function).__name__[:100]}."}
     try:

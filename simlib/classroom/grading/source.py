@@ -1,8 +1,8 @@
-"""Read a lesson or exercise source: py:percent text in, notebooks without outputs out.
+"""Read the source of a lesson or exercise, in py:percent text, and make notebooks without outputs.
 
-An exercise source holds solution, stub and checks in one file. From it come three notebooks with
-the same cells and ids: solved with hidden checks, solution, exercise. Where the task is to fix a
-program, the wrong lines stand beside the solution, between markers of their own.
+An exercise source holds solution, stub and checks in one file. It gives three notebooks with the
+same cells and ids: solved with hidden checks, solution, exercise. If the task is to fix a program,
+the wrong lines are beside the solution, between their own markers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...core.environment import ROOT, need
 from ..parts import complaint_about
 
 SOURCES = Path("authoring") / "exercises"
-"""Within the repository: the sources of exercises, with solutions and hidden cells."""
+"""The folder of the repository for sources of exercises, with solutions and hidden cells."""
 EXERCISES = ROOT / SOURCES
 WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
-"""Known wrong answers, a module for each question."""
+"""The folder of known wrong answers, with a module for each question."""
 
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -30,11 +30,11 @@ ROLES = ("setup", "answer", "check", "hidden")
 COURSE_KEYS = ("role", "question", "points", "weight")
 CELL_HEADER = "# %%"
 REVIEW = "review"
-"""The one exercise that belongs to no lesson: it mixes them."""
+"""The one exercise that belongs to no lesson, because it mixes them."""
 
 
 class SourceError(Exception):
-    """A source that cannot be built; the message begins with file and line."""
+    """A source that cannot be built. The message begins with file and line."""
 
 
 def exercise_files(folder, ending):
@@ -43,12 +43,12 @@ def exercise_files(folder, ending):
 
 
 def number_of(name):
-    """What an exercise's tasks are numbered by: ``"04"`` of ``"04_name"``, ``"review"`` of that."""
+    """The first part of a task's number: ``"04"`` for ``"04_name"``, ``"review"`` for itself."""
     return name.partition("_")[0]
 
 
 def read_source(path, is_exercise):
-    """The solved notebook of a source file, all cells, without outputs.
+    """The solved notebook of a source file, with all cells and without outputs.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def read_source(path, is_exercise):
     SourceError
         Unpaired or misspelt markers, unknown roles, text before the first cell.
     MissingExtra
-        Where jupytext is not installed, which only those have who write or grade exercises.
+        If jupytext is not installed. Only people who write or grade exercises need it.
     """
     need("grading", "jupytext", "nbformat", what="reading the source of an exercise")
     text = path.read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def read_source(path, is_exercise):
 
 
 def check_markers(text, path):
-    """Refuse markers that are not a pair within one cell, or nearly markers."""
+    """Refuse markers that are not a pair within one cell, and texts that are nearly markers."""
     begun, opened = None, 0
     begin_of = {end: begin for begin, end in PAIRS.items()}
     for number, line in enumerate(text.splitlines(), 1):
@@ -101,13 +101,13 @@ def check_markers(text, path):
         elif line.startswith(CELL_HEADER) and begun:
             raise SourceError(f"{path}, line {opened}: {begun!r} is not closed within its cell")
         elif NEAR_MISS.search(line):
-            raise SourceError(f"{where}: is this to be {BEGIN!r} or {END!r}? {word!r}")
+            raise SourceError(f"{where}: did you mean {BEGIN!r} or {END!r}? {word!r}")
     if begun:
         raise SourceError(f"{path}, line {opened}: {begun!r} is not closed within its cell")
 
 
 def cell_metadata(written):
-    """What of a cell header's metadata is kept, in its built form."""
+    """The metadata of a cell header that is kept, in its built form."""
     import nbformat
 
     kept = {}
@@ -126,19 +126,21 @@ def cell_metadata(written):
 
 
 def check_cell(cell, is_exercise, where):
-    """Refuse a role that does not fit: ``where`` begins the message."""
+    """Refuse a role that does not fit. The message begins with ``where``."""
     role, question = course_of(cell, "role"), course_of(cell, "question")
     has_solution = BEGIN in cell.source
     if BEGIN_BROKEN in cell.source and not has_solution:
-        raise SourceError(f"{where}: a broken program without its solution")
+        raise SourceError(f"{where}: this broken program has no solution")
     if not is_exercise and (role or has_solution):
-        raise SourceError(f"{where}: a lesson has neither roles nor solutions")
+        raise SourceError(f"{where}: a lesson may not have roles or solutions")
     if role is not None and role not in ROLES:
-        raise SourceError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+        raise SourceError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
     if role in ("answer", "check", "hidden") and not question:
         raise SourceError(f"{where}: a cell with role {role!r} needs question=")
     if question is not None and not re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", str(question)):
-        raise SourceError(f"{where}: question {question!r} may have letters, digits, - and _ only")
+        raise SourceError(
+            f"{where}: question {question!r} may contain only letters, digits, - and _"
+        )
     points = course_of(cell, "points")
     if points is not None and complaint_about(points):
         raise SourceError(f"{where}: {complaint_about(points)}")
@@ -162,7 +164,7 @@ def course_of(cell, key):
 
 
 def set_ids(cells, slug):
-    """Give every cell an id that stays the same while its question or its place does."""
+    """Give every cell an id that stays the same while its question or its place stays the same."""
     counts = {}
     for cell in cells:
         question, role = course_of(cell, "question"), course_of(cell, "role")
@@ -176,7 +178,7 @@ def set_ids(cells, slug):
 
 
 def without_hidden(notebook):
-    """A copy without the cells that only the grader has."""
+    """A copy without cells that only the grader has."""
     visible = copy.deepcopy(notebook)
     visible.cells = [cell for cell in visible.cells if course_of(cell, "role") != "hidden"]
     return visible
@@ -201,22 +203,22 @@ def without_markers(notebook):
 
 
 def solution_source(source):
-    """A cell's source as it is solved: without broken lines and without markers."""
+    """The source of a solved cell, without broken lines and markers."""
     return without_lines(source, BEGIN_BROKEN)
 
 
 def stub_source(source):
     """An answer cell's source with each solution replaced by the stub at the same indent.
 
-    Where the cell has broken lines they are the stub, for the learner to mend.
+    If the cell has broken lines, they are the stub, and the learner fixes them.
     """
     return without_lines(source, BEGIN, () if BEGIN_BROKEN in source else STUB)
 
 
 def without_lines(source, dropped, stub=()):
-    """A source without markers, and without what stands below those of one kind.
+    """A source without markers, and without the text between the markers of one kind.
 
-    Where a solution begins there is the stub, at its indent.
+    The stub replaces each solution, at its indent.
     """
     kept, begun = [], None
     for line in source.splitlines():

@@ -1,8 +1,8 @@
-"""Grade a whole class: every notebook once, several at a time, results kept as they come.
+"""Grade a whole class: each notebook once, several at a time. Each result is kept at once.
 
-The solution of an exercise is run once, for what it gives (`Expected`), and so is each known wrong
-answer to a question that somebody got wrong. A verdict that a limit brought is final only for a
-notebook that was graded alone (`SharedExclusiveLock`).
+The solution of an exercise runs once, for the expected results (`Expected`). A known wrong answer
+runs once, too, if a student got its question wrong. A verdict that a limit caused is final only if
+the notebook was graded alone (`SharedExclusiveLock`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .texts import clean, digest, digest_of_simlib, one_line
 
 
 class SharedExclusiveLock:
-    """Those that are graded at the moment."""
+    """The visits that are graded at the moment."""
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -38,7 +38,7 @@ class SharedExclusiveLock:
 
     @contextlib.contextmanager
     def shared(self):
-        """Grade beside others; gives the `Visit`."""
+        """Grade while others are graded; gives the `Visit`."""
         visit = Visit(self)
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
@@ -54,7 +54,7 @@ class SharedExclusiveLock:
                 self._changed.notify_all()
 
     def make_alone(self, visit):
-        """Go on when all others have ended; nobody begins meanwhile."""
+        """Wait until all others have ended. No other visit begins meanwhile."""
         with self._changed:
             had_company = self._here.pop(visit)
             self._waiting += 1
@@ -64,13 +64,13 @@ class SharedExclusiveLock:
         return had_company
 
     def had_company(self, visit):
-        """Whether others were graded beside it."""
+        """Whether other visits ran at the same time."""
         with self._changed:
             return self._here[visit]
 
 
 class Visit:
-    """The time of one notebook among others; called, it tells whether it has had company."""
+    """The time of one notebook among others. A call returns whether others ran meanwhile."""
 
     def __init__(self, lock):
         self._lock = lock
@@ -80,17 +80,17 @@ class Visit:
         return self._lock.had_company(self)
 
     def alone(self):
-        """From now on there is no company; returns whether there was some."""
+        """From now on the visit is alone; returns whether others ran before."""
         return not self.is_alone and self._lock.make_alone(self)
 
 
 RECORDED_CHARS = 50_000_000
-"""Output of a run that is recorded: it holds all values."""
+"""The most output of a recorded run. It contains all values."""
 
 VALUES_LINE = re.compile(r"(\d+): (?!.* \((?:has|at|returns) )")
-"""Of a hidden cell: a world and its values, none of which is said to be wrong."""
+"""A line of a hidden cell: a world and its values, without a complaint."""
 MAX_NAMES = 3
-"""Where more known wrong answers than this give the same, none of their names says much."""
+"""If more known wrong answers than this give the same results, their names mean little."""
 PLACES = re.compile(
     rf"""
     [^\s(]+,\ line\ \d+    # (function, line 4)
@@ -101,23 +101,23 @@ PLACES = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-"""Where in a source something happened, as `Site.place` and messages of errors say it."""
+"""A place in a source, in the form of `Site.place` and of error messages."""
 
 
 class SolutionFails(Exception):
-    """The solution itself does not run: nothing can be graded with it, and no file is to blame."""
+    """The solution itself fails. So nothing can be graded, and no student is at fault."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the solution gave.
+    """The results of the solution.
 
     Attributes
     ----------
     outputs : dict of str to list
         nbformat outputs of check and hidden cells, by cell id.
     recorded : dict of str to str
-        What `measure` saw, by question: values and what was sent.
+        The results of `measure`, by question: values and counts of messages.
     """
 
     outputs: dict
@@ -129,13 +129,13 @@ class Expected:
 
 
 def record(exercise, seed, limits, isolate=True):
-    """Run the solution of an exercise, with no student's code near it.
+    """Run the solution of an exercise, without any student code.
 
     Raises
     ------
     SolutionFails
-        A cell of it fails; it does not pass its own check; or in a hidden cell it meets an error,
-        gives a value that does not equal itself, or breaks a rule.
+        If a cell fails, or the solution does not pass its own check. Also if the solution raises an
+        error in a hidden cell, gives a value that does not equal itself, or breaks a rule.
     """
     solutions = {name: question.solution for name, question in exercise.questions.items()}
     steps = hidden_last(steps_with(exercise.cells, solutions))
@@ -157,7 +157,9 @@ def record(exercise, seed, limits, isolate=True):
     outputs = {cell.id: session.cells[cell.id].outputs for cell in graded}
     for cell in graded:
         if not session.cells[cell.id].text:
-            raise SolutionFails(f"{exercise.name}: cell {cell.id} prints nothing to compare")
+            raise SolutionFails(
+                f"{exercise.name}: cell {cell.id} prints nothing that could be compared"
+            )
         if cell.role == "check" and "check(" in cell.source:
             text = session.cells[cell.id].text
             if text != f"{cell.question}: right":
@@ -166,15 +168,15 @@ def record(exercise, seed, limits, isolate=True):
             unfit = complaint_in(session.cells[cell.id].text)
             if unfit:
                 raise SolutionFails(
-                    f"{exercise.name}, seed {seed}: cell {cell.id} is no measure of answers, for "
-                    f"the solution itself gets: {unfit}"
+                    f"{exercise.name}, seed {seed}: cell {cell.id} cannot judge answers, because "
+                    f"the solution itself fails it: {unfit}"
                 )
     recorded = {name: session.cells[f"recorded-{name}"].text for name in exercise.questions}
     return Expected(outputs, recorded)
 
 
 def steps_with(cells, answers):
-    """The steps through pristine cells, with ``answers[question]`` in the place of an answer."""
+    """The steps through pristine cells, with ``answers[question]`` in place of an answer."""
     return [
         Step("answer", cell, answers[cell.question])
         if cell.role == "answer"
@@ -184,9 +186,9 @@ def steps_with(cells, answers):
 
 
 def complaint_in(text):
-    """The first line of a hidden cell that says of the solution what is wrong; None if none does.
+    """The first line of a hidden cell that complains about the solution; None if there is none.
 
-    `GradedChecks.measure` prints two lines for each world: its values, and that it sent as allowed.
+    `GradedChecks.measure` prints two lines for each world: its values, and that it kept the rules.
     """
     lines = text.splitlines()
     for values, rule in zip(lines[::2], [*lines[1::2], ""], strict=False):
@@ -201,8 +203,8 @@ def complaint_in(text):
 def sources_of(folder, exercise, question):
     """``{words: source}`` of the known wrong answers to a question.
 
-    They lie in ``NN_question.py``: functions, and a dict ``WRONG`` whose keys are those that are
-    answers. The words go on after "This is": a function's docstring if it begins with a small
+    They are functions in ``NN_question.py``. The keys of its dict ``WRONG`` are the functions that
+    are answers. The words continue "This is": a function's docstring if it begins with a small
     letter, else its name.
     """
     path = Path(folder) / f"{number_of(exercise.name)}_{question}.py"
@@ -221,7 +223,7 @@ def sources_of(folder, exercise, question):
 
 
 def words_of(function):
-    """What a known wrong answer is: the first line of its docstring, else its name."""
+    """The name of a known wrong answer: the first line of its docstring, else its own name."""
     words = (ast.get_docstring(function) or "").partition("\n")[0].rstrip(".")
     return (
         words if words[:1].islower() else f'the answer "{function.name.replace("_", " ").strip()}"'
@@ -229,7 +231,7 @@ def words_of(function):
 
 
 def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
-    """``{words: signature}``: what each known wrong answer gives under a seed, in one run."""
+    """``{words: signature}``: the results of each known wrong answer under a seed, in one run."""
     setup = [cell for cell in exercise.cells if cell.role == "setup"]
     own = [cell for cell in exercise.cells if cell.question == question]
     merged = MergedNotebook(steps_with(setup, {}), {}, [])
@@ -251,14 +253,14 @@ def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
 
 
 def name_of(outputs, signatures):
-    """What an answer is that gives these outputs; empty where no known one does, or too many do.
+    """The known wrong answer with these outputs; empty if there is none, or too many.
 
     Parameters
     ----------
     outputs : dict of str to str
-        What check and hidden cells gave, by cell id.
+        The outputs of check and hidden cells, by cell id.
     signatures : dict of str to list
-        From `outputs_of`.
+        The signatures from `outputs_of`.
     """
     found = signature(outputs)
     words = [one for one, other in signatures.items() if other == found]
@@ -266,25 +268,25 @@ def name_of(outputs, signatures):
 
 
 def signature(outputs):
-    """What two answers that do the same have in common: their outputs, but for places in sources.
+    """The outputs of an answer without places in sources. Equal answers have equal outputs.
 
     Parameters
     ----------
     outputs : dict of str to str
-        What check and hidden cells gave, by cell id.
+        The outputs of check and hidden cells, by cell id.
     """
     return [PLACES.sub("", outputs[one]) for one in sorted(outputs)]
 
 
 TICK_S = 1.0
-"""Seconds after which the clock of the bar moves."""
+"""Seconds between two changes of the bar's clock."""
 LONGEST_NAME = 30
-"""Characters of a student's name in the bar."""
+"""The most characters of a student's name in the bar."""
 
 
 @dataclass
 class GradedFile:
-    """A student's result in one exercise, with what is known about the file.
+    """A student's result in one exercise, with facts about the file.
 
     Attributes
     ----------
@@ -292,17 +294,17 @@ class GradedFile:
     exercise : str
     late : bool
     when : str
-        When the file was last changed, in ISO 8601; may be empty.
+        The time of the file's last change, in ISO 8601; may be empty.
     result : NotebookResult
     notes : list of str
     platform : str
-        ``"canvas"`` or ``"moodle"`` where the file was named by one.
+        ``"canvas"`` or ``"moodle"`` if this platform has named the file.
     conflict : str
-        What to say where something else claims to be the same student.
+        The note if another file claims to belong to the same student.
     number : str
         That platform's number of the student.
     deadline : str
-        By when it had to be there, in ISO 8601; may be empty.
+        The deadline, in ISO 8601; may be empty.
     """
 
     student: str
@@ -352,11 +354,11 @@ class ClassGrader:
         ----------
         files : list of SubmittedFile
         jobs : int
-            How many are graded at a time.
+            The number of notebooks to grade at a time.
         advance : callable
-            Called with each `GradedFile`.
+            It is called with each `GradedFile`.
         regrade : collection of str
-            Students whose notebooks are graded again.
+            The students whose notebooks are graded again.
         """
         stop = threading.Event()
         context = contextvars.copy_context()
@@ -378,7 +380,7 @@ class ClassGrader:
     def _one(self, file, regrade):
         exercise = self._exercises.get(file.exercise)
         if exercise is None:
-            reason = file.unreadable or "nobody can tell which exercise this notebook belongs to"
+            reason = file.unreadable or "it is not clear which exercise this notebook belongs to"
             result = NotebookResult("", "wrong notebook", reason, [])
         elif file.unreadable:
             status = "not graded" if file.is_ours else "unreadable"
@@ -419,13 +421,13 @@ class ClassGrader:
         try:
             self._name_known_mistakes(result, exercise)
         except Exception as error:  # names are a help, and worth no points
-            result.notes.append(f"known wrong answers were not looked at: {error}")
+            result.notes.append(f"the known wrong answers were not tried: {error}")
         return result
 
     def _graded(self, content, exercise):
-        """The result of a submission; where others may have cost it time, of a second look.
+        """The result of a submission. If others may have cost it time, the result of a second look.
 
-        Both looks together take no more time than one may.
+        Both looks together take no more time than one notebook may.
         """
 
         def look():
@@ -447,13 +449,13 @@ class ClassGrader:
             return look()
 
     def _name_known_mistakes(self, result, exercise):
-        """Say of wrong answers which known one they do the same as."""
+        """Say for wrong answers which known wrong answer gives the same results."""
         for one in result.questions:
             if one.status in (WRONG, PARTLY) and one.outputs and self._wrong_answers:
                 one.known = name_of(one.outputs, self._known_wrong(exercise, one.question))
 
     def _known_wrong(self, exercise, question):
-        """``{words: signature}`` of the known wrong answers to a question; they are run once."""
+        """``{words: signature}`` of the known wrong answers to a question, from a single run."""
         sources = sources_of(self._wrong_answers, exercise, question)
         with self._lock.shared() as had_lock:
             expected = self.expected(exercise)
@@ -470,7 +472,7 @@ class ClassGrader:
         return stored
 
     def expected(self, exercise):
-        """What the solution gives; it is run once."""
+        """The results of the solution, from a single run."""
         with self._locks[exercise.name]:
             if exercise.name not in self._expected:
                 key = ("expected", *self._key(exercise))
@@ -497,14 +499,14 @@ class ClassGrader:
 
 @contextlib.contextmanager
 def progress(total):
-    """A function to call with each `GradedFile`; it shows on stderr how far the grading is.
+    """A function to call with each `GradedFile`. It shows the progress on stderr.
 
-    That is a bar on a terminal, and a line for each notebook elsewhere.
+    On a terminal it shows a bar, and elsewhere a line for each notebook.
 
     Parameters
     ----------
     total : int
-        How many there will be.
+        The number of notebooks.
     """
     if not sys.stderr.isatty():
         numbers = itertools.count(1)
@@ -544,5 +546,5 @@ def progress(total):
 
 
 def label(one):
-    """Whose notebook it is, and which, in one line."""
+    """The student and the exercise of a notebook, in one line."""
     return one_line(f"{one.student} {one.exercise or one.file}")

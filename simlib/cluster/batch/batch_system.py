@@ -1,6 +1,7 @@
 """`Scheduler`: what every batch system can do with a job; `Queued`: where such a job runs.
 
-A new batch system is one file with a class of each, and one line of `simlib.cluster.batch.SYSTEMS`.
+A new batch system needs one file with a subclass of each, and one line in
+`simlib.cluster.batch.SYSTEMS`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ OVER = ("done", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What a scheduler is asked for.
+    """A job, as simlib describes it to a scheduler.
 
     Attributes
     ----------
     name : str
     script : Path
-        A shell script, to be run on the first of the nodes.
+        A shell script, which the scheduler runs on the first of the nodes.
     minutes : int
-        After which it is to be ended.
+        The scheduler ends the job after so many minutes.
     needs : Queued
-        The nodes, and what else the queue is asked for.
+        The nodes, and everything else that the job asks the queue for.
     """
 
     name: str
@@ -46,7 +47,7 @@ class BatchJob:
     needs: Queued
 
     def memory_of_node(self) -> tuple[int, str] | None:
-        """``(number, unit)`` of the memory of all ranks of one node; None where nobody asks."""
+        """``(number, unit)`` of the memory of all ranks of one node; None if not given."""
         found = MEMORY.fullmatch(self.needs.memory or "")
         if found is None:
             return None
@@ -56,14 +57,14 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How a job stands in the queue.
+    """The state of a job in the queue.
 
     Attributes
     ----------
     state : {"queued", "active", "done", "failed", "cancelled"}
-        ``done`` also where the queue knows nothing of the job: it forgets those that are over.
+        ``done`` also if the queue does not know the job, because a queue forgets jobs that ended.
     reason : str
-        The scheduler's own word for why; empty where it says none.
+        The scheduler's own word for the reason; empty if it gives none.
     """
 
     state: str
@@ -71,7 +72,7 @@ class JobStatus:
 
 
 class QueueError(Exception):
-    """A command of the scheduler has failed; its text is what was said."""
+    """A command of the scheduler has failed; the text is its output."""
 
 
 class NoSchedulerError(QueueError):
@@ -79,7 +80,7 @@ class NoSchedulerError(QueueError):
 
 
 def has_no(command: str, said: str) -> bool:
-    """Whether these words, of this machine or of a shell on another one, say that it has none."""
+    """Whether these words, of this machine or a remote shell, say that the command is missing."""
     name = re.escape(command)
     pattern = rf"No such file or directory: '{name}'|{name}\W*: (No such file|(command )?not found)"
     return re.search(pattern, said) is not None
@@ -91,50 +92,50 @@ class Scheduler(ABC):
     Parameters
     ----------
     login : sequence of str
-        Words to put before each command, where this machine does not have them.
+        Words to put before each command, if this machine does not have the commands.
     """
 
     failures: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Patterns of its words on failing, and what they mean; as a `Launcher` has them."""
+    """Patterns for its words when it fails, with their meaning, as in `Launcher`."""
     ended_by_queue: ClassVar[str]
-    """A pattern of its words on ending a job for a reason of its own."""
+    """A pattern for its words when it ends a job for its own reason."""
     name: ClassVar[str]
     """Its key in `SYSTEMS`, and its flag on the command line: ``"slurm"``."""
     called: ClassVar[str]
-    """What people call it: ``"Slurm"``."""
+    """The name that people use: ``"Slurm"``."""
 
     def __init__(self, login: Sequence[str] = ()) -> None:
         self.login = list(login)
 
     @abstractmethod
     def submit(self, job: BatchJob) -> str:
-        """Hand a job to the queue; returns the number that it has there.
+        """Hand a job to the queue; returns the job's number in the queue.
 
         Raises
         ------
         QueueError
-            It was refused; a `NoSchedulerError` where there is nobody to refuse it.
+            If the queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
         """
 
     @abstractmethod
     def ask(self, number: str) -> JobStatus:
-        """How a job stands."""
+        """The state of a job."""
 
     @abstractmethod
     def cancel(self, number: str) -> None:
-        """Take a job out of the queue, or end it; one that is over stays as it is."""
+        """Take a job out of the queue, or end it. A job that has ended stays as it is."""
 
     @abstractmethod
     def in_words(self, reason: str) -> str:
-        """What a reason means to who waits; empty where it says nothing."""
+        """The meaning of a reason, for a person who waits; empty if it has none."""
 
     def hand_over(self, *words: str) -> str:
-        """Run the command that submits, however long it takes; returns the last word that it says.
+        """Run the command that submits, without a time limit; returns the last word it prints.
 
         Raises
         ------
         QueueError
-            As `submit`.
+            As for `submit`.
         """
         try:
             said = self.run(*words, timeout=None).split()
@@ -143,11 +144,11 @@ class Scheduler(ABC):
                 raise self.none(words[0], error) from None
             raise
         if not said:
-            raise QueueError(f"{words[0]} has told no number of the job")
+            raise QueueError(f"{words[0]} did not print a job id")
         return said[-1]
 
     def none(self, command: str, error: Exception) -> NoSchedulerError:
-        """The error where there is no such command; it ends with what was said."""
+        """The error for a missing command; its text ends with the original message."""
         return NoSchedulerError(
             f"this machine has no {command}: submit from a host of the cluster that has "
             f'{self.called}, or name one by login="ssh HOST"\n    {str(error).strip()}'
@@ -159,7 +160,7 @@ class Scheduler(ABC):
         Raises
         ------
         QueueError
-            It has failed, or there is no such command.
+            The command has failed, or it does not exist.
         """
         try:
             done = subprocess.run(
@@ -178,19 +179,19 @@ class Scheduler(ABC):
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of ``simlib submit`` that says one attribute of a `Queued`.
+    """An option of ``simlib submit`` that sets one attribute of a `Queued`.
 
     Attributes
     ----------
     name : str
-        The attribute's.
+        The name of the attribute.
     metavar, help : str
     type : type
-        Of its value.
+        The type of its value.
     is_list : bool
-        Whether it may be repeated.
+        Whether the option may be repeated.
     owner : str
-        Whose it is, where not every batch system has it: ``"srun's"``.
+        The program that has the option, if not every batch system has it: ``"srun's"``.
     """
 
     name: str
@@ -203,7 +204,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Queued(Resources):
-    """Where a job runs: nodes that a scheduler gives it, when it is its turn.
+    """Run a job on nodes that a scheduler allocates.
 
     Attributes
     ----------
@@ -211,14 +212,16 @@ class Queued(Resources):
     ranks_per_node : int
     partition, account : str, optional
     time_limit : float
-        Seconds; the queue's limit is a minute more, in whole minutes.
+        Seconds after which simlib ends the job. The queue's own limit is a minute longer, in whole
+        minutes.
     extra : str or sequence of str
-        A further option of the command that submits, or several, each a word:
+        Further options of the command that submits. Each option is one word:
         ``("--exclusive", "--gres=gpu:2")``.
     launcher : str
-        What starts the ranks on the nodes.
+        The program that starts the ranks on the nodes.
     login : str or sequence of str
-        Words to put before the scheduler's commands where this machine has none: ``"ssh login"``.
+        Words to put before the scheduler's commands if this machine does not have them:
+        ``"ssh login"``.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """
@@ -234,9 +237,9 @@ class Queued(Resources):
 
     scheduler: ClassVar[type[Scheduler]]
     launchers: ClassVar[tuple[str, ...]]
-    """What can start ranks there."""
+    """The programs that can start ranks on these nodes."""
     flags: ClassVar[tuple[Flag, ...]] = (
-        Flag("nodes", "N", "of a queue (1)", int),
+        Flag("nodes", "N", "nodes of a queue (1)", int),
         Flag("partition", "P", "of the queue"),
         Flag("account", "A", "of the queue"),
         Flag(
@@ -247,7 +250,7 @@ class Queued(Resources):
         ),
         Flag("login", "CMD", 'words before the queue\'s commands: "ssh login"'),
     )
-    """What the command line asks for beside what every place has."""
+    """The options of the command line in addition to the options of every place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -268,7 +271,7 @@ class Queued(Resources):
 
     @property
     def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI who they are."""
+        """Whether ranks ask MPI for their numbers."""
         return True
 
     @property
@@ -278,19 +281,19 @@ class Queued(Resources):
         return f"{nodes} of {self.scheduler.name}"
 
     def check(self, world_size: int) -> None:
-        """Refuse more ranks than there is room for."""
+        """Refuse more ranks than the nodes have room for."""
         if world_size > self.nodes * self.ranks_per_node:
             raise InvalidCallError(
                 f"world_size={world_size} does not fit on nodes={self.nodes} with "
-                f"ranks_per_node={self.ranks_per_node}: take more of either"
+                f"ranks_per_node={self.ranks_per_node}: increase one of the two"
             )
 
     def before_launcher(self) -> list[str]:
-        """None: the launcher runs where the batch job does."""
+        """Return no words, because the launcher runs on the same node as the batch job."""
         return []
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
-        """What starts the ranks, once the scheduler has given the nodes."""
+        """The command that starts the ranks after the scheduler has given the nodes."""
         words = Mpiexec().words()
         options = mpi_of(words).place(self._placement(world_size))
         return [*words, "-n", str(world_size), *options, *program]
@@ -310,7 +313,7 @@ class Queued(Resources):
         Raises
         ------
         QueueError
-            The queue refuses it; a `NoSchedulerError` where there is none.
+            If the queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
         """
         script = folder.file("batch.sh")
         words = [sys.executable, "-I", LAUNCH, str(folder.path)]

@@ -1,8 +1,8 @@
-"""What the launcher starts for every rank of a job; `submit` puts a copy into the job's folder.
+"""The program that the launcher starts for every rank. `submit` copies it into the job's folder.
 
-It needs nothing but a Python, of whatever version: what is wrong with a host is said by the host.
-Loading simlib, torch and MPI is left to a child, so that somebody is left to tell if that child
-dies of it: the other ranks, and some launchers, would wait for it for ever.
+It needs only a Python, of any version, because the host itself must report what is wrong with it. A
+child loads simlib, torch and MPI. If the child dies of this, its parent reports the death.
+Otherwise the other ranks, and some launchers, would wait for the child for ever.
 """
 
 import importlib
@@ -15,11 +15,11 @@ import time
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 LOOK_S = 0.05
 UNWRITTEN = "there can be no rank here: "
-"""Begins the line that tells the launcher what the job's folder does not take."""
+"""The beginning of a line for the launcher, if the job's folder does not accept a file."""
 
 
 def refuse(words):
-    """Say why there can be no rank here, and have the others end; does not return."""
+    """Report why no rank can run here, and end the others; does not return."""
     words = os.uname()[1] + " " + words
     try:
         keep(words)
@@ -30,17 +30,17 @@ def refuse(words):
 
 
 def tell_unwritten(folder, error, words):
-    """Tell the launcher what the job's folder does not take: who waits for it reads that, too."""
+    """Report a file that the job's folder does not accept to the launcher, whose output is read."""
     sys.__stderr__.write(
-        "%s%s cannot write into the job's folder %s (%s): give this account leave and room to "
-        "write there, or name another folder by folder=...\n    %s\n"
-        % (UNWRITTEN, os.uname()[1], folder, error.strerror, words)
+        "%s%s cannot write into the job's folder %s (%s): give this account the right and the "
+        "space to write there, or name another folder with folder=...\n    "
+        "%s\n" % (UNWRITTEN, os.uname()[1], folder, error.strerror, words)
     )
     sys.__stderr__.flush()
 
 
 def keep(words):
-    """Write the reason down. The first one stays: `link` makes no name that there is already."""
+    """Write the reason down. The first reason stays, because `link` replaces no file."""
     target = os.path.join(FOLDER, "refused")
     draft = os.path.join(FOLDER, ".refused.%s.%d" % (os.uname()[1], os.getpid()))
     with open(draft, "w") as file:
@@ -56,9 +56,9 @@ def keep(words):
 
 
 def tell_lost(words):
-    """Say that what looks after a rank on this host was ended from outside; have the others end.
+    """Report that the process around a rank of this host was ended from outside; end the others.
 
-    Which rank it is, is known by this process's number. The first who says so counts.
+    The number of this process shows which rank it is. The first report counts.
     """
     if os.path.exists(os.path.join(FOLDER, "end")):
         return
@@ -77,24 +77,24 @@ def check_python(wanted):
     here = sys.version.split()[0]
     if here.split(".")[:2] != wanted.split(".")[:2]:
         refuse(
-            "has Python %s, the notebook %s: install the same on every host (%s runs there)"
-            % (here, wanted, sys.executable)
+            "runs %s, which is Python %s, but the notebook has Python %s: install the same version "
+            "on every host" % (sys.executable, here, wanted)
         )
 
 
 def enter(folder):
-    """The launcher has started this in "/": some say nothing where they cannot enter a folder."""
+    """Enter the working folder. The launcher starts in "/", because some launchers hide errors."""
     try:
         os.chdir(os.path.expanduser(folder))
     except OSError:
         refuse(
-            "does not see the folder %s, in which the job is to run: submit it from a folder on a "
-            "filesystem that all hosts share, or name one by working_dir=..." % folder
+            "does not see the folder %s, in which the job is to run: submit the job from "
+            "a folder that all hosts share, or name such a folder with working_dir=..." % folder
         )
 
 
 def be_rank(root, writer):
-    """In the child: load everything, say so, be the supervisor of a rank. Does not return."""
+    """In the child: load everything, report this, and be a rank's supervisor. Does not return."""
     sys.path[:0] = [root]
     try:
         main = importlib.import_module("simlib.cluster.batch.job_rank").main  # of the host's simlib
@@ -106,7 +106,7 @@ def be_rank(root, writer):
 
 
 def has_written(pipe):
-    """Whether the child has loaded everything, and said so."""
+    """Whether the child has reported that it has loaded everything."""
     try:
         return bool(os.read(pipe, 1))
     except BlockingIOError:
@@ -114,10 +114,10 @@ def has_written(pipe):
 
 
 def stay(child, pipe):
-    """In the parent: wait for the child; when the launcher is gone, leave, which the child sees.
+    """In the parent: wait for the child. If the launcher has ended, exit; the child notices this.
 
-    A child that still loads, while the job has failed elsewhere, is ended here: it would not see
-    it. Returns the exit code for the launcher.
+    If the job has failed elsewhere while the child still loads, end the child, because it would not
+    notice. Returns the exit code for the launcher.
     """
     parent = os.getppid()
     os.set_blocking(pipe, False)
@@ -130,15 +130,15 @@ def stay(child, pipe):
             os.kill(child, signal.SIGKILL)
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and os.getppid() != parent:
-            tell_lost("the program of the launcher that started it there has ended")
+            tell_lost("the launcher's program that started the rank has ended")
             os._exit(1)
     has_loaded = has_loaded or has_written(pipe)
     if has_loaded and status & 0x7F:
-        tell_lost("the process that looked after it was ended by signal %d" % (status & 0x7F))
+        tell_lost("the process that watched the rank was ended by signal %d" % (status & 0x7F))
     if not has_loaded and not os.path.exists(os.path.join(FOLDER, "end")):
         how = "exit code %d" % (status >> 8) if status >> 8 else "signal %d" % (status & 0x7F)
         refuse(
-            "cannot load simlib (the process that tried ended with %s): mend what "
+            "cannot load simlib (the process that tried ended with %s): fix what "
             "`%s -c 'import simlib'` says there, or install the same environment on every host"
             % (how, sys.executable)
         )

@@ -1,7 +1,7 @@
-"""Why a job failed, by the words of those who know: launchers, ssh, shells, queues, lost hosts.
+"""Why a job failed, from the words of launchers, ssh, shells, queues and checks of hosts.
 
-A rank whose process dies leaves word by its supervisor. Where the supervisor goes too, with its
-host or by itself, others tell of it: the look at the hosts, ``start.py``, or the launcher.
+If a rank's process dies, its supervisor reports this. The supervisor may end, too, with its host or
+by itself. Then the check of the hosts, ``start.py`` or the launcher reports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SSH = (
     ),
     (
         r"connect to host (?P<host>\S+) port \d+: Connection refused",
-        "{host} answers, but no ssh server runs there: start sshd on it",
+        "{host} answers, but runs no ssh server: start sshd on {host}",
     ),
     (
         r"connect to host (?P<host>\S+) port \d+: (Connection timed out|No route to host"
@@ -36,8 +36,8 @@ SSH = (
     ),
     (
         r"(?P<host>\S+): Permission denied \(",
-        "{host} does not let this account in without a password: put your public key there, by "
-        "ssh-copy-id {host}",
+        "{host} does not let this account in without a password: copy your public key to {host} "
+        "with ssh-copy-id {host}",
     ),
     (
         r"No \S+ host key is known for (?P<host>\S+) and|Host key for (?P<host2>\S+) has changed",
@@ -54,12 +54,12 @@ SHELL = (
     (r"(?P<host>\S+): (command )?not found", NO_PYTHON),
     (
         r"can't open file '?(?P<host>[^']*start\.py)|(?P<host2>[^:\s]*rank\.sh): No such file",
-        "a host does not see the job's folder, with its {host}{which}: it must be on a "
-        "filesystem that all hosts share, name one by folder=...",
+        "a host does not see {host} in the job's folder{which}: name a folder that all hosts share "
+        "with folder=...",
     ),
     (
         r"(?P<host>\S+): error while loading shared libraries",
-        "a host cannot run {host}, a library of the system is missing there{which}: install the "
+        "a host cannot run {host}, because a system library is missing there{which}: install the "
         "same environment on every host",
     ),
 )
@@ -68,7 +68,7 @@ CAUSES = [
     *dict.fromkeys(failure for launcher in LAUNCHERS for failure in launcher.failures),
     *SHELL,
 ]
-"""Patterns of what is said, and sentences; `know` adds those of batch systems."""
+"""Patterns for words, with sentences. `know` adds the patterns of batch systems."""
 SHELL_HOPELESS = (
     r"start\.py': \[Errno 2\]|rank\.sh: No such file",
     "command not found",
@@ -79,29 +79,29 @@ SHELL_HOPELESS = (
 HOPELESS = "|".join(
     dict.fromkeys([*SHELL_HOPELESS, *(words for each in LAUNCHERS for words in each.hopeless)])
 )
-"""What is said where a rank cannot even be started."""
+"""The words if a rank cannot even be started."""
 NOISE = re.compile(r"\[W.* The hostname of the client socket cannot be retrieved")
-"""torch, where DNS does not answer: nothing is wrong for it."""
+"""Words of torch if DNS does not answer. They report no fault."""
 BY_QUEUE: list[str] = []
-"""Patterns of what a batch system says of a job that it has ended; `know` adds them."""
+"""Patterns for a batch system's words about a job that it has ended; `know` adds them."""
 
 
 def know(scheduler: Any) -> None:
-    """From now on, understand what a batch system says: a `Scheduler` of `batch_system`."""
+    """From now on, understand the words of a batch system: a `Scheduler` of `batch_system`."""
     CAUSES.extend(scheduler.failures)
     BY_QUEUE.append(scheduler.ended_by_queue)
 
 
 def ended_by_queue(text: str) -> bool:
-    """Whether the queue has ended the job for a reason of its own, and nobody has cancelled it."""
+    """Whether the queue has ended the job for its own reason, and not because of a cancel."""
     return bool(re.search("|".join(BY_QUEUE), text))
 
 
 def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
-    """``(sentence, line)``: what the launcher said, in words, and its own first line.
+    """``(sentence, line)``: the meaning of the launcher's words, and its first line.
 
-    The sentence is None where nothing of it is known. ``doctor`` is `doctor_for` the job: it is
-    named where the launcher does not say which host it means.
+    The sentence is None if the words are unknown. ``doctor`` is `doctor_for` the job. The sentence
+    names it if the launcher does not say which host it means.
     """
     which = f" (`{doctor}` says which)" if doctor else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
@@ -117,20 +117,20 @@ def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
 
 
 def doctor_for(hosts: Sequence[str] | None, folder: Path) -> str:
-    """The command that looks at the hosts of a job; empty where they are too many, or not known."""
+    """The command that checks a job's hosts; empty if they are too many or unknown."""
     if not hosts or len(hosts) > MAX_HOSTS:
         return ""
     return shlex.join(["simlib", "doctor", "--hosts", ",".join(hosts), "--folder", str(folder)])
 
 
 def refusal_in(said: str) -> str | None:
-    """What a rank has told the launcher as the job's folder takes no files, and what lay behind."""
+    """A rank's report to the launcher after the job's folder refused a file, and its cause."""
     _, found, words = said.partition(UNWRITTEN)
     return "\n".join(words.splitlines()[:2]) if found else None
 
 
 def mute_hosts(folder: JobFolder) -> str | None:
-    """Words for hosts that take a connection, of a job that could not begin; or None."""
+    """Words on hosts that accept a connection, for a job that could not begin; or None."""
     hosts = folder.read_json("mute.json")
     if not hosts:
         return None
@@ -139,27 +139,26 @@ def mute_hosts(folder: JobFolder) -> str | None:
 
 
 def refused(begin: str, said: str) -> str:
-    """A sentence on what a scheduler refuses; below it, its own words."""
+    """A sentence on a scheduler's refusal, and below it the scheduler's own words."""
     sentence, line = cause_in(said)
-    return f"{begin}: {sentence or 'it says why'}\n    {line}"
+    return f"{begin}: {sentence or 'the queue says why'}\n    {line}"
 
 
 MAX_HOSTS = 16
 HOW = {
-    SILENT: "no longer answers: its network was lost, or it was switched off",
-    REFUSED: "answers, but its ssh server does not any more: it was restarted, or is "
-    "about to go down",
+    SILENT: "no longer answers: its network was lost, or the host was switched off",
+    REFUSED: "answers, but its ssh server no longer does: the host restarted, or is shutting down",
     CUT: "has lost its network",
 }
 PATTERNS = [pattern for launcher in LAUNCHERS for pattern in launcher.gone]
 DIED = -signal.SIGKILL
-"""How a rank ends whose supervisor is gone."""
+"""How a rank without a supervisor ends."""
 
 
 def waits_in_words(
     waits: Mapping[int, Any], places: Mapping[int, Mapping[str, Any]], seconds: float
 ) -> str:
-    """``rank 0 has waited for 40 s in all_reduce for rank 1 on node2``; empty where none waits."""
+    """``rank 0 has waited for 40 s in all_reduce for rank 1 on node2``; empty if none waits."""
     if not waits:
         return ""
     kinds = " or ".join(dict.fromkeys(wait.op.kind for wait in waits.values()))
@@ -172,7 +171,7 @@ def waits_in_words(
 
 
 def lost_hosts(folder: JobFolder, places: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Words for the hosts that answered when the job began and do not any more; or None."""
+    """Words on hosts that answered at the beginning of the job, and no longer answer; or None."""
     lost = folder.read_json("lost.json") or {}
     parts = []
     for host, found in sorted(lost.items()):
@@ -188,17 +187,17 @@ def lost_ranks(
     running: list[int],
     said: str,
 ) -> dict[int, str]:
-    """The rank that is gone with its supervisor, and how it is told: ``{1: "rank 1 on ..."}``.
+    """The rank that vanished with its supervisor, and its name: ``{1: "rank 1 on ..."}``.
 
     Parameters
     ----------
     folder : JobFolder
     places : dict
-        By rank, what its ``rank-N.json`` says.
+        By rank, the contents of its ``rank-N.json``.
     running : list of int
-        Those who have neither answered nor died.
+        Ranks that have neither answered nor died.
     said : str
-        What the launcher has said.
+        The launcher's output.
     """
     known = [rank for rank in running if rank in places]
     told = folder.read_json("gone.json")
@@ -214,9 +213,9 @@ def lost_ranks(
 
 
 def _named_in(said: str) -> list[dict[str, Any]]:
-    """Where a process has ended first, as the launcher says it: ``host``, ``starter`` or ``rank``.
+    """The process that ended first, in the launcher's words: ``host``, ``starter`` or ``rank``.
 
-    The others that it names were ended for it.
+    The launcher ended the other processes that it names.
     """
     found = [match for pattern in PATTERNS for match in re.finditer(pattern, said)]
     return [match.groupdict() for match in sorted(found, key=re.Match.start)[:1]]
@@ -233,5 +232,5 @@ def _is_at(rank: int, place: Mapping[str, Any], where: Mapping[str, Any]) -> boo
 
 
 def _in_words(rank: int, places: Mapping[int, Mapping[str, Any]], words: str = "") -> str:
-    words = words or "the process that looked after it was ended from outside"
+    words = words or "the process that watched the rank was ended from outside"
     return f"rank {rank} on {places[rank]['host']} is gone: {words}"

@@ -1,33 +1,33 @@
-"""`JobFolder`: all that is known of a job, in files that every host of it sees.
+"""`JobFolder`: all facts about a job, in files that every host of the job sees.
 
 ======================  ====================================================================
 ``job.json``            what was asked for; never changes
-``state.json``          queued, active, ended (`launcher_process` says how)
+``state.json``          queued, active or ended, see `launcher_process`
 ``request.pkl``         the function, its arguments, the cells of the notebook
-``start.py``            what the launcher runs for each rank: a copy of `bootstrap`
-``rank.sh``             what runs that, where a shell has to do something before; see `Resources`
-``launch.json``         what `launcher_process` runs, and for how long at most
-``launch.err``          what that one said: nothing, as long as it does not fail
-``native.json``         its number in a queue, and whose queue; ``batch.*``: what the batch job said
-``meeting.json``        where rank 0 listens, for ranks that have no MPI to tell them
-``launcher.out, .err``  what mpiexec or srun said
-``rank-0.json``         where rank 0 is: host, process, clock
+``start.py``            a copy of `bootstrap`, which the launcher runs for each rank
+``rank.sh``             runs it, if a shell has to do something before; see `Resources`
+``launch.json``         the command of `launcher_process`, and its time limit
+``launch.err``          errors of `launcher_process`; empty while it does not fail
+``native.json``         its number in a queue, and the queue; ``batch.*``: the batch job's output
+``meeting.json``        the address of rank 0, for ranks without MPI
+``launcher.out, .err``  the output of mpiexec or srun
+``rank-0.json``         the place of rank 0: host, process, clock
 ``rank-0.log``          its op log
-``rank-0.out, .err``    what it printed; what native code wrote to stderr
-``rank-0.answer``       what its function returned or raised (see `logs`)
-``rank-0.exit``         how its process ended, and when, where it died
-``rank-0.ended``        its process was ended, as all are when the job ends; it had not failed
-``verdict.pkl``         the error by which the job was ended: ranks that wait for ever
-``refused``             why ranks could not begin or end: the first reason that one of them gave
-``rank-0.stack-wanted`` somebody wants to know where rank 0 is; its supervisor takes it away
+``rank-0.out, .err``    its output; what native code wrote to stderr
+``rank-0.answer``       its function's result or exception (see `logs`)
+``rank-0.exit``         how and when its process died
+``rank-0.ended``        its process was ended with the job; it had not failed
+``verdict.pkl``         the error that ended the job: ranks that wait for ever
+``refused``             why ranks could not begin or end: the first reason from a rank
+``rank-0.stack-wanted`` a request for the stack of rank 0; its supervisor removes it
 ``beat``                touched by rank 0's supervisor once a second
-``gone.json``           where the supervisor of a rank was ended from outside, as ``start.py`` saw
-``reach.json``          which hosts answered at the start; ``lost.json``: which do no more
-``waiting.json``        who waits for whom, where nothing has moved for a third of ``timeout_s``
-``mute.json``           hosts whose ssh server says nothing, where the job could not begin
-``end``                 somebody has failed: all ranks end soon. ``cancel``: the learner says so
+``gone.json``           ranks whose supervisor was ended from outside, from ``start.py``
+``reach.json``          hosts that answered at the start; ``lost.json``: lost ones among them
+``waiting.json``        which rank waits for which, after a third of ``timeout_s``
+``mute.json``           hosts with a silent ssh server, if the job could not begin
+``end``                 all ranks must end: one has failed. ``cancel``: the learner ended it
 ``attempt-1``...        of a job with ``restarts=``: each attempt, a folder like this one
-``restarts.pkl``        of such a job: how often it may begin anew, where, and who is to die
+``restarts.pkl``        of such a job: the number of restarts, the launcher, the deaths
 ======================  ====================================================================
 """
 
@@ -48,18 +48,18 @@ from ...core.model.errors import InvalidCallError, JobError
 from .staging import name_once
 
 JOBS = "simlib-jobs"
-"""Where the folders of jobs are made, unless another place is named."""
+"""The folder for the folders of jobs, if the call names no other."""
 
 
 class GoneError(JobError):
-    """Somebody has deleted the job's folder, or what each job has in it."""
+    """Somebody has deleted the job's folder, or a file that each job has."""
 
 
 class JobFolder:
-    """Reads and writes the files of one job; a file is there whole or not at all.
+    """Reads and writes the files of one job. A file exists as a whole or not at all.
 
-    Nothing is read that another account can have written (see `_check`), unless the job is a
-    *recorded* one. Of that everything is read as plain data, so it may be anybody's.
+    simlib reads no file that another account may have written (see `_check`). A *recorded* job may
+    belong to any account, because simlib reads it as plain data.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ class JobFolder:
         return self.path / (name if rank is None else f"rank-{rank}.{name}")
 
     def write(self, content: bytes, name: str, rank: int | None = None) -> None:
-        """Write bytes in one piece: whoever reads sees all of them, or what was there before."""
+        """Write bytes in one piece: a reader sees all of them, or the old file."""
         self._write(content, self.file(name, rank), os.replace)
 
     def write_once(self, content: bytes, name: str) -> None:
-        """The same, unless there is such a file already: the first who says something counts."""
+        """The same, unless the file exists already: the first writer counts."""
         self._write(content, self.file(name), name_once)
 
     def _write(self, content: bytes, path: Path, put: Callable[[Path, Path], None]) -> None:
@@ -95,12 +95,12 @@ class JobFolder:
             raise
 
     def read(self, name: str, rank: int | None = None) -> bytes | None:
-        """The bytes of a file; None where there is none (yet).
+        """The bytes of a file; None if it does not exist (yet).
 
         Raises
         ------
         InvalidCallError
-            Another account can have written it.
+            If another account can have written it.
         """
         file = self.open(name, rank)
         if file is None:
@@ -111,10 +111,10 @@ class JobFolder:
     def open(self, name: str, rank: int | None = None) -> BinaryIO | None:
         """The same, opened to be read.
 
-        The folder is opened anew each time. So a file that another host has just made is there,
-        too: NFS asks then, and else remembers for half a minute and more that it was not (nfs(5),
-        "close-to-open" and "directory entry caching"). The file is opened by that descriptor:
-        nothing can be put into the folder's place in between.
+        The folder is opened again each time, so that a file which another host has just made is
+        found. NFS asks the server when a folder is opened. Otherwise it remembers for half a minute
+        and more that a file was missing (nfs(5), "close-to-open" and "directory entry caching").
+        The file is opened by the folder's descriptor. So nobody can replace the folder in between.
         """
         path = self.file(name, rank)
         folder = _opened(self.path, os.O_DIRECTORY)
@@ -134,10 +134,10 @@ class JobFolder:
             os.close(folder)
 
     def _check(self, path: Path, folder: os.stat_result, file: os.stat_result) -> None:
-        """Refuse a file that somebody else can have written.
+        """Refuse a file that another account can have written.
 
-        In a folder that nobody else can enter a file may have any mode. A folder is checked again
-        only where it is another one than before, or its owner or mode has changed.
+        In a folder that only this account can enter, a file may have any mode. A folder is checked
+        again only if it is another folder than before, or its owner or mode has changed.
         """
         if not self.is_recorded:
             found = (folder.st_dev, folder.st_ino, folder.st_uid, folder.st_mode)
@@ -151,7 +151,7 @@ class JobFolder:
                 _check_mode(path, file)
         if not stat.S_ISREG(file.st_mode):
             raise InvalidCallError(
-                f"{path} cannot be read, as a job's file: it is not a regular file"
+                f"{path} cannot be read as a file of a job: it is not a regular file"
             )
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
@@ -159,7 +159,7 @@ class JobFolder:
         self.write(json.dumps(value, indent=1).encode(), name, rank)
 
     def read_json(self, name: str, rank: int | None = None) -> Any:
-        """Plain data; None where there is no such file."""
+        """Plain data; None if there is no such file."""
         content = self.read(name, rank)
         return None if content is None else json.loads(content)
 
@@ -169,38 +169,38 @@ class JobFolder:
         Raises
         ------
         GoneError
-            Somebody has deleted it.
+            If somebody has deleted it.
         """
         content = self.read(name)
         if content is None:
             raise GoneError(
-                f"{self.path.name} is gone: somebody has deleted its folder {self.path}, or the "
-                f"file {name} in it. Its ranks end by themselves; submit it again"
+                f"{self.path.name} no longer exists: somebody deleted its folder {self.path}, or "
+                f"the file {name} in it. The job's ranks end by themselves. Submit the job again"
             )
         return content
 
     def about(self) -> Any:
-        """What ``job.json`` says; a `GoneError` where it is deleted."""
+        """The contents of ``job.json``; a `GoneError` if it is deleted."""
         return json.loads(self.need("job.json"))
 
     def text(self, name: str, rank: int | None = None) -> str:
-        """A file as text; empty where there is none."""
+        """A file as text; empty if there is none."""
         return (self.read(name, rank) or b"").decode("utf-8", "replace")
 
     def mark(self, name: str, rank: int | None = None) -> None:
-        """Leave a word: ``end`` or ``cancel``."""
+        """Write a word for other processes: ``end`` or ``cancel``."""
         self.file(name, rank).touch()
 
     def has(self, name: str, rank: int | None = None) -> bool:
-        """Whether there is such a file."""
+        """Whether such a file exists."""
         return _is_there(self.file(name, rank))
 
     def attempt(self, number: int) -> JobFolder:
-        """The folder of an attempt, which need not be there; they count from 1."""
+        """The folder of an attempt. It need not exist. Attempts count from 1."""
         return JobFolder(self.path / f"attempt-{number}", self.is_recorded)
 
     def attempts(self) -> list[JobFolder]:
-        """The folders of the attempts so far; none but for a job that begins anew when it fails."""
+        """The folders of the attempts so far; empty for a job without restarts."""
         found: list[JobFolder] = []
         while self.attempt(len(found) + 1).has("job.json"):
             found.append(self.attempt(len(found) + 1))
@@ -218,8 +218,8 @@ class JobFolder:
 def _is_there(path: Path) -> bool:
     """Whether a file exists, also if another host has just made it.
 
-    NFS remembers for half a minute and more that a file was not there. It asks anew when the folder
-    is opened (nfs(5), "close-to-open" and "directory entry caching").
+    NFS remembers for half a minute and more that a file was missing. It asks the server again when
+    the folder is opened (nfs(5), "close-to-open" and "directory entry caching").
     """
     if path.exists():
         return True
@@ -235,7 +235,7 @@ ENTERED = stat.S_IXGRP | stat.S_IXOTH
 
 
 def _opened(path: Path, how: int, within: int | None = None) -> int | None:
-    """A descriptor of what is there; None where there is nothing."""
+    """A descriptor of a file or folder; None if it does not exist."""
     name = path if within is None else path.name
     try:
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
@@ -245,16 +245,16 @@ def _opened(path: Path, how: int, within: int | None = None) -> int | None:
         raise
     except OSError as error:  # of a socket, say
         raise InvalidCallError(
-            f"{path} cannot be read, as a job's file: {error.strerror}"
+            f"{path} cannot be read as a file of a job: {error.strerror}"
         ) from None
 
 
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.geteuid():
         raise InvalidCallError(
-            f"{path} belongs to {_name(found.st_uid)}, and this account is "
-            f"{_name(os.geteuid())}: a job is read by who has submitted it, since reading it runs "
-            "what was put there"
+            f"{path} belongs to {_name(found.st_uid)}, but this account is {_name(os.geteuid())}. "
+            "Reading a job runs code from the job's folder. So only the account that submitted "
+            "the job can read it"
         )
 
 
@@ -262,13 +262,13 @@ def _check_mode(path: Path, found: os.stat_result) -> None:
     if found.st_mode & BY_OTHERS:
         raise InvalidCallError(
             f"{path} can be written by other accounts (mode {stat.S_IMODE(found.st_mode):o}), and "
-            "reading a job runs what was put there: if nobody else has written there, say "
-            f"`chmod go-w {path}`"
+            "reading a job runs code from the job's folder: if no other account has written "
+            f"there, run `chmod go-w {path}`"
         )
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder in which another account can write, or that belongs to one.
+    """Refuse a folder that belongs to another account, or to which another account can write.
 
     Raises
     ------
@@ -280,7 +280,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_place(parent: Path) -> None:
-    """Refuse to make a job's folder where any account could put another into its place.
+    """Refuse to make a job's folder in a place where other accounts could replace it.
 
     Raises
     ------
@@ -290,14 +290,14 @@ def check_place(parent: Path) -> None:
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise InvalidCallError(
-                f"any account can put other folders into {path} (mode {stat.S_IMODE(mode):o}), "
-                "also in place of the job's, and what it starts is there: name another folder by "
+                f"any account can create folders in {path} (mode {stat.S_IMODE(mode):o}), so "
+                "another account could replace the job's folder: name another folder with "
                 "folder=..."
             )
 
 
 def _name(uid: int) -> str:
-    """An account by name, where it has one here."""
+    """An account by its name, if it has a name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -305,22 +305,22 @@ def _name(uid: int) -> str:
 
 
 class TakenError(JobError):
-    """There is already something of this very name."""
+    """A file or folder with exactly this name exists already."""
 
 
 @contextmanager
 def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterator[JobFolder]:
-    """A new folder NAME-NUMBER, which this account alone may read: it holds the learner's data.
+    """A new folder NAME-NUMBER. Only this account may read it, because it has the learner's data.
 
-    With ``is_exact`` it is called NAME. Where it cannot be made, or what is done with it fails for
-    want of room or the like, it is taken away again, also the one that it is in, if that is new.
+    With ``is_exact`` it is called NAME. If simlib cannot make or fill it, for example because the
+    disk is full, simlib removes it, and also the folder around it if that is new.
 
     Raises
     ------
     JobError
-        It cannot be made or filled; a `TakenError` where there is one of the exact name.
+        If it cannot be made or filled; a `TakenError` if the exact name is taken.
     InvalidCallError
-        Other accounts could put something else into its place.
+        If other accounts could replace it.
     """
     parent = Path(within).absolute()
     is_new = not parent.exists()
@@ -342,7 +342,8 @@ def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterato
         if isinstance(error, OSError):
             raise JobError(
                 f"a folder for the job cannot be made and filled in {parent} "
-                f"({error.strerror or error}): make room there, or name another by folder=..."
+                f"({error.strerror or error}): free some space there, or name another folder with "
+                "folder=..."
             ) from None
         raise
 
@@ -354,4 +355,4 @@ def _make(parent: Path, name: str, is_exact: bool) -> Path:
         with suppress(FileExistsError):
             os.mkdir(parent / one, 0o700)
             return parent / one
-    raise TakenError(f"{parent / name} is there already")
+    raise TakenError(f"{parent / name} already exists")

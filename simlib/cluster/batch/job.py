@@ -1,4 +1,4 @@
-"""`Job`: a submitted job, as its folder knows it; what came of it; and `jobs`, all of them."""
+"""`Job`: a submitted job, as its folder describes it, and its outcome; `jobs`: all jobs."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ from .state import JobInQueue, JobState
 LOOK_S = 0.1
 CANCEL_S = 15.0
 FULL_BYTES = 1 << 20
-"""With less room than that, a filesystem is full: a rank's files no longer fit."""
+"""With less space than that, a filesystem is full: a rank's files no longer fit."""
 SAID = ("launcher.err", "launcher.out", "batch.err")
 PATIENT_S = 5.0
-"""How long `result` waits without saying what for."""
+"""Seconds for which `result` waits silently. After that it says for what it waits."""
 
 
 class Job:
-    """A job of `submit`: it runs whether or not anybody looks.
+    """A job of `submit`. It continues even if no kernel watches it.
 
     Parameters
     ----------
     path : str or Path
-        Its folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+        The job's folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
 
     Raises
     ------
     InvalidCallError
-        There is no job, it cannot be read, or another account can have written what is there.
+        The folder has no job, simlib cannot read it, or another account may have written it.
 
     Notes
     -----
-    A *recorded* job, as the course has some, may be anybody's: it is read as plain data.
+    The course contains *recorded* jobs. simlib reads them as plain data. Any account may own them.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """NAME-NUMBER, as its folder is called."""
+        """The job's name, NAME-NUMBER, which is also the name of its folder."""
         return self._folder.path.name
 
     @property
@@ -88,7 +88,7 @@ class Job:
 
     @property
     def place(self) -> str:
-        """Where its ranks run, in words."""
+        """Where the job's ranks run, in words."""
         return self._about["to"]
 
     @property
@@ -98,10 +98,12 @@ class Job:
 
     @property
     def clocks(self) -> list[dict[str, Any] | None]:
-        """By rank: its ``host``; ``offset_s``, how far its clock is ahead of rank 0's, which the
-        trace takes off; ``error_s``, by how much that may be wrong. Measured at the start.
+        """``host``, ``offset_s`` and ``error_s`` of each rank, measured at the start of the job.
 
-        None for a rank that has not joined. With ``restarts=``, of the last attempt.
+        ``offset_s`` says how far the rank's clock is ahead of rank 0's clock. The trace subtracts
+        this offset from its times. ``error_s`` is the largest error of ``offset_s``. The entry is
+        None for a rank that has not joined. With ``restarts=`` the values come from the last
+        attempt.
         """
         keys = ("host", "offset_s", "error_s")
         folder, ranks = self._at_work, self._ranks_at_work
@@ -110,11 +112,11 @@ class Job:
 
     @property
     def trouble(self) -> str:
-        """What keeps it from going on, in words, while it runs; empty where nothing is known."""
+        """Why the running job does not continue, in words; empty if simlib knows no reason."""
         return self._outcome.trouble or (self._waits() if self.status == "active" else "")
 
     def _waits(self) -> str:
-        """Who waits for whom, where nothing has moved for long, and which hosts do not answer."""
+        """Which ranks wait for which, if nothing has moved for long; which hosts do not answer."""
         folder = self._at_work
         waiting = folder.read_json("waiting.json") or {"words": ""}
         if not folder.read_json("lost.json"):
@@ -128,13 +130,13 @@ class Job:
 
     @property
     def _at_work(self) -> JobFolder:
-        """The folder of its last attempt; its own, where it is the only one."""
+        """The folder of the last attempt; the job's own folder if it has one attempt only."""
         return (self._folder.attempts() or [self._folder])[-1]
 
     def follow(self) -> None:
-        """Show what the ranks print, as they print it, until the job ends.
+        """Show the output of the ranks, as they print it, until the job ends.
 
-        Stop (or Ctrl-C) ends the looking, not the job.
+        The Stop button (or Ctrl-C) ends this call. The job continues.
         """
         display = open_display()
         folder = self._at_work
@@ -156,14 +158,14 @@ class Job:
                     break
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
-            print(f"{self.name} goes on; job.cancel() would end it")
+            print(f"{self.name} still runs; job.cancel() ends it")
         finally:
             display.status("")
             display.close(monitor.outputs)
 
     def _in_words(self, status: str) -> str:
         if self._outcome.trouble:
-            return f"{self.name} goes on there: {self._outcome.trouble}"
+            return f"{self.name} still runs on the cluster: {self._outcome.trouble}"
         if status == "queued":
             if self._outcome.queue.state() is None:
                 return f"{self.name} is about to start"
@@ -173,12 +175,12 @@ class Job:
         folder, ranks = self._at_work, self._ranks_at_work
         joined = sum(folder.has("json", rank) for rank in ranks)
         if status == "active" and joined < len(ranks):
-            return f"{self.name} starts: {joined} of {len(ranks)} ranks are there"
+            return f"{self.name} starts: {joined} of {len(ranks)} ranks have started"
         waits = self._waits() if status == "active" else ""
-        return waits and f"{self.name} goes on: {waits}"
+        return waits and f"{self.name} runs: {waits}"
 
     def result(self, timeout: float | None = None) -> Run:
-        """Wait for the job's end and give its `Run` back; raises what `run` would raise.
+        """Wait for the job's end and return its `Run`. This raises the same errors as `run`.
 
         Parameters
         ----------
@@ -188,10 +190,10 @@ class Job:
         Raises
         ------
         TimeoutError
-            It has not ended by then; it goes on.
+            The job has not ended after ``timeout`` seconds. It continues.
         JobError
-            It could not be carried out, was cancelled, its time limit was over, or it was run by
-            a simlib whose logs this one cannot read.
+            The job could not be carried out, was cancelled, or reached its time limit. Or this
+            version of simlib cannot read the logs that another version wrote.
         """
         display = open_display()
         try:
@@ -201,7 +203,7 @@ class Job:
             display.close(())
 
     def _await_end(self, timeout: float | None, display: Any) -> None:
-        """Wait for the job's end, and meanwhile say why it waits in the queue, if it does."""
+        """Wait for the job's end. While the job waits in the queue, say why."""
         began = time.monotonic()
         said = ""
         while (status := self.status) in ("queued", "active"):
@@ -210,7 +212,7 @@ class Job:
             if timeout is not None and waited_s > timeout:
                 why = self._outcome.queue.reason() if status == "queued" else ""
                 why = trouble or why
-                words = f"{self.name} is {status} after {timeout:g} s, and goes on"
+                words = f"{self.name} is still {status} after {timeout:g} s"
                 raise TimeoutError(": ".join(filter(None, (words, why))))
             is_told = status == "queued" or trouble
             words = self._in_words(status) if is_told and waited_s > PATIENT_S else ""
@@ -220,14 +222,15 @@ class Job:
             time.sleep(LOOK_S)
 
     def cancel(self) -> None:
-        """End the job; returns when its launcher has ended. Its folder stays.
+        """End the job, and return when the job's launcher has ended. The job's folder stays.
 
         Ranks on other hosts end within a second.
 
         Raises
         ------
         JobError
-            It has not ended in 15 s, or its folder is deleted: then its ranks end by themselves.
+            The job has not ended in 15 s, or somebody has deleted its folder. If the folder is
+            gone, the ranks of the job end by themselves.
         """
         try:
             state = self._outcome.state
@@ -245,8 +248,8 @@ class Job:
         while self.status in ("queued", "active"):
             if time.monotonic() > deadline:
                 raise JobError(
-                    f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: do "
-                    f"its hosts see {self.path}?"
+                    f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: "
+                    f"can its hosts read {self.path}?"
                 )
             time.sleep(LOOK_S)
 
@@ -260,15 +263,15 @@ class Job:
 
 
 class JobOutcome:
-    """What came of a job, or of one attempt of a job that begins anew when it fails.
+    """The outcome of a job, or of one attempt of a job with restarts.
 
     Parameters
     ----------
     folder : JobFolder
     about : dict
-        What its ``job.json`` says.
+        The contents of its ``job.json``.
     name : str
-        Of the job.
+        The name of the job.
     """
 
     def __init__(self, folder: JobFolder, about: dict[str, Any], name: str) -> None:
@@ -280,7 +283,7 @@ class JobOutcome:
 
     @property
     def queue(self) -> JobInQueue | RemoteState:
-        """What the scheduler says."""
+        """The words of the scheduler."""
         return self._state.queue
 
     @property
@@ -290,7 +293,7 @@ class JobOutcome:
 
     @property
     def state(self) -> dict[str, Any]:
-        """See `JobState.now`; a `GoneError` where the job's folder is deleted."""
+        """See `JobState.now`; a `GoneError` if the job's folder is deleted."""
         self._folder.need("job.json")
         return self._state.now()
 
@@ -335,10 +338,10 @@ class JobOutcome:
         return run, failure
 
     def _blame(self, monitor: JobMonitor) -> None:
-        """Count a rank as dead that is gone with its supervisor, where it has ended the job.
+        """Count a rank as dead if it and its supervisor are gone, and if this has ended the job.
 
-        Not where another one failed by itself, or the end was wanted, or the ranks were ended as
-        nobody was left who looked after their launcher.
+        The rank does not count as dead if another rank failed by itself, if somebody ended the job,
+        or if the ranks were ended because no process looked after their launcher any more.
         """
         if self.status != "failed" or self.state["why"] == "lost":
             return
@@ -351,14 +354,14 @@ class JobOutcome:
             monitor.death_words |= gone
 
     def _check_log_format(self) -> None:
-        """Refuse logs that would be read wrongly."""
+        """Refuse logs of a format that this version of simlib would misread."""
         found = self._about.get("log_format", 1)
         ranks = range(self._about["world_size"])
         if found != FORMAT and any(self._folder.has("log", rank) for rank in ranks):
             age = "an older" if found < FORMAT else "a newer"
             raise JobError(
-                f"the logs of {self._name} were written by {age} simlib (format {found}, this one "
-                f"reads {FORMAT}): read it with the simlib that ran it, or submit it again"
+                f"the logs of {self._name} were written by {age} simlib, in format {found} instead "
+                f"of {FORMAT}: read the job with that simlib, or submit the job again"
             )
 
     def _know_cells(self) -> None:
@@ -370,8 +373,8 @@ class JobOutcome:
     def _failure(self, monitor: JobMonitor) -> SimlibError | None:
         """The error to raise, or None: the network's, the judge's, the ranks', the launcher's.
 
-        A look at the hosts may fail where they are well, behind a firewall that counts connections:
-        so what a rank has raised by itself comes before it.
+        The check of the hosts may fail although they are well, for example behind a firewall that
+        limits the number of connections. So an error that a rank has raised by itself comes first.
         """
         hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
         if hosts is not None and not monitor.raised_by_itself():
@@ -398,8 +401,10 @@ class JobOutcome:
         return self._launcher_failed(monitor.running(), state)
 
     def _told_of_late(self, monitor: JobMonitor) -> JobError | None:
-        """The error of ranks that are late, where they or their launcher have said why; where some
-        have never joined, in any case."""
+        """The error of late ranks, if they or their launcher have said why.
+
+        If some ranks have never joined, it is an error in any case.
+        """
         refused = self._refused()
         if refused is not None or len(monitor.places) == monitor.world_size:
             return refused
@@ -410,10 +415,10 @@ class JobOutcome:
         return self._launcher_failed(absent, {"words": words})
 
     def _lost(self, hosts: str, monitor: JobMonitor) -> JobError:
-        """The error of a job that has lost hosts; what came of it else is told below."""
+        """The error of a job that has lost hosts. Its text ends with the job's other outcome."""
         verdict = self._folder.read("verdict.pkl")
         other = monitor.failure() if verdict is None else self._verdict_in(verdict)
-        how = "" if other is None else f"\nSo it came to this: {other}"
+        how = "" if other is None else f"\nWhat happened then: {other}"
         return JobError(f"{self._name} could not be carried out: {hosts}{how}")
 
     def _verdict_in(self, pickled: bytes) -> SimlibError:
@@ -421,8 +426,8 @@ class JobOutcome:
             return logs.load_verdict(pickled)
         except Exception as error:  # its classes stand elsewhere by now
             return JobError(
-                f"what ended {self._name} cannot be read by this simlib, only by the one that ran "
-                f"it ({type(error).__name__}: {error})"
+                f"this version of simlib cannot read the error that ended {self._name}: use the "
+                f"version that ran the job ({type(error).__name__}: {error})"
             )
 
     def _ended_from_outside(self, missing: Iterable[int] = ()) -> JobError | None:
@@ -436,8 +441,8 @@ class JobOutcome:
     def _out_of_limit(self) -> JobError:
         limit = json.loads(self._folder.need("launch.json"))["time_limit"]
         return JobError(
-            f"the time limit of {self._name}, {limit:g} s, was over before its ranks were done: "
-            "give it more by time_limit=..."
+            f"{self._name} reached its time limit of {limit:g} s before its ranks were done: "
+            "increase time_limit"
         )
 
     def _refused(self) -> JobError | None:
@@ -460,7 +465,7 @@ class JobOutcome:
         doctor = doctor_for(self._about.get("hosts"), self._folder.path.parent)
         sentence, line = cause_in(self._launcher_said() + self.queue.words(), doctor)
         if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
-            sentence = "the filesystem of its folder is full: make room, or name another by folder="
+            sentence = "the filesystem of the job's folder is full: free space, or set folder="
         sentence = sentence or mute_hosts(self._folder) or state.get("words")
         if sentence is None:
             who = ranks_in_words(missing) if missing else "the ranks"
@@ -472,11 +477,11 @@ class JobOutcome:
             words += f"\n    {line}"
         said = [name for name in SAID if self._folder.text(name).strip()]
         files = " and ".join(str(self._folder.file(name)) for name in said)
-        return JobError(f"{words}\nAll it said is in {files}" if files else words)
+        return JobError(f"{words}\nAll its output is in {files}" if files else words)
 
 
 def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
-    """The folder of a job, and what its ``job.json`` says."""
+    """The folder of a job, and the contents of its ``job.json``."""
     folder, recorded = JobFolder(path), JobFolder(path, is_recorded=True)
     try:
         try:
@@ -487,7 +492,7 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
                 raise
     except PermissionError:
         raise InvalidCallError(
-            f"{path} cannot be read by this account: a job belongs to who has submitted it"
+            f"{path} cannot be read by this account: a job belongs to the account that submitted it"
         ) from None
     if about is None:
         raise InvalidCallError(f"{path} is not the folder of a job")
@@ -495,7 +500,7 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
 
 
 def _is_guess(verdict: SimlibError) -> bool:
-    """Whether it was made as time was over: no ranks are known that wait for ever."""
+    """Whether the verdict only says that time was over, and names no ranks that wait for ever."""
     is_late = isinstance(verdict, DeadlockError) and verdict.graph is None
     return is_late or isinstance(verdict, StuckError)
 
@@ -505,9 +510,9 @@ def _is_recorded(about: Any) -> bool:
 
 
 def jobs(folder: str | Path = JOBS) -> list[Job]:
-    """All jobs of this account whose folders are in ``folder``, by the time of their submission.
+    """List this account's jobs whose folders are in ``folder``, by the time of their submission.
 
-    Those that another account can have written are left out, and named by a warning.
+    simlib leaves out jobs that another account may have written. A warning names these jobs.
     """
     found, left_out = [], []
     for path in sorted(Path(folder).glob("*/job.json")):

@@ -1,8 +1,8 @@
-"""One rank of a job: what ``start.py`` runs on a node, once per rank.
+"""One rank of a job: ``start.py`` runs this on a node, once per rank.
 
-The process that the launcher has started stays its *supervisor*: it forks before any MPI is there,
-and the child is the rank. So somebody is left to say how a rank died, to end it when another one
-has failed, and to ask it for its stack, whatever the rank itself is busy with.
+The process that the launcher has started stays the *supervisor*. It forks before MPI is loaded, and
+its child is the rank. So the supervisor can report the rank's death, end the rank when another one
+has failed, and ask it for its stack, even if the rank is busy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .mpiexec import check_versions
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, Supervisor, die_with_the_supervisor
 
 LEAVE_S = 5
-"""How long exit handlers may take."""
+"""The longest time for exit handlers."""
 
 
 def main(path):
@@ -80,21 +80,22 @@ def main(path):
 
 
 def _look_after(folder, pid, reader):
-    """Be a rank's supervisor, in a folder that may take no files; returns the exit code."""
+    """Be a rank's supervisor, in a folder that may refuse files; returns the exit code."""
     supervisor = Supervisor(folder, pid, reader)
     try:
         return supervisor.until_the_end()
     except OSError as error:  # this process ends, and the rank with it
         supervisor.kill_commands()
-        tell_unwritten(folder.path, error, "so nobody can look after a rank there")
+        told = "Without these files, no process can watch the ranks on that host."
+        tell_unwritten(folder.path, error, told)
         return 1
 
 
 def _leave_mpiexec(writer):
-    """End this process by the C library: MPICH takes its leave of mpiexec in an exit handler.
+    """End this process by the C library, because MPICH logs off from mpiexec in an exit handler.
 
-    mpiexec takes an end without it for a crash, and kills the other ranks' supervisors. Handlers of
-    other libraries run as well: whatever they do, the rank has told its supervisor that it is done.
+    Otherwise mpiexec takes the end for a crash, and kills the other ranks' supervisors. Handlers of
+    other libraries run as well. They can do no harm, because the rank has reported that it is done.
     """
     os.write(writer, f"{LEFT}\n".encode())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -103,7 +104,7 @@ def _leave_mpiexec(writer):
 
 
 def _refuse(folder, words):
-    """Say why this rank cannot go on; returns its exit code."""
+    """Report why this rank cannot continue; returns its exit code."""
     try:
         folder.write_once(words.encode(), "refused")  # what others say later follows from it
     except OSError as error:
@@ -112,7 +113,7 @@ def _refuse(folder, words):
 
 
 def _be_rank(folder, job, writer, starter):
-    """Join the others, run the function, leave with them; returns the exit code."""
+    """Join the others, run the function, end together with them; returns the exit code."""
     survives = job["on_death"] == "continue"
     place = rendezvous.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
     rendezvous.check_size(place, job["world_size"])
@@ -132,8 +133,8 @@ def _be_rank(folder, job, writer, starter):
         folder.write(answer, "answer", rank)
     except OSError as error:
         raise JobError(
-            f"rank {rank} on {os.uname().nodename} cannot write what it came to, {len(answer):,} "
-            f"bytes, into {folder.path}: {error.strerror}"
+            f"rank {rank} on {os.uname().nodename} cannot write its result, {len(answer):,} bytes, "
+            f"into {folder.path}: {error.strerror}"
         ) from None
     code = code_of(answer)
     if code:
@@ -143,7 +144,7 @@ def _be_rank(folder, job, writer, starter):
 
 
 def code_of(answer):
-    """The exit code for an answer; 0 also for one that cannot be rebuilt here."""
+    """The exit code for an answer. An answer that cannot be rebuilt here has 0, too."""
     try:
         word, content = logs.load_answer(answer, may_call=True)
     except Exception:
@@ -155,21 +156,21 @@ def code_of(answer):
 
 
 def _check_gpus(each):
-    """Refuse a host with fewer GPUs than its ranks were promised."""
+    """Refuse a host with fewer GPUs than its ranks need."""
     if each is None:
         return
     ranks, found = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if found < each * ranks:
         raise JobError(
-            f"torch sees {found} GPUs on {os.uname().nodename}, and {ranks} ranks there need "
+            f"torch sees {found} GPUs on {os.uname().nodename}, but {ranks} ranks there need "
             f"{each * ranks} (gpus_per_rank={each}): put fewer ranks there, or take other hosts"
         )
 
 
 def _join(place, folder, memory, job, starter):
-    """Make the default group; tell the folder where this rank is, and how its clock goes.
+    """Make the default group, and write this rank's place and clock into the folder.
 
-    The rank finds the job's ``environ`` in its environment, too. ``starter`` is the process of
+    The rank also gets the job's ``environ`` as environment variables. ``starter`` is the process of
     ``start.py``.
     """
     rank, size = place.rank, place.size
@@ -205,7 +206,7 @@ def _join(place, folder, memory, job, starter):
 
 
 def _this_host():
-    """A name that no other host has: two machines may be called alike (Linux)."""
+    """A name that no other host has, because two machines may have the same name (Linux)."""
     try:
         start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -214,13 +215,13 @@ def _this_host():
 
 
 def _hosts(store, rank, size):
-    """Which host each rank is on."""
+    """The host of each rank."""
     store.set(f"host/{rank}", _this_host())
     return [store.get(f"host/{other}").decode() for other in range(size)]
 
 
 def _connect_output(folder, rank):
-    """What this rank prints goes into its own files from here on."""
+    """From here on, write this rank's output into its own files."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     files = [os.open(folder.file(name, rank), flags, 0o600) for name in ("out", "err")]
     Output(*files)

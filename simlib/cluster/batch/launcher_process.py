@@ -1,16 +1,15 @@
-"""Starts a job's launcher, waits for its end, keeps its limit, tidies up after it.
+"""Starts a job's launcher, waits for its end, keeps its time limit, and cleans up after it.
 
-A program of its own, which outlives the notebook: ``python -I launcher_process.py [--detached]
-FOLDER``. It imports nothing of simlib, so it starts at once; what it has to know of launchers is in
-``launch.json``.
+It is a separate program, which outlives the notebook: ``python -I launcher_process.py [--detached]
+FOLDER``. It imports nothing of simlib, so it starts at once. ``launch.json`` has the facts that it
+needs about launchers.
 
-It starts itself again, as ``launcher_process.py --look FOLDER`` where the launcher runs, to see
-which hosts still answer: when all ranks have joined, when nothing has moved for a third of
-``timeout_s``, and when the job ends otherwise than it should. The first look is kept in
-``reach.json``; later ones are compared with it, and hosts that answered then and answer no more are
-named in ``lost.json``. A host that was never seen from here,
-behind a firewall say, is not named. A host answers if a connection to its port of ssh is accepted
-or refused: its kernel does so, also on a busy machine.
+It starts itself again as ``launcher_process.py --look FOLDER``, on the machine of the launcher, to
+find out which hosts answer. It does so when all ranks have joined, when nothing has moved for a
+third of ``timeout_s``, and when the job goes wrong. ``reach.json`` has the first result. Later
+results are compared with it: ``lost.json`` has the hosts that answered before and no longer answer.
+A host that never answered, for example behind a firewall, is not named. A host answers if its ssh
+port accepts or refuses a connection. Its kernel does this even if the machine is busy.
 """
 
 import contextlib
@@ -27,24 +26,24 @@ import time
 
 LOOK_S = 0.1
 OBEY_S = 5.0
-"""How long ranks that were asked to end may take; then the launcher is killed."""
+"""The time in which ranks must end when asked. After that the launcher is killed."""
 LINGER_S = 5.0
-"""How long a launcher may take to end of itself once the ranks end; one that waits for a host which
-no longer answers never would."""
+"""The time in which a launcher must end by itself after the ranks. A launcher that waits for a
+lost host would never end."""
 LEAVE_S = 2.0
-"""How long such a launcher may take to end when it is told to. A plan may give more of both."""
+"""The time in which such a launcher must end when told to. A plan may give more of both."""
 SILENCE_S = 10.0
-"""Rank 0's supervisor shows once a second that it is there; so late may a busy machine be."""
+"""Rank 0's supervisor shows once a second that it is alive. A busy machine may be so late."""
 TIMEOUT_S = 120
-"""A third of it is long, where a job has no ``timeout_s``."""
+"""The timeout for a job without ``timeout_s``. A third of it is long."""
 REACH_S = 20.0
-"""How long the look at the hosts may take."""
+"""The longest time for the check of the hosts."""
 PORT = 22
 TRY_S = 3.0
 GREETING_S = 12.0
-"""How long an ssh server may take to say who it is; on a busy machine it is started slowly."""
+"""The time in which an ssh server must send its name. On a busy machine it starts slowly."""
 OPEN, REFUSED, SILENT, CUT = "open", "refused", "silent", "cut"
-"""What comes of a connection: ``cut`` is where this host has no network of its own any more."""
+"""The results of a connection. ``cut`` means that this host itself has lost its network."""
 OF_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 
@@ -84,9 +83,9 @@ def main(folder):
 
 
 class Watch:
-    """Waits for the launcher, and ends it where it is to end and does not.
+    """Waits for the launcher. It ends a launcher that must end but does not do so by itself.
 
-    ``started`` is then what it had started on this machine.
+    ``started`` then has the launcher's children on this machine.
     """
 
     def __init__(self, launcher, folder, plan, hosts):
@@ -103,9 +102,9 @@ class Watch:
         self.started = {}
 
     def until_the_end(self):
-        """Wait; returns what ended it: ``code`` (it has ended by itself), ``cancel``, ``limit``,
-        ``hopeless``, ``silent`` (no word from rank 0's host), ``late`` (the ranks have ended) or
-        ``deleted`` (the folder is; the ranks see it, too)."""
+        """Wait; returns the cause of the end: ``code`` (by itself), ``cancel``, ``limit``,
+        ``hopeless``, ``silent`` (no sign of rank 0's host), ``late`` (the ranks have ended) or
+        ``deleted`` (the folder is deleted; the ranks notice this, too)."""
         why, deadline, obey_s = "code", None, self._plan["obey_s"]
         while True:
             try:
@@ -129,9 +128,9 @@ class Watch:
                 deadline = now + obey_s
 
     def _why_now(self, now):
-        """Why the launcher is to be ended now; ``code`` where it is not."""
+        """The reason to end the launcher now; ``code`` if there is none."""
         try:
-            # NFS then looks anew for what was not there
+            # NFS then looks again for what was not there
             os.close(os.open(self._folder, os.O_RDONLY))
             os.stat(os.path.join(self._folder, "launch.json"))
             said = self._said()
@@ -161,15 +160,15 @@ class Watch:
             return file.read(1 << 16)
 
     def _is_hopeless(self, said):
-        """Whether the launcher has said that a rank cannot be started, or a rank that it cannot
-        write into the folder; the others would wait for it, and some launchers let them."""
+        """Whether the launcher reports that a rank cannot be started, or a rank that it cannot
+        write into the folder. The other ranks would wait for it, and some launchers let them."""
         if self._plan["unwritten"].encode() in said:
             return True
         has_begun = os.path.exists(os.path.join(self._folder, "rank-0.json"))
         return not has_begun and bool(self._hopeless.search(said))
 
     def _thirds(self, now):
-        """How many thirds of ``timeout_s`` nothing has moved; the judge counts, if there."""
+        """The thirds of ``timeout_s`` without progress, counted by the judge if there is one."""
         try:
             counted = read_json(os.path.join(self._folder, "waiting.json"))["thirds"]
         except FileNotFoundError:
@@ -178,14 +177,14 @@ class Watch:
         return max(counted, int(self._silence_s(now) // third_s))
 
     def _is_silent(self, now):
-        """Whether rank 0's supervisor, who would end the job, is not heard of for too long."""
+        """Whether rank 0's supervisor, which would end the job, is silent for too long."""
         limit_s = self._plan["timeout_s"]
         return limit_s is not None and self._silence_s(now) > max(limit_s, SILENCE_S)
 
     def _silence_s(self, now):
-        """For how long nothing has been heard of it.
+        """The time for which it is silent.
 
-        It touches ``beat`` each second. What clocks say does not matter, only that it changes.
+        It touches ``beat`` each second. Clocks may differ, so only changes of the file count.
         """
         try:
             with open(os.path.join(self._folder, "beat"), "rb") as file:
@@ -198,7 +197,7 @@ class Watch:
 
 
 class Hosts:
-    """Which hosts answer: `look_at_hosts` looks, where the launcher runs, while this goes on."""
+    """Find out which hosts answer. `look_at_hosts` does this where the launcher runs."""
 
     def __init__(self, folder, plan):
         self._folder = folder
@@ -210,7 +209,7 @@ class Hosts:
         self._is_last = False
 
     def look_first(self):
-        """Once all ranks have joined, see whether their hosts can be seen at all."""
+        """When all ranks have joined, find out whether their hosts can be reached at all."""
         if not self._words:
             return
         while self._places and os.path.exists(os.path.join(self._folder, self._places[-1])):
@@ -219,26 +218,26 @@ class Hosts:
             self._look()
 
     def _are_one(self):
-        """Whether all ranks are on one host: then there is nobody to be lost by the others."""
+        """Whether all ranks are on one host. Then no rank can lose another one's host."""
         is_alone = read_json(os.path.join(self._folder, "rank-0.json"))["is_alone"]
         self._words = None if is_alone else self._words
         return is_alone
 
     def look_while_waiting(self, thirds):
-        """See it each time that this number changes; nothing where there was no first look."""
+        """Look each time that this number changes; never if there was no first look."""
         if thirds != self._thirds and self._looks and self._looks[-1].poll() is not None:
             self._thirds = thirds
             self._look()
 
     def look_again(self):
-        """See which of them can be seen no more, once; nothing where there was no first look."""
+        """Find the hosts that no longer answer, once; nothing if there was no first look."""
         if self._looks and not self._is_last:
             self._is_last = True
             self.await_look()
             self._look()
 
     def look_by_name(self):
-        """See which of them are mute, where no rank has joined and the launcher names no host."""
+        """Find mute hosts, if no rank has joined and the launcher names no host."""
         if self._looks or not self._words or not self._names:
             return
         with open(os.path.join(self._folder, "launcher.err")) as file:
@@ -264,14 +263,14 @@ class Hosts:
 
 
 def end_attempt(folder):
-    """End the ranks of the last attempt: where its program has died, nobody else would."""
+    """End the ranks of the last attempt. If its program has died, no other process does this."""
     attempts = [name for name in os.listdir(folder) if name.startswith("attempt-")]
     if attempts:
         touch(os.path.join(folder, max(attempts, key=lambda name: int(name[8:]))), "end")
 
 
 def started_by(leader):
-    """``{pid: start}`` of all that a process has started, and what that has, on this machine
+    """``{pid: start}`` of all descendants of a process on this machine
     (Linux)."""
     parents, starts = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
@@ -286,7 +285,7 @@ def started_by(leader):
 
 
 def stat_of(pid):
-    """The state of a process, its parent, and when it started; None where it has ended."""
+    """The state of a process, its parent, and its start; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -296,7 +295,7 @@ def stat_of(pid):
 
 
 def end_left(processes):
-    """Kill what is left of them: an ssh, say, to a host that no longer answers."""
+    """Kill the rest of them, for example an ssh to a lost host."""
     for pid, start in processes.items():
         stat = stat_of(pid)
         if stat is not None and stat[2] == start:  # else another one has its number
@@ -305,7 +304,7 @@ def end_left(processes):
 
 
 def trim_logs(folder, layout):
-    """Give back the room that logs have not used whose supervisors were killed."""
+    """Free the space that logs have not used, if their supervisors were killed."""
     header, committed = layout
     for name in os.listdir(folder):
         if name.startswith("rank-") and name.endswith(".log"):
@@ -325,7 +324,7 @@ def write_state(folder, state):
 
 
 def look_at_hosts(path):
-    """Look at the hosts; write down what was found, or how it differs from the first look."""
+    """Look at the hosts. Write down the result, or its differences to the first look."""
     places = read_places(path)
     if not places:
         names = read_json(os.path.join(path, "launch.json"))["hosts"]
@@ -341,7 +340,7 @@ def look_at_hosts(path):
 
 
 def read_places(path):
-    """The address of each host, by its name, as the ranks there have told them."""
+    """The address of each host by its name, from the ranks there."""
     places = {}
     for name in os.listdir(path):
         if name.startswith("rank-") and name.endswith(".json"):
@@ -351,7 +350,7 @@ def read_places(path):
 
 
 def at_once(look, hosts, addresses):
-    """``{host: what comes of a look at its address}``."""
+    """``{host: result of a connection to its address}``."""
     from concurrent.futures import ThreadPoolExecutor  # here alone, so that the rest starts at once
 
     with ThreadPoolExecutor(max(1, len(hosts))) as pool:
@@ -359,7 +358,7 @@ def at_once(look, hosts, addresses):
 
 
 def look_at(address):
-    """Try to connect; returns what came of it."""
+    """Try to connect; returns the result."""
     try:
         socket.create_connection((address, PORT), TRY_S).close()
     except ConnectionRefusedError:
@@ -370,7 +369,7 @@ def look_at(address):
 
 
 def is_mute_at(name):
-    """Whether a host takes the connection, and its ssh server does not say who it is, as all do."""
+    """Whether a host accepts the connection, but its ssh server does not send its name."""
     try:
         with socket.create_connection((name, PORT), TRY_S) as there:
             there.settimeout(GREETING_S)
@@ -383,9 +382,9 @@ def is_mute_at(name):
 
 
 def lost(before, now):
-    """``{host: what came of it now}`` of the hosts that answered before and do not any more.
+    """``{host: new result}`` of hosts that answered before and no longer answer.
 
-    Where this host has no network itself, it is the one that is lost, if a rank was on it.
+    If this host itself has no network, and a rank was on it, this host is the lost one.
     """
     worse = {
         host: found

@@ -1,8 +1,8 @@
-"""What the ranks of a job write down, and `JobMonitor`, who reads it, in a kernel or on rank 0.
+"""The records of a job's ranks, and `JobMonitor`, which reads them in a kernel or on rank 0.
 
-An op log is a file: written by a rank on its host, read on any host that sees the folder. What a
-rank came to is plain data where it can be, else a pickle. A pickle may call anything when it is
-read, so it is read only where nobody else can have put it. A verdict is plain data.
+An op log is a file. A rank writes it on its host, and any host that sees the folder can read it. A
+rank's answer is plain data if possible, else a pickle. A pickle may call anything when it is read,
+so it is read only if no other account can have written it. A verdict is plain data.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ...core.record.oplog_reader import OpLogReader
 from ...core.record.safe_pickle import dumps_tree, is_plain, loads_tree
 
 SLEEPS = READERS
-"""The readers' field of the header, as no log of a job rolls over. The rank's supervisor writes it:
-above, how many times it has looked; below, how often the rank's main thread had gone to sleep by
-then, plus 1, or 0 where it was awake. It is for waits inside C++, see `DeadlockDetector`."""
+"""The readers' field of the header. It is free, because no log of a job rolls over. The rank's
+supervisor writes two numbers: the count of its looks (above), and how often the main thread had
+gone to sleep, plus 1, or 0 if awake (below). See `DeadlockDetector` for waits inside C++."""
 _NUMBER = struct.Struct("q")
 _MOMENT = struct.Struct("d")
 
 
 def create(path):
-    """A new log's memory, mapped from its file: what was written is kept if the rank is killed.
+    """A new log's memory, mapped from its file. If the rank is killed, the records stay.
 
-    Its 256 MB are room, taken as used.
+    Its 256 MB are reserved, and used only as needed.
     """
     with open(path, "w+b") as file:
         file.truncate(CAPACITY)
@@ -45,12 +45,12 @@ def create(path):
 
 
 def writer(memory, *more):
-    """What writes a log, as `LogFile` reads it: its definitions are plain data, whoever reads."""
+    """The writer of a log for `LogFile`. Its definitions are plain data for every reader."""
     return OpLogWriter(memory, *more, dumps=dumps_tree)
 
 
 def open_memory(path):
-    """The memory of a log that is there."""
+    """The memory of an existing log."""
     with open(path, "r+b") as file:
         return mmap.mmap(file.fileno(), CAPACITY)
 
@@ -61,19 +61,19 @@ def has_futures_taken(memory):
 
 
 def entered_s(memory):
-    """When the rank entered its function, on its host's clock; None: not yet."""
+    """When the rank entered its function, on its host's clock; None before that."""
     moment_s = _MOMENT.unpack_from(memory, ENTERED)[0]
     return moment_s if moment_s > 0 else None
 
 
 def write_sleeps(memory, look, count):
-    """Note how often the rank had gone to sleep at this look, None where it was awake."""
+    """Note how often the rank had gone to sleep at this look; None if it was awake."""
     low = 0 if count is None else (count + 1) & 0xFFFFFFFF
     _NUMBER.pack_into(memory, SLEEPS, look << 32 | low)
 
 
 def trim(path):
-    """Give back the room that a finished log has not used."""
+    """Free the space that a finished log has not used."""
     os.truncate(path, used_bytes(path))
 
 
@@ -93,17 +93,17 @@ def _empty() -> bytes:
 
 
 EMPTY = _empty()
-"""The header of a log that holds nothing yet."""
+"""The header of an empty log."""
 
 
 class LogFile(OpLogReader):
-    """Reads a log by its file, anew for every look: memory mapped from a file of another host
-    would not show what is written there.
+    """Reads a log from its file, again for every look. Memory mapped from another host's file would
+    not show new records.
 
-    What a look sees is the log as it stood at some moment: a record is whole before the header says
-    that it is there. That is all the matcher needs. If ranks seem to wait for each other although
-    their logs were read at different moments, they do: the first of them to go on would need an op
-    that another one posted before it began to wait, and that op would be in its log.
+    A look sees the log as it was at some moment: a record is complete before the header counts it.
+    This is all that the matcher needs, although it reads the logs at different moments. If ranks
+    seem to wait for each other, they really do. The first of them to continue would need an op that
+    another one posted before it began to wait, and that op would be in its log.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class LogFile(OpLogReader):
     Attributes
     ----------
     offset_s : float
-        How far the rank's clock is ahead of rank 0's.
+        How many seconds the rank's clock is ahead of rank 0's.
     sleeps : (int, int or None)
         The supervisor's last look, and how often the rank had gone to sleep by then if it slept.
     """
@@ -126,7 +126,7 @@ class LogFile(OpLogReader):
         super().__init__(EMPTY, rank, loads=loads_tree)
 
     def refresh(self, anew=False):
-        """Take in what is in the file now; ``anew``: also where the header has not changed."""
+        """Read the present contents of the file; ``anew``: even if the header has not changed."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 header = file.read(HEADER)
@@ -147,12 +147,12 @@ class LogFile(OpLogReader):
 
     @property
     def state(self):
-        """The same as `OpLogReader.state`, as of now."""
+        """The same as `OpLogReader.state`, at this moment."""
         self.refresh()
         return super().state
 
     def close(self):
-        """There is nothing to close: each look opens the file anew."""
+        """Nothing needs to be closed, because each look opens the file again."""
 
     def _moment(self, offset):
         moment_s = super()._moment(offset)
@@ -163,7 +163,7 @@ class LogFile(OpLogReader):
         return super().op_at(offset, seq, origin_s + self.offset_s, cells)
 
     def read_on(self):
-        """The same as `OpLogReader.read_on`, as far as it can be read."""
+        """The same as `OpLogReader.read_on`, as far as the log can be read."""
         try:
             super().read_on()
         except (EOFError, struct.error, pickle.UnpicklingError):
@@ -171,32 +171,32 @@ class LogFile(OpLogReader):
 
 
 PLAIN = b"plain data\n"
-"""What such an answer begins with; no pickle does."""
+"""The beginning of such an answer. No pickle begins like this."""
 
 
 def dump_answer(answer: Any, otherwise: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-    """An answer as bytes; ``otherwise`` makes those of one that is no plain data."""
+    """An answer as bytes. ``otherwise`` makes the bytes if the answer is not plain data."""
     return PLAIN + dumps_tree(answer) if is_plain(answer) else otherwise(answer)
 
 
 def load_answer(content: bytes, may_call: bool) -> Any:
-    """The answer in a file; ``may_call``: also if it is a pickle.
+    """The answer in a file. With ``may_call`` it may be a pickle.
 
     Raises
     ------
     UnpicklingError
-        It is a pickle, and must not be read.
+        If it is a pickle and may not be read.
     """
     if content.startswith(PLAIN):
         return loads_tree(content[len(PLAIN) :])
     if not may_call:
-        raise pickle.UnpicklingError("it is no plain data, and this account has not written it")
+        raise pickle.UnpicklingError("the file is not plain data, and another account wrote it")
     return pickle.loads(content)
 
 
 PARTS = {part.__name__: part for part in (Group, Op, Site, Wait, WaitGraph)}
 PART = "a part:"
-"""Before the name of one of them, in a tuple of that and its fields."""
+"""The mark before the name of a class, in a tuple of the name and its fields."""
 ERRORS = {
     error.__name__: error
     for error in vars(errors).values()
@@ -205,18 +205,18 @@ ERRORS = {
 
 
 def dump_verdict(error: errors.SimlibError) -> bytes:
-    """A verdict as bytes for `loads`; without its run, which is made of the logs."""
+    """A verdict as bytes for `loads`, without its run, which is made from the logs."""
     more = {name: _tree(value) for name, value in vars(error).items() if name != "run"}
     return dumps_tree((type(error).__name__, str(error), more))
 
 
 def load_verdict(content: bytes) -> errors.SimlibError:
-    """The verdict that bytes hold.
+    """The verdict in some bytes.
 
     Raises
     ------
     Exception
-        Of any class: they hold none.
+        Of any class, if the bytes contain no verdict.
     """
     name, message, more = loads_tree(content)
     error = ERRORS[name](message)
@@ -257,13 +257,13 @@ CHUNK = 1 << 20
 
 
 class JobMonitor(RunMonitor):
-    """Reads what the ranks of a job, wherever they are, have written into its folder.
+    """Reads the records that the ranks of a job write into its folder, from any host.
 
     Parameters
     ----------
     folder : JobFolder
     while_waiting : callable
-        Called again and again while ranks are waited for.
+        It is called again and again during a wait for ranks.
     """
 
     detector: DeadlockDetector
@@ -288,7 +288,7 @@ class JobMonitor(RunMonitor):
         self._read = [0 for _ in ranks]
 
     def take_in(self, show=lambda rank, lines: None):
-        """Read what has come; ``show(rank, lines)`` gets the lines that ranks have completed."""
+        """Read new records. ``show(rank, lines)`` gets the lines that ranks have completed."""
         for rank in range(self.world_size):
             self._read_place(rank)
             self._read_answer(rank)
@@ -336,7 +336,7 @@ class JobMonitor(RunMonitor):
         return lines
 
     def ask_for_stacks(self, ranks):
-        """The learner's frames of ranks that compute: their supervisors ask them for it."""
+        """The learner's frames of computing ranks, which their supervisors fetch."""
         if self._folder.is_recorded or self._folder.has("end"):
             return {rank: [] for rank in ranks}  # they are gone
         sizes = {rank: len(self._folder.read("err", rank) or b"") for rank in ranks}
@@ -353,13 +353,13 @@ class JobMonitor(RunMonitor):
         return found
 
     def read_to_the_end(self):
-        """Read all that the ranks have written down; returns by how much clocks may be wrong."""
+        """Read all records of the ranks; returns the largest error of the clocks."""
         for log in self.logs:
             log.refresh(anew=True)
         return max((place["error_s"] for place in self.places.values()), default=0.0)
 
 
 def _slept_on(before, now):
-    """How often a rank has gone to sleep, if it slept all the time between two looks; else None."""
+    """How often a rank has gone to sleep, if it slept from one look to the next; else None."""
     (look, count), (later, same) = before, now
     return same if later > look and count == same else None

@@ -1,6 +1,6 @@
-"""`Mpiexec`: ranks started by mpiexec, of whichever MPI it is, on this machine or on hosts.
+"""`Mpiexec`: mpiexec of any MPI starts the ranks, on this machine or on hosts.
 
-`Resources` is what a program needs on every host before it can begin, by any launcher.
+`Resources` says what a program needs on every host before it can begin, with any launcher.
 """
 
 from __future__ import annotations
@@ -35,29 +35,31 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job's ranks need, whatever starts them.
+    """What a job's ranks need, with any launcher.
 
     Attributes
     ----------
     setup : sequence of str
-        Lines of bash, carried out one after the other before Python on every host, once for each
-        rank, in a login shell: ``["module load gcc", "conda activate course"]``. One that fails
-        ends the job.
+        Lines of bash, for example ``["module load gcc", "conda activate course"]``. A login shell
+        runs them one after the other before Python, on every host and once for each rank. If a
+        line fails, the job ends.
     env : dict of str to str
         Variables for the lines of ``setup`` and for the ranks.
     cpus_per_rank : int, optional
-        Cores that a queue gives each rank, and threads that torch takes; else one.
+        The number of cores that a queue gives each rank, and the number of threads that torch uses.
+        The default is one.
     gpus_per_rank : int, optional
-        GPUs that there must be for each rank. As under torchrun every rank sees all those of its
-        node, and takes its own by ``LOCAL_RANK``.
+        The number of GPUs that each rank needs. As under torchrun, every rank sees all GPUs of its
+        node, and chooses its own by ``LOCAL_RANK``.
     memory : str, optional
-        What a queue gives each rank: a whole number and K, M, G or T, in powers of 1024 bytes,
-        ``"4G"``.
+        The memory that a queue gives each rank: a whole number and K, M, G or T, in powers of 1024
+        bytes, for example ``"4G"``.
     container : str or sequence of str
-        A command that runs the one after it in a container, ``"apptainer exec image.sif"``. This
-        Python, simlib and the folders of the job are found there at the same paths.
+        A command that runs the command after it in a container, for example
+        ``"apptainer exec image.sif"``. This Python, simlib and the folders of the job must have the
+        same paths in the container.
     working_dir : str, optional
-        In which folder the ranks run; else the one in which the job is submitted.
+        The folder in which the ranks run. The default is the folder in which you submit the job.
     """
 
     setup: Sequence[str] = ()
@@ -84,20 +86,20 @@ class Resources:
 
     @property
     def has_script(self) -> bool:
-        """Whether a shell has to do something before Python."""
+        """Whether a shell has to run lines before Python."""
         return bool(self.setup or self.env or self.container)
 
     def program(self) -> list[str]:
-        """What the launcher starts for each rank, up to the file that `write_start` writes.
+        """The words that the launcher starts for each rank, without the file of `write_start`.
 
-        A login shell for ``setup``: `module` is a function that the system's start files make.
+        ``setup`` needs a login shell: the system's start files define the function `module`.
         """
         if not self.has_script:
             return [sys.executable]
         return ["bash", "-l"] if self.setup else ["sh"]
 
     def write_start(self, folder: JobFolder) -> Path:
-        """Write what is run for each rank into the job's folder; returns the file to start."""
+        """Write the file to start for each rank into the job's folder; returns its path."""
         start = folder.file(START)
         folder.write(Path(__file__).with_name("bootstrap.py").read_bytes(), START)
         if not self.has_script:
@@ -117,14 +119,14 @@ class Resources:
         return "\n".join(parts) + "\n"
 
     def cwd(self, here: str) -> str:
-        """The folder in which ranks run; ``~`` is each host's own."""
+        """The folder in which ranks run; ``~`` is the home folder of each host."""
         if self.working_dir is None:
             return here
         path = str(self.working_dir)
         return path if path.startswith("~") else os.path.join(here, path)
 
     def threads(self) -> int:
-        """How many threads torch takes in each rank."""
+        """How many threads torch uses in each rank."""
         return self.cpus_per_rank or 1
 
 
@@ -143,7 +145,7 @@ refuse() {  # say why there can be no rank here, and have the others end, if the
     : > "$folder/end"
     exit 1
 }""".replace("UNWRITTEN", UNWRITTEN)
-"""As `bootstrap` does it: the first reason stays, since `ln` replaces nothing."""
+"""As in `bootstrap`: the first reason stays, because `ln` replaces no file."""
 
 SETUP = """\
 said=$(mktemp)
@@ -172,7 +174,7 @@ left() {  # somebody ends this from outside: it is no reason of its own
 }
 trap failed EXIT
 trap left HUP INT TERM"""
-"""The first trap, since a line may end the shell itself."""
+"""The first trap. It is needed because a line may end the shell itself."""
 
 SET_UP = """\
 trap - EXIT HUP INT TERM
@@ -184,12 +186,12 @@ command -v {program} > /dev/null || refuse "has no command "{program}", which co
 
 
 def words_of(command: str | Sequence[str | Path], name: str = "command") -> list[str]:
-    """The words of a command, given as one text or as words; it may be run from any folder.
+    """The words of a command, given as one text or as words. It can be run from any folder.
 
     Raises
     ------
     InvalidCallError
-        It is neither; ``name`` says what it was given as.
+        The command is neither text nor words. The text calls it by ``name``.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
@@ -206,7 +208,7 @@ def _check_setup(setup):
         raise InvalidCallError(f"setup={setup!r} must be a list of lines: setup=[{setup!r}]")
     for line in setup:
         if not isinstance(line, str) or not line.strip():
-            raise InvalidCallError(f"setup has {line!r}, which is no line of a shell")
+            raise InvalidCallError(f"setup has {line!r}, which is not a line of shell code")
 
 
 def _check_env(env):
@@ -214,7 +216,7 @@ def _check_env(env):
         raise InvalidCallError(f"env={env!r} must be a dict: env={{'NAME': 'value'}}")
     for name, value in env.items():
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidCallError(f"env has the name {name!r}: a variable's is letters, digits, _")
+            raise InvalidCallError(f"env has the name {name!r}: use only letters, digits and _")
         if not isinstance(value, str) or "\0" in value:
             raise InvalidCallError(f"env[{name!r}]={value!r} must be a str: {str(value)!r}")
 
@@ -226,28 +228,31 @@ STAGING = str(Path(staging.__file__).resolve())
 
 @dataclass(frozen=True)
 class Mpiexec(Resources):
-    """Where a job runs: processes started by mpiexec.
+    """Run a job whose ranks mpiexec starts.
 
     Attributes
     ----------
     hosts : list of str, optional
-        Names of the hosts, reached by ssh without a password; none: this machine.
+        Names of the hosts, which ssh reaches without a password. Without names the job runs on
+        this machine.
     ranks_per_node : int
-        Ranks on each host.
+        The number of ranks on each host.
     hostfile : str, optional
-        In place of ``hosts``: a file with a host on each line, in the form of any MPI. It may say
-        how many ranks each host takes; ``ranks_per_node`` of 2 and more would overrule that. It is
-        read at once.
+        A file that replaces ``hosts``, with a host on each line, in the form of any MPI. The file
+        may give the number of ranks on each host. A ``ranks_per_node`` of 2 or more overrules this
+        number. simlib reads the file when you create the `Mpiexec`.
     launcher : str or list of str, optional
-        The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
+        The command to use as mpiexec. The default is the mpiexec beside this Python, then the one
+        on the PATH.
     time_limit : float
-        Seconds after which the job is ended, whatever it does.
+        simlib ends the job after so many seconds, even if the job still makes progress.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
-        See `Resources`. mpiexec gives no rank cores or GPUs: where there are too few GPUs,
-        it is said.
+        See `Resources`. mpiexec assigns no cores and no GPUs to ranks. If a host has too few GPUs,
+        simlib says so.
     stage : bool
-        For hosts that share no filesystem: each gets a copy of the job's folder, at the same path,
-        and what its ranks write is brought back. The environment must be at one path everywhere.
+        True for hosts that share no filesystem. Each host gets a copy of the job's folder, at the
+        same path, and simlib copies back the files that its ranks write. The environment must have
+        the same path on all hosts.
     """
 
     hosts: Sequence[str] | None = None
@@ -264,21 +269,21 @@ class Mpiexec(Resources):
         super().__post_init__()
         if self.memory is not None:
             raise InvalidCallError(
-                f"memory={self.memory!r}: mpiexec knows no limit of memory, only a queue does "
+                f"memory={self.memory!r}: mpiexec cannot limit memory, only a queue can "
                 "(simlib.Slurm, simlib.Pbs)"
             )
         refuse_text(self.hosts)
         if self.hosts is not None and self.hostfile is not None:
-            raise InvalidCallError("name the hosts by hosts or by hostfile, not by both")
+            raise InvalidCallError("name the hosts with hosts= or with hostfile=, not with both")
         check_count("ranks_per_node", self.ranks_per_node)
         check_time_limit(self.time_limit)
         words_of(self.launcher or (), "launcher")
         object.__setattr__(self, "slots", self._slots())
         if self.stage and self.slots is None:
-            raise InvalidCallError("stage=True copies the job to hosts: name them by hosts=[...]")
+            raise InvalidCallError("stage=True copies the job to hosts: name them with hosts=[...]")
 
     def _slots(self) -> tuple[tuple[str, int], ...] | None:
-        """The hosts, and how many ranks each takes; None: this machine."""
+        """The hosts, with the number of ranks on each; None for this machine."""
         if self.hostfile is not None:
             overruled = self.ranks_per_node > 1
             return tuple(
@@ -299,7 +304,7 @@ class Mpiexec(Resources):
         return "this machine" if self.hosts is None else ", ".join(self.hosts)
 
     def check(self, world_size: int) -> None:
-        """Refuse more ranks than there is room for."""
+        """Refuse more ranks than the hosts have room for."""
         if self.slots is None or world_size <= sum(count for _, count in self.slots):
             return
         where = f"{len(self.slots)} hosts with ranks_per_node={self.ranks_per_node}"
@@ -307,12 +312,12 @@ class Mpiexec(Resources):
             counts = ", ".join(f"{host}:{count}" for host, count in self.slots)
             where = f"the hosts in {self.hostfile} ({counts})"
         raise InvalidCallError(
-            f"world_size={world_size} does not fit on {where}: name more hosts, or more ranks per "
+            f"world_size={world_size} does not fit on {where}: give more hosts, or more ranks per "
             "node"
         )
 
     def words(self) -> list[str]:
-        """The command that stands for mpiexec."""
+        """The command to use as mpiexec."""
         if self.launcher:
             return words_of(self.launcher)
         beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
@@ -325,7 +330,7 @@ class Mpiexec(Resources):
         return [found]
 
     def before_launcher(self) -> list[str]:
-        """The words that run a program where mpiexec runs: those before it."""
+        """The words before mpiexec. They run a program on the machine where mpiexec runs."""
         words = self.words()
         names = [os.path.basename(word) for word in words]
         first = next((at for at, name in enumerate(names) if re.match("mpi(exec|run)", name)), 0)
@@ -339,17 +344,17 @@ class Mpiexec(Resources):
         return staged(command, [host for host, _ in self.slots or ()]) if self.stage else command
 
     def environ(self) -> dict[str, str]:
-        """Variables for mpiexec and the ranks, of whichever MPI: the others' are not read."""
+        """Variables of all MPIs for mpiexec and the ranks. Each MPI reads its own."""
         found = {}
         for mpi in MPIS:
             found.update(mpi.environ(self.time_limit))
         return found
 
     def start(self, folder: JobFolder) -> None:
-        """Start the launcher in a session of its own: it goes on when the notebook ends.
+        """Start the launcher in a session of its own, so that it continues when the notebook ends.
 
-        It has none of the caller's files: who reads this program's output by a pipe would wait
-        for the end of the job.
+        The launcher inherits no files from the caller. Otherwise a program that reads the caller's
+        output by a pipe would wait for the end of the job.
         """
         program = [sys.executable, "-I", LAUNCH, "--detached", str(folder.path)]
         with open(folder.file("launch.err"), "wb") as said:
@@ -365,7 +370,7 @@ def staged(command: list[str], hosts: Sequence[str] | None = None) -> list[str]:
 
 
 def mpi_of(words: list[str]) -> Launcher:
-    """Which MPI an mpiexec belongs to."""
+    """The MPI to which an mpiexec belongs."""
     shown = shlex.join(words)
     try:
         done = subprocess.run(
@@ -386,19 +391,20 @@ def mpi_of(words: list[str]) -> Launcher:
         first = next(iter(answer.strip().splitlines()), "nothing")
         *names, last = (mpi.name for mpi in MPIS)
         raise JobError(
-            f"{shown} --version answers {first!r}: it is no mpiexec of {', '.join(names)} or {last}"
+            f"{shown} --version answers {first!r}: it is not an mpiexec of {', '.join(names)} or "
+            f"{last}"
         )
     return mpi
 
 
 def check_time_limit(value: object) -> None:
-    """Refuse what is no number of seconds."""
+    """Refuse a value that is not a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidCallError(f"time_limit={value!r} must be a positive number of seconds")
 
 
 def versions() -> dict[str, str | None]:
-    """Name -> version of what a function and its results travel through; None: it is not here."""
+    """``{name: version}`` of all that functions and results depend on; None if not installed."""
     import torch  # here alone: the command line asks for places before torch is loaded
 
     try:
@@ -415,10 +421,10 @@ def versions() -> dict[str, str | None]:
 
 
 def check_versions(wanted: dict[str, str | None]) -> None:
-    """Refuse to be a rank where this node has other versions than the notebook.
+    """Refuse to be a rank if this node has other versions than the notebook.
 
-    Of Python the minor version counts: functions travel as bytecode. mpi4py may differ; whether it
-    is needed, the launcher decides.
+    Python's minor version must be the same, because functions travel as bytecode. mpi4py may
+    differ: the launcher decides whether the job needs it.
     """
     here = versions()
     for name in ("Python", "torch", "simlib"):
@@ -426,6 +432,6 @@ def check_versions(wanted: dict[str, str | None]) -> None:
         parts = 2 if name == "Python" else 3
         if (here[name] or "").split(".")[:parts] != (version or "").split(".")[:parts]:
             raise JobError(
-                f"{os.uname().nodename} has {name} {here[name]}, the notebook {version}: install "
-                f"the same on every node ({sys.executable} runs there)"
+                f"{os.uname().nodename} runs {sys.executable} with {name} {here[name]}, but the "
+                f"notebook has {version}: install the same version on every node"
             )

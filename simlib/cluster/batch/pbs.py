@@ -13,28 +13,28 @@ STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
 """The letters of qstat's manual."""
 STATE_OF = {letter: state for state, letters in STATES.items() for letter in letters.split()}
 DELETED = "91"
-"""The substate of a job that is over because somebody has deleted it."""
+"""The substate of a job that ended because somebody deleted it."""
 NAME_LENGTH = 15
-"""Older ones take no longer name of a job."""
+"""Older versions of PBS accept no longer name of a job."""
 FORGOTTEN = r"Unknown Job Id|has finished|history"
 NEVER = "Can Never Run"
 
 
 class PbsScheduler(Scheduler):
-    """PBS, by the commands that each of its hosts has."""
+    """PBS, used by the commands that each of its hosts has."""
 
     name = "pbs"
     called = "PBS"
     failures = (
         (r"violates (queue|server)|exceeds? .*(queue|server).* limit", TOO_MUCH),
-        (r"(?i)unknown queue", "there is no such queue: qstat -q lists those there are"),
+        (r"(?i)unknown queue", "PBS has no such queue: qstat -q lists the queues"),
         (
             r"(?i)invalid (account|project)|unauthorized request",
-            "this account may not submit there: is account=... right?",
+            "PBS does not let you submit jobs with this account or project: check account=...",
         ),
         (
             r"(?i)unknown resource|resource invalid",
-            "this PBS has no such resource: what extra=..., gpus_per_rank or memory asks for",
+            "this PBS lacks a resource that extra=..., gpus_per_rank or memory asks for",
         ),
         (r"PBS: job killed: walltime", OUT_OF_TIME),
         (r"PBS: job killed: v?mem", OUT_OF_MEMORY),
@@ -64,7 +64,7 @@ class PbsScheduler(Scheduler):
         state = STATE_OF.get(found.get("job_state", ""))
         comment = found.get("comment", "")
         if state is None:
-            raise QueueError(f"qstat says nothing of the job {number}: {answer[:200]!r}")
+            raise QueueError(f"qstat says nothing about job {number}: {answer[:200]!r}")
         if state == "over":
             return JobStatus(_end(found), comment)
         return JobStatus(state, comment if state == "queued" else "")
@@ -78,13 +78,13 @@ class PbsScheduler(Scheduler):
 
     def in_words(self, reason: str) -> str:
         if not reason or NEVER in reason:
-            advice = "it will never begin: job.cancel() takes it out"
+            advice = "the job will never start: job.cancel() removes it"
             return f"the queue says {reason!r}: {advice}" if reason else ""
         return f"the queue says {reason!r}. `qstat -f` and `pbsnodes -a` show more"
 
 
 def _selection(job: BatchJob) -> str:
-    """As many chunks as nodes, with what all ranks of one node need."""
+    """One chunk for each node, with the resources that all ranks of the node need."""
     needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
     parts = [f"select={needs.nodes}", f"ncpus={ranks * (needs.cpus_per_rank or 1)}"]
     parts.append(f"mpiprocs={ranks}")
@@ -97,7 +97,7 @@ def _selection(job: BatchJob) -> str:
 
 
 def _attributes(answer: str) -> dict[str, str]:
-    """What ``qstat -f`` says of one job; a value may go on in lines that begin with a tab."""
+    """The attributes that ``qstat -f`` prints of a job; lines with a tab continue a value."""
     lines = re.sub(r"\n\t", "", answer).splitlines()
     pairs = (line.strip().partition(" = ") for line in lines)
     return {name: value for name, equals, value in pairs if equals}
@@ -111,19 +111,20 @@ def _end(found: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Pbs(Queued):
-    """Where a job runs: nodes that PBS (OpenPBS, PBS Professional) gives it, when it is its turn.
+    """Run a job on nodes that PBS (OpenPBS or PBS Professional) allocates.
 
-    It was tried against a stand-in for qsub, qstat and qdel only, which behaves as their manuals
-    say, and never on a cluster with PBS.
+    `Pbs` has never been tested on a cluster with PBS. It has been tested with a substitute for
+    qsub, qstat and qdel that behaves as their manuals say.
 
     Attributes
     ----------
     partition : str, optional
-        The queue.
+        The name of the queue.
     launcher : {"mpiexec"}
-        One that finds the nodes by PBS: MPICH's, Intel MPI's, or an Open MPI built with it.
+        An mpiexec that asks PBS for the nodes: from MPICH, Intel MPI, or an Open MPI that was built
+        with PBS.
     nodes, ranks_per_node, time_limit, account, extra, login
-        See `Queued`; ``extra`` are qsub's.
+        See `Queued`; ``extra`` are options of qsub.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """

@@ -1,7 +1,7 @@
-"""What answers on the far side: ssh starts it, by ``python -m`` and its name.
+"""The program that answers on the remote side. ssh starts it by ``python -m`` and its name.
 
-It submits jobs as `submit` would here, rewrites what depends on the place, and reads out the
-folders of jobs. It holds nothing: jobs go on without it, and another one knows as much.
+It submits jobs as `submit` does here, rewrites facts that depend on the place, and reads the
+folders of jobs. It has no state of its own: jobs continue without it, and a new one knows as much.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from .state import JobState
 from .submission import noting_refusal, prepare
 
 IDLE_S = 600.0
-"""When nobody has asked anything for so long, whoever asks next starts another one."""
+"""Seconds without a message after which it ends. The next message starts a new one."""
 TWIN_S = 60.0
-"""How long another far side may take with the same job: the connection broke meanwhile."""
+"""Seconds that another remote side may take for the same job, if the connection broke."""
 BEAT_S = 5.0
-"""So often an empty line says that an answer is being worked on."""
+"""Seconds between two empty lines. They show that an answer is being prepared."""
 WORK = "work"
 
 Answer = tuple[dict, bytes]
 
 
 class Far:
-    """Answers messages, each by the method of its name."""
+    """Answers messages. The method with the name of a message answers it."""
 
     def __init__(self) -> None:
         self._states: dict[Path, JobState] = {}
 
     def hello(self, message: dict, body: bytes) -> Answer:
-        """Whether anybody is there."""
+        """An answer that shows that this side is alive."""
         return {}, b""
 
     def submit(self, message: dict, body: bytes) -> Answer:
-        """Make a job's folder here and start it; a job that is there already is left alone.
+        """Make a job's folder here and start the job. A job that already exists stays as it is.
 
-        ``is_known`` is False where another far side is still about to start it.
+        ``is_known`` is False if another remote side is still about to start it.
         """
         check_versions(message["about"]["versions"])
         path = _path(message["folder"])
@@ -74,7 +74,7 @@ class Far:
                 return {"is_known": is_known}, b""
 
     def look(self, message: dict, body: bytes) -> Answer:
-        """How a job stands, and what is new in its files."""
+        """The state of a job, and the news in its files."""
         path, here = _path(message["folder"]), message["here"]
         about = JobFolder(path).read_json("job.json")
         if about is None:  # not there yet, refused before it had one, or deleted
@@ -90,7 +90,7 @@ class Far:
         return {"state": state, "queue": said if said["state"] else None, "files": files}, content
 
     def cancel(self, message: dict, body: bytes) -> Answer:
-        """End a job; one that may still be on its way here (not ``is_known``) will not begin."""
+        """End a job. If it is still on its way here (not ``is_known``), it will not begin."""
         path = _path(message["folder"])
         folder = JobFolder(path)
         if message["is_known"] or folder.has("job.json"):
@@ -104,12 +104,12 @@ class Far:
 
 
 def _path(name: str) -> Path:
-    """A folder of this account, below its home unless it is named from the root."""
+    """A folder of this account, below its home unless the path is absolute."""
     return Path.home() / Path(name).expanduser()
 
 
 def _await_twin(folder: JobFolder) -> bool | None:
-    """Whether another far side has handed the job in by now; None: it has taken it all back."""
+    """Whether another remote side has submitted the job by now; None if it took it all back."""
     deadline = time.monotonic() + TWIN_S
     while not folder.has("submitted"):
         if folder.has("refused"):
@@ -156,7 +156,7 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
 
 
 def _moved(places: list[str], before: str, after: Path) -> list[str]:
-    """Those of the import path that lie in the working folder, where its copy is now."""
+    """The folders of the import path in the working folder, as places in its copy."""
     if not after.is_dir():
         return []
     found = [str(after)]
@@ -168,7 +168,7 @@ def _moved(places: list[str], before: str, after: Path) -> list[str]:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer until no more messages arrive."""
     out = os.fdopen(os.dup(1), "wb")
     sys.stderr = os.fdopen(os.dup(2), "w")
     for number in (1, 2):  # jobs inherit them, and would hold the connection
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
-    """Answer messages, each by the method of its name, until there are no more."""
+    """Answer messages until there are no more. The method of a message's name answers it."""
     out.write(b"\n" + HELLO + b"\n")
     out.flush()
     while select.select([asked], [], [], IDLE_S)[0]:
@@ -196,7 +196,7 @@ def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
 
 @contextmanager
 def beating(out: BinaryIO) -> Iterator[None]:
-    """Write an empty line now and then, so that nobody takes a long silence for a broken line."""
+    """Write an empty line now and then, so that a long silence means a broken connection."""
     is_done = threading.Event()
 
     def beat() -> None:
@@ -221,7 +221,7 @@ def _answer(method: Callable[[dict, bytes], Answer], message: dict, body: bytes)
     except Exception as error:
         traceback.print_exc()
         where = os.uname().nodename
-        return {"error": f"{where} could not do it ({type(error).__name__}: {error})"}, b""
+        return {"error": f"{where} could not do that ({type(error).__name__}: {error})"}, b""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`RemoteState`: how a job stands that another host looks after, and its files, brought here.
+"""`RemoteState`: the state of a job on another host, and copies of its files here.
 
-A look tells the far side what is here (`held`); it answers with what is new (`news`), as far as one
-answer has room, and here `take` puts that into place. Logs come when the job is over: their 256 MB
-are room, of which only the used part travels.
+A look says to the remote side which parts of the files are here (`held`). The remote side answers
+with new parts (`news`), as many as one answer may have, and `take` puts them in place. Logs arrive
+when the job is over, because they reserve 256 MB, and only their used part is sent.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ OWN = {
     "job.json", "request.pkl", "start.py", "rank.sh", "launch.json", "batch.sh", "restarts.pkl",
     "native.json", "state.json", "remote.json", "submitted", "beat",
 }  # fmt: skip
-"""Each side has its own of these: they depend on the place."""
+"""Files that each side has for itself, because they depend on the place."""
 STARTING = {"native.json", "remote.json"}
-"""Words that are started here stand in them: of an attempt neither is written."""
+"""Files with words for programs of this side. They are not written for an attempt."""
 GROWING = (".out", ".err", ".log")
-"""Files of these kinds are only added to, so what is here already stays."""
+"""Kinds of files that only grow, so the part that is here stays valid."""
 NAME = re.compile(r"(attempt-\d+/)?\w[\w.-]*", re.ASCII)
-"""Other names are never written here, whatever the far side says."""
+"""The only names that are written here, even if the remote side sends others."""
 DRAFT = ".part"
-"""Ends the name of a file that is not all here, which a dot begins."""
+"""The ending of an incomplete file. The file's name begins with a dot."""
 PIECE_BYTES = 8 << 20
 
 Held = Mapping[str, list[int]]
-"""By the name of a file, how many bytes of it are here, and of which time (ns) it is."""
+"""File name -> the number of bytes that are here, and their time (ns)."""
 
 
 def held(folder: Path) -> dict[str, list[int]]:
-    """What is here of the files that travel; a draft counts more than what it is to replace."""
+    """The parts of travelling files that are here. A draft counts more than its old file."""
     found = {}
     for path in sorted(_files(folder), key=_is_draft):
         name = path.name[1 : -len(DRAFT)] if _is_draft(path) else path.name
@@ -64,10 +64,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def news(folder: Path, here: Held, is_over: bool) -> tuple[list[dict[str, Any]], bytes]:
-    """Messages that bring files up to date, as far as one answer has room, and their bytes.
+    """Messages that bring files up to date, as many as one answer may have, and their bytes.
 
-    Each has the file's ``name``, ``at`` which byte its part begins, and how long that is; ``of``
-    how many bytes the file is, and its time.
+    Each message has the file's ``name``, the first byte of its part (``at``) and the part's length.
+    ``of`` is the number of bytes of the file, and its time.
     """
     messages: list[dict[str, Any]] = []
     body = bytearray()
@@ -96,16 +96,16 @@ def news(folder: Path, here: Held, is_over: bool) -> tuple[list[dict[str, Any]],
 
 
 def take(folder: Path, messages: list[dict[str, Any]], body: bytes) -> None:
-    """Put what the far side has sent into place.
+    """Put the parts from the remote side in place.
 
-    Growing files are added to where they are; others appear whole, with the time of the far one, by
-    which it is known that they have not changed. So a new kernel needs no more than the folder.
+    Growing files get the new part at their end. Other files appear as a whole, with the time of the
+    remote file, which shows later whether it has changed. So a new kernel needs only the folder.
     """
     for message in messages:
         name, at, (size, time_ns) = message["name"], message["at"], message["of"]
         content, body = body[: message["length"]], body[message["length"] :]
         if not _is_brought(name):
-            raise JobError(f"the far side sends {name!r}, which is no file for this side")
+            raise JobError(f"the remote side sent {name!r}, which is not a file of this job")
         path = folder / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if name.endswith(GROWING):
@@ -115,11 +115,11 @@ def take(folder: Path, messages: list[dict[str, Any]], body: bytes) -> None:
         _write(draft, at, content)
         if at + len(content) == size:
             draft = draft.replace(path)
-        os.utime(draft, ns=(time_ns, time_ns))  # last: a kernel that dies before has it sent anew
+        os.utime(draft, ns=(time_ns, time_ns))  # last: a kernel that dies before has it sent again
 
 
 def _is_brought(name: str) -> bool:
-    """Whether a file that the far side names may be written here."""
+    """Whether a file that the remote side names may be written here."""
     attempt, _, own = name.rpartition("/")
     return bool(NAME.fullmatch(name)) and own not in (STARTING if attempt else OWN)
 
@@ -133,20 +133,20 @@ def _write(path: Path, offset: int, content: bytes) -> None:
 
 LOOK_S = 0.5
 PATIENT_S = 15.0
-"""So long nobody is told that the far side cannot be reached: most of it passes."""
+"""For so long, simlib does not report a lost remote side, because most losses are short."""
 CANCEL_S = 40.0
-"""How long to wait for a connection; the answer comes when the far job has ended."""
+"""Seconds to wait for a connection. The answer arrives when the remote job has ended."""
 
 
 class RemoteState:
-    """The same as `JobState`, of a job that the far side has; each look brings what is new.
+    """The same as `JobState`, for a job of the remote side. Each look brings news.
 
-    While the far side cannot be reached, what it said last holds. It is its own ``queue``.
+    While the remote side cannot be reached, its last state counts. It is its own ``queue``.
 
     Parameters
     ----------
     folder : JobFolder
-        The one here.
+        The folder here.
     """
 
     def __init__(self, folder: JobFolder) -> None:
@@ -161,9 +161,9 @@ class RemoteState:
 
     @property
     def trouble(self) -> str:
-        """A sentence where the far side has not been reached for some time; else empty.
+        """A sentence if the remote side has been out of reach for some time; else empty.
 
-        At once where it has never said that it has the job.
+        The sentence comes at once if the remote side has never confirmed the job.
         """
         patient_s = PATIENT_S if self.folder.has("submitted") else 0.0
         if self._since_s is None or time.monotonic() < self._since_s + patient_s:
@@ -184,12 +184,12 @@ class RemoteState:
             self._note(str(error))
         except OSError as error:  # this disk is full
             words = error.strerror or error
-            self._note(f"{self.folder.path} cannot be filled ({words}): make room there")
+            self._note(f"{self.folder.path} cannot be filled ({words}): free some space there")
         self._next_s = time.monotonic() + LOOK_S
         return self.written()
 
     def written(self) -> dict[str, Any]:
-        """What was known at the last look, with what its queue had said."""
+        """The state at the last look, with the words of its queue."""
         return self.folder.read_json("state.json") or {"state": "queued"}
 
     def _note(self, why: str) -> None:
@@ -202,7 +202,7 @@ class RemoteState:
             if found["state"] is None:
                 words = f"{self._line.host} has no folder {self._there}"
                 if not self.folder.has("submitted"):
-                    raise JobError(f"{words} yet: it may not have arrived there")
+                    raise JobError(f"{words} yet: the job may not have arrived there")
                 found["state"] = {"state": "ended", "code": None, "why": "lost", "words": words}
             elif not self.folder.has("submitted"):  # so it has arrived
                 self.folder.mark("submitted")
@@ -214,7 +214,7 @@ class RemoteState:
             self.folder.write_json(state, "state.json")
 
     def ask(self, do: str, wait_s: float | None = None, **what: Any) -> tuple[dict, bytes]:
-        """Ask the far side about this job."""
+        """Ask the remote side about this job."""
         return self._line.ask({"do": do, "folder": self._there, **what}, wait_s=wait_s)
 
     # The same as `JobInQueue`, as the far queue has it
@@ -223,11 +223,11 @@ class RemoteState:
         return (self.written().get("queue") or {}).get(what)
 
     def state(self) -> str | None:
-        """How the far queue has it; None where none does."""
+        """The job's state in the remote queue; None if there is no queue."""
         return self._said("state")
 
     def words(self) -> str:
-        """What the batch job and the scheduler have said."""
+        """The output of the batch job and the words of the scheduler."""
         return self._said("words") or ""
 
     def reason(self) -> str:
@@ -235,12 +235,12 @@ class RemoteState:
         return self._said("reason") or ""
 
     def cancel(self) -> None:
-        """Have the far side end the job.
+        """Tell the remote side to end the job.
 
         Raises
         ------
         JobError
-            It cannot be reached, or refuses.
+            If it cannot be reached, or refuses.
         """
         folder = self.folder
         try:
@@ -248,8 +248,8 @@ class RemoteState:
         except JobError as error:
             if isinstance(error, UnreachableError) and error.was_sent:
                 raise JobError(
-                    f"it is not known yet whether {folder.path.name} is cancelled ({error}): ask "
-                    "for its status later"
+                    f"simlib does not know yet whether {folder.path.name} is cancelled ({error}): "
+                    "ask for the job's status later"
                 ) from None
             for name in ("cancel", "end"):  # nobody has heard of it
                 folder.file(name).unlink(missing_ok=True)

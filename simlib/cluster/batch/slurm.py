@@ -24,18 +24,18 @@ STATES = {
 """The short names of squeue's manual."""
 STATE_OF = {short: state for state, names in STATES.items() for short in names.split()}
 USUAL = {
-    "Resources": "the nodes that it needs are busy",
-    "Priority": "other jobs are before it",
-    "BeginTime": "it may not begin yet",
-    "Dependency": "it waits for another job",
+    "Resources": "the nodes that the job needs are busy",
+    "Priority": "other jobs come before this job",
+    "BeginTime": "the start time that the job asked for has not come",
+    "Dependency": "the job waits for another job",
 }
-"""Why jobs wait that will start; Slurm's other reasons may last for ever."""
+"""Reasons of jobs that wait and will start. Slurm's other reasons may last for ever."""
 
 LOOK_S = 0.05
 
 
 class SlurmScheduler(Scheduler):
-    """Slurm, by the commands that each of its hosts has."""
+    """Slurm, used by the commands that each of its hosts has."""
 
     name = "slurm"
     called = "Slurm"
@@ -48,37 +48,40 @@ class SlurmScheduler(Scheduler):
         ),
         (
             r"[Uu]nable to contact slurm controller|(sbatch|squeue|scancel) has not answered",
-            "Slurm's controller does not answer: try again later, or ask who runs the cluster "
-            "whether slurmctld is up",
+            "Slurm's controller does not answer: try again later, or ask an administrator whether "
+            "slurmctld runs",
         ),
         (
             r"resolve_ctls_from_dns_srv|Could not establish a configuration source",
-            "this machine belongs to no Slurm cluster: submit on one of its hosts, or name one by "
-            "login=['ssh', HOST]",
+            "this machine is not in a Slurm cluster: submit on a host of the cluster, or name "
+            "such a host with login=['ssh', HOST]",
         ),
         (
             r"nvalid generic resource|nvalid GRES|nvalid feature specification",
-            "no node has what was asked for by --gres or --constraint: `sinfo --format='%N %G %f'` "
-            "lists what there is",
+            "no node has the resource that --gres or --constraint asks for: `sinfo --format='%N %G "
+            "%f'` lists the nodes' resources",
         ),
         (
             r"sbatch: (unrecognized option|invalid option|option .*(ambiguous|requires))",
-            "sbatch has no such option: give each one in extra as a word of its own, as `sbatch "
-            "--help` lists them",
+            "sbatch has no such option: give each option in extra as a word of its own, as "
+            "`sbatch --help` lists them",
         ),
-        (r"sbatch: error: (Invalid -|.* is not a valid)", "an option's value is none of its sort"),
-        (r"nvalid node name", "there is no such node: sinfo lists those there are"),
+        (
+            r"sbatch: error: (Invalid -|.* is not a valid)",
+            "an option has a value that Slurm does not allow",
+        ),
+        (r"nvalid node name", "there is no such node: sinfo lists the nodes"),
         (r"nvalid qos", "there is no such QOS for this account: sacctmgr show qos lists them"),
-        (r"nvalid partition", "there is no such partition: sinfo lists those there are"),
+        (r"nvalid partition", "there is no such partition: sinfo lists the partitions"),
         (
             r"nvalid account",
             "there is no such account here: sacctmgr show associations lists yours",
         ),
         (r"DUE TO TIME LIMIT", OUT_OF_TIME),
-        (r"DUE TO PREEMPTION", "the queue gave its nodes to a more urgent job: submit it again"),
+        (r"DUE TO PREEMPTION", "the job's nodes went to a more urgent job: submit the job again"),
         (
             r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)",
-            "a node failed while it ran: submit it again",
+            "a node failed while the job ran: submit the job again",
         ),
     )
     ended_by_queue = "DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"
@@ -94,7 +97,7 @@ class SlurmScheduler(Scheduler):
         return answer.partition(";")[0]  # NUMBER or NUMBER;CLUSTER
 
     def hold(self, job: BatchJob) -> str:
-        """The same as `submit`, but the script runs here, when it is the job's turn (salloc)."""
+        """As `submit`, but by salloc: the script runs here, when the queue starts the job."""
         folder = job.script.parent
         words = ["salloc", "--kill-command=TERM", *self._options(job), "sh", str(job.script)]
         with open(folder / "batch.out", "wb") as out, open(folder / "batch.err", "wb") as err:
@@ -117,10 +120,10 @@ class SlurmScheduler(Scheduler):
             time.sleep(LOOK_S)
 
     def _options(self, job: BatchJob) -> list[str]:
-        """Its options for what ranks need.
+        """Slurm's options for the resources that ranks need.
 
-        GPUs for the node: with ``--gpus-per-task`` each rank would see its own only, as number 0,
-        and a script that takes number LOCAL_RANK, as torchrun's do, would fail.
+        GPUs are asked for the node. With ``--gpus-per-task`` each rank would see only its own GPU,
+        as number 0. A script for torchrun, which uses GPU number LOCAL_RANK, would then fail.
         """
         needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
         given = {
@@ -160,27 +163,28 @@ class SlurmScheduler(Scheduler):
         if not reason:
             return ""
         return USUAL.get(reason) or (
-            f"the queue says {reason!r}, which may last for ever. sinfo shows the nodes there are; "
-            "job.cancel() takes it out"
+            f"the queue says {reason!r}. The job may wait forever: sinfo shows the nodes, and "
+            "job.cancel() removes the job"
         )
 
 
 @dataclass(frozen=True)
 class Slurm(Queued):
-    """Where a job runs: nodes that Slurm gives it, when it is its turn.
+    """Run a job on nodes that Slurm allocates.
 
     Attributes
     ----------
     launcher : {"srun", "mpiexec"}
-        srun needs no MPI.
+        The program that starts the ranks. srun needs no MPI.
     mpi : str, optional
-        How srun serves MPI, as its ``--mpi`` says: ``"pmix"``, ``"pmi2"``. Then ranks ask MPI who
-        they are, and may use it; without, srun's ranks ask the environment.
+        The value of srun's option ``--mpi``: ``"pmix"`` or ``"pmi2"``. With it, ranks get their
+        numbers from MPI, and may use MPI. Without it, srun gives ranks their numbers by variables.
     stage : bool
-        For nodes that do not see this machine's files, nor each other's: as `Mpiexec.stage`, with
-        srun. The job is then looked after by this machine, not by the first node: it ends with it.
+        True for nodes that share no files with this machine or with each other. It works like
+        `Mpiexec.stage`, with srun. Then this machine watches the job, instead of the first node.
+        The job ends if this machine stops.
     nodes, ranks_per_node, partition, time_limit, account, extra, login
-        See `Queued`; ``extra`` are sbatch's.
+        See `Queued`; ``extra`` are options of sbatch.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """
@@ -193,23 +197,23 @@ class Slurm(Queued):
     launchers: ClassVar[tuple[str, ...]] = ("srun", "mpiexec")
     flags: ClassVar[tuple[Flag, ...]] = (
         *Queued.flags,
-        Flag("mpi", "TYPE", "of srun, for ranks that use MPI: pmix, pmi2", owner="srun's"),
+        Flag("mpi", "TYPE", "MPI type of srun, for ranks that use MPI: pmix, pmi2", owner="srun's"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mpi is not None and self.launcher != "srun":
-            raise InvalidCallError(f"mpi={self.mpi!r} is an option of srun: launcher='srun'")
+            raise InvalidCallError(f"mpi={self.mpi!r} is an option of srun: add launcher='srun'")
         if self.stage and self.launcher != "srun":
-            raise InvalidCallError("stage=True copies the job by srun: launcher='srun'")
+            raise InvalidCallError("stage=True copies the job by srun: add launcher='srun'")
 
     @property
     def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI who they are; without ``mpi`` srun's ranks ask the environment."""
+        """True if the ranks get their numbers from MPI. Under srun they do so only with ``mpi``."""
         return self.launcher == "mpiexec" or self.mpi is not None
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
-        """What starts the ranks, once the scheduler has given the nodes."""
+        """The command that starts the ranks after the scheduler has given the nodes."""
         if self.launcher == "mpiexec":
             return super().command(world_size, program)
         options = SRUN.place(replace(self._placement(world_size), mpi=self.mpi))

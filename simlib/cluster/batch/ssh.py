@@ -1,9 +1,9 @@
-"""`Ssh`: a job handed to a cluster that this machine reaches by ssh alone; `Line`, the connection.
+"""`Ssh`: hands a job to a cluster that this machine reaches by ssh alone; `Line`: the connection.
 
-There is one ssh for each host, kept as long as it holds, and made anew. A message is a line of
-JSON, which says how many bytes follow it; so is an answer. Before it the far side sends empty
-lines, as long as it is at work. What the far side's start files print before the first word of
-`remote_agent` is passed over.
+simlib keeps one ssh open for each host. If the connection breaks, simlib makes a new one. A message
+is a line of JSON, which says how many bytes follow it; an answer has the same form. While the
+remote side works on the answer, it sends empty lines. Output of the remote side's start files,
+before the first word of `remote_agent`, is ignored.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OPTIONS = (
 )  # fmt: skip
 HELLO = b"simlib is here: "
 START_S = 90.0
-"""How long the far side may take to load torch from a slow filesystem."""
+"""How long the remote side may take to load torch from a slow filesystem."""
 LATER_S = 2.0
-"""How long a look waits for a connection that is made anew."""
+"""How long a request waits for a connection that is made again."""
 ANSWER_S = 20.0
-"""So long no byte may come of an answer, or go of a message; then the connection is given up."""
+"""The connection is given up if no byte of a message or an answer moves for so long."""
 RETRY_S = 2.0
 CHUNK = 1 << 16
 NO_PYTHON = r"No such file or directory|not found|Permission denied$|cannot execute"
@@ -55,21 +55,21 @@ NO_SIMLIB = r"No module named '?(simlib|torch)|No module named \S*remote|unknown
 
 
 class UnreachableError(JobError):
-    """The far side cannot be reached; the text says why."""
+    """simlib cannot reach the remote side; the text says why."""
 
     was_sent = False
-    """Whether all of the message had been sent: then it may have been done."""
+    """Whether the whole message was sent. If so, the remote side may have acted on it."""
 
 
 class Line:
-    """Asks the far side, one message at a time.
+    """Asks the remote side, one message at a time.
 
     Parameters
     ----------
     host : str
-        As ssh is told it.
+        The host, in the form that ssh takes.
     ssh, python : sequence of str
-        The commands that stand for ssh here, and for Python there.
+        The commands to use as ssh on this machine, and as Python on the remote host.
     """
 
     def __init__(self, host: str, ssh: Sequence[str], python: Sequence[str]) -> None:
@@ -95,15 +95,16 @@ class Line:
         message : dict
         body : bytes
         wait_s : float, optional
-            Seconds to wait for the connection; few by default where there was one before.
+            Seconds to wait for the connection. The default is short if there was a connection
+            before.
 
         Raises
         ------
         UnreachableError
-            There is no connection, or it has broken: ``was_sent`` says whether the message may
+            simlib gets no connection, or it has broken. ``was_sent`` says whether the message may
             have arrived.
         JobError
-            The far side refuses.
+            The remote side refuses the message.
         """
         with self._lock:
             self._connect(LATER_S if self._was_ready and wait_s is None else wait_s or START_S)
@@ -155,7 +156,7 @@ class Line:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _drop(self) -> None:
-        """End the connection; what it says with it is kept for `_lost`."""
+        """End the connection, and keep ssh's last words for `_lost`."""
         process, self._process, self._is_ready = self._process, None, False
         if process is not None:
             for pipe in (process.stdin, process.stdout):
@@ -168,7 +169,7 @@ class Line:
         pipe = self._process.stdin.fileno()
         while left:
             if not select.select([], [pipe], [], ANSWER_S)[1]:
-                raise self._lost(f"{self.host} does not answer any more")
+                raise self._lost(f"{self.host} no longer answers")
             try:
                 left = left[os.write(pipe, left[:CHUNK]) :]
             except BrokenPipeError:
@@ -202,7 +203,7 @@ class Line:
         pipe = self._process.stdout.fileno()
         if not select.select([pipe], [], [], wait_s)[0]:
             if self._is_ready:
-                raise self._lost(f"{self.host} does not answer any more")
+                raise self._lost(f"{self.host} no longer answers")
             raise TimeoutError
         content = os.read(pipe, CHUNK)
         if not content:
@@ -227,7 +228,7 @@ class Line:
         python = shlex.join(self._python)
         sentence, line = cause_in(said)
         if with_errors.returncode == 255:  # ssh itself
-            return sentence or f"the connection to {self.host} has broken ({line or 'no word why'})"
+            return sentence or f"the connection to {self.host} was lost ({line or 'no word why'})"
         if re.search(NO_SIMLIB, said):
             return (
                 f"{self.host} has no simlib like this one for {python} ({said.splitlines()[-1]}): "
@@ -235,15 +236,15 @@ class Line:
             )
         if re.search(NO_PYTHON, said, re.MULTILINE):
             return (
-                f"{self.host} has no Python {python}: name the one of the course's environment "
-                "there by python=..."
+                f"{self.host} has no Python {python}: name the Python of the course's environment "
+                "on that host with python=..."
             )
         last = said.splitlines()[-1] if said else f"exit code {with_errors.returncode}"
-        return f"the far side on {self.host} has ended ({last})"
+        return f"the remote side on {self.host} has ended ({last})"
 
 
 def quoted(word: str) -> str:
-    """A word for the far shell, which still knows ``~/`` as the home folder."""
+    """A word quoted for the remote shell, which still reads ``~/`` as the home folder."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
@@ -254,34 +255,37 @@ def line_to(host: str, ssh: tuple[str, ...], python: tuple[str, ...]) -> Line:
 
 
 LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JOBS}
-"""Folders that `sync` does not take along."""
+"""Folders that `sync` does not copy."""
 SYNC_BYTES = 200 << 20
 HAND_OVER_S = 60.0
-"""How long handing a job over may take when the connection breaks meanwhile."""
+"""How long it may take to hand a job over if the connection breaks meanwhile."""
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """Where a job runs: as `to` says, but seen from another host, which ssh reaches.
+    """Run a job on another host: ssh reaches the host, and the host starts the job as ``to`` says.
 
     Attributes
     ----------
     host : str
-        As ``ssh HOST`` takes it, without a password: ``"login"``, ``"user@login"``; your
-        ``~/.ssh/config`` holds.
+        The host, in the form that ``ssh HOST`` takes: ``"login"`` or ``"user@login"``. ssh uses
+        your ``~/.ssh/config``, and must work without a password.
     to : Mpiexec, Slurm or Pbs
-        What that host is to do with the job; the hosts' names, and ``launcher``, are as there.
+        How that host starts the job. Give names of hosts, and a ``launcher``, that are valid on
+        that host.
     python : str or list of str, optional
-        The Python of the course's environment there; else the path of this one. As a list: a
-        command, ``["env", "X=1", "~/course/.venv/bin/python"]``.
+        The Python of the course's environment on that host. The default is the path of this
+        Python. A list is a command: ``["env", "X=1", "~/course/.venv/bin/python"]``.
     folder : str
-        Where job folders are made there, on a filesystem that its hosts share.
+        The folder on that host in which simlib creates job folders. All hosts of the cluster must
+        share this folder.
     sync : sequence of str
-        What the ranks need of this working folder: ``["model.py", "package"]``, ``["."]``. Each job
-        gets a copy of its own, on the import path. A script that is submitted is there anyway.
-        Ranks run in the copy, else in the home; ``working_dir`` of `to` names another folder there.
+        The files and folders of this working folder that the ranks need: ``["model.py",
+        "package"]`` or ``["."]``. Each job gets its own copy, on the import path. simlib always
+        copies a submitted script. Ranks run in the copy, or in the home folder if simlib copied
+        nothing. To choose another folder on that host, set ``working_dir`` of ``to``.
     ssh : str or list of str
-        The command that stands for ssh: ``"ssh -p 2222"``.
+        The command to use as ssh: ``"ssh -p 2222"``.
     """
 
     host: str
@@ -293,10 +297,10 @@ class Ssh:
 
     def __post_init__(self) -> None:
         if not self.host or self.host.startswith("-") or set(self.host) & set(" ,"):
-            raise InvalidCallError(f"{self.host!r} is no host that ssh could reach")
+            raise InvalidCallError(f"{self.host!r} is not a host name that ssh can use")
         if not isinstance(self.to, Mpiexec | Queued):
             raise InvalidCallError(
-                f"to={self.to!r} must say what {self.host} does with the job: "
+                f"to={self.to!r} must say how {self.host} runs the job: "
                 'simlib.Ssh("login", simlib.Slurm(nodes=2))'
             )
         if isinstance(self.sync, str):
@@ -310,7 +314,7 @@ class Ssh:
 
     @property
     def hosts(self) -> Sequence[str] | None:
-        """The hosts, where they are named."""
+        """The hosts, if ``to`` names them."""
         return getattr(self.to, "hosts", None)
 
     uses_mpi = property(attrgetter("to.uses_mpi"), doc="Whether ranks ask MPI who they are.")
@@ -319,11 +323,11 @@ class Ssh:
     threads = property(attrgetter("to.threads"), doc="See `Resources.threads`.")
 
     def cwd(self, here: str) -> str:
-        """This one: that of the ranks, the far side finds."""
+        """This working folder. The remote side finds the folder of the ranks."""
         return here
 
     def check(self, world_size: int) -> None:
-        """Refuse more ranks than there is room for."""
+        """Refuse more ranks than the hosts have room for."""
         self.to.check(world_size)
         for path in self.sync:
             self._place_of(path)
@@ -334,7 +338,7 @@ class Ssh:
         Raises
         ------
         JobError
-            The host cannot be reached, or it refuses the job.
+            simlib cannot reach the host, or the host refuses the job.
         """
         name = f"{folder.path.name}-{secrets.token_hex(3)}"
         there = f"{self.folder}/{name}"
@@ -366,19 +370,19 @@ class Ssh:
             folder.mark("submitted")
         else:
             warnings.warn(
-                f"it is not known yet whether {self.host} has taken {folder.path.name} ({why}): "
-                "ask for its status later",
+                f"simlib does not know yet whether {self.host} has accepted {folder.path.name} "
+                f"({why}): ask for the job's status later",
                 stacklevel=3,
             )
 
     def _hand_over(self, line: Line, message: dict, body: bytes) -> str | None:
-        """Send a job; None, or why it is not known whether it has arrived."""
+        """Send a job; returns None, or the reason why nobody knows whether it has arrived."""
         deadline = time.monotonic() + HAND_OVER_S
         was_sent = False
         while True:
             try:
                 answer, _ = line.ask(message, body)
-                return None if answer["is_known"] else "it is still at it"
+                return None if answer["is_known"] else "the host is still busy with the job"
             except UnreachableError as error:  # the same name twice is one job
                 was_sent = was_sent or error.was_sent
                 if time.monotonic() > deadline:
@@ -388,7 +392,7 @@ class Ssh:
                 time.sleep(0.5)
 
     def _script_in(self, request: bytes) -> tuple[str, str] | None:
-        """The path of a whole script, and the one it has below the working folder there."""
+        """The path of a whole script, and its path below the remote working folder."""
         asked = loads_tree(request)
         if not asked["is_script"]:
             return None
@@ -397,19 +401,19 @@ class Ssh:
         return path, os.path.basename(path) if within.startswith(os.pardir) else within
 
     def _place_of(self, path: str) -> str:
-        """The same as a path below this working folder."""
+        """The same path, relative to this working folder."""
         place = os.path.relpath(os.path.abspath(path))
         if not os.path.exists(path):
             raise InvalidCallError(f"sync={list(self.sync)}: there is no {path!r} here")
         if place.split(os.sep)[0] == os.pardir:
             raise InvalidCallError(
                 f"sync={list(self.sync)}: {path!r} is not in this working folder, {os.getcwd()}: "
-                "os.chdir to a folder that holds all that is to travel"
+                "go to a folder that contains everything to copy, with os.chdir"
             )
         return place
 
     def _packed(self, script: tuple[str, str] | None) -> bytes | None:
-        """The script and what travels of the working folder, as a tar file; None: nothing does."""
+        """A tar file of the script and the files of ``sync``; None if there are none."""
         if not self.sync and script is None:
             return None
         content = io.BytesIO()
@@ -422,8 +426,8 @@ class Ssh:
             taken += entry.size
             if taken > SYNC_BYTES:
                 raise JobError(
-                    f"sync={list(self.sync)} comes to more than {SYNC_BYTES >> 20} MB: name what "
-                    f"the ranks import; data is better copied to {self.host} once, by hand"
+                    f"sync={list(self.sync)} contains more than {SYNC_BYTES >> 20} MB: list only "
+                    f"what the ranks import, and copy data to {self.host} once, by hand"
                 )
             return entry
 

@@ -1,11 +1,11 @@
 """Carries a job's files between hosts that share none: ``staging.py PLAN MPIEXEC ... START``.
 
-A program of the standard library that stands before mpiexec. It starts itself on every host by one
-ssh, has each make a copy of the job's folder at the same path, runs mpiexec, and carries until that
-has ended. Its own folder is the *hub*: all that ranks write comes up to it, within `LOOK_S`; down
-go the words that end a job, where ranks meet, and, to the host of rank 0, what its judge looks at.
-A host that sees the folder anyway needs no copy. It is one file, long as it is, since it is one
-program that is started by itself on hosts, below whatever Python is there.
+It is a program of the standard library that runs mpiexec. By one ssh to each host it starts itself
+there, and each host makes a copy of the job's folder at the same path. It carries files until
+mpiexec has ended. Its own folder is the *hub*. All files that ranks write come up to it within
+`LOOK_S`. Down go the words that end a job, the meeting place of ranks, and, to the host of rank 0,
+the files for its judge. A host that sees the folder already needs no copy. This file is long,
+because it is one program that runs alone on hosts, with any Python.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ import time
 
 LOOK_S = 0.1
 LAST_S = 20.0
-"""How long a host may say nothing that has not said its last, when the ranks have ended; and how
-long all may take to remove their copies."""
+"""Seconds of silence that a host is allowed after the end of the ranks, before its last word; also
+the seconds in which all hosts must remove their copies."""
 OBEY_S = 5.0
-"""How long mpiexec may take to end when it is told to."""
+"""The time in which mpiexec must end when it is told to."""
 LEAVE_S = 10.0
-"""How long ranks may take to end before their copy is removed."""
+"""The time in which ranks must end before their copy is removed."""
 TAKEN = ("job.json", "request.pkl", "start.py", "rank.sh")
 WORK = "work"
-"""A folder of what the learner has sent along, see `ssh`."""
+"""A folder with the files that the learner has sent along, see `ssh`."""
 MARK = ".staged"
 TO_ALL = ("end", "cancel", "meeting.json")
 FIRST_COUNTS = ("refused", "died_early", "gone.json")
@@ -42,19 +42,19 @@ RANKS = re.compile(r"rank-(\d+)\.(\w+|stack-wanted)")
 TO_JUDGE = ("json", "log", "err")
 PIECE = 4 << 20
 BLOCK = 16 << 10
-"""Of a log, see `Files.changes`."""
+"""The size of a block of a log, see `Files.changes`."""
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5")
 SRUN = ("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--unbuffered", "--nodelist")
 
 
 class Files:
-    """One side's folder: what has changed in it, for somebody who was told the rest.
+    """The folder of one side, and the changes in it that the other side does not know yet.
 
     Parameters
     ----------
     folder : str
     log : list of int
-        Of an op log: the length of its header, and where in it stands how much of it is written.
+        For op logs: the length of the header, and the header's place for the used length.
     """
 
     def __init__(self, folder, log):
@@ -62,26 +62,26 @@ class Files:
         self.header, self.committed = log
 
     def names(self):
-        """Of all files but drafts and marks."""
+        """All files except drafts and marks."""
         return [one.name for one in os.scandir(self.folder) if one.name[0] != "." and one.is_file()]
 
     def given(self):
-        """What a copy begins with."""
+        """The files with which a copy begins."""
         found = [name for name in TAKEN if os.path.exists(os.path.join(self.folder, name))]
         for place, _, names in os.walk(os.path.join(self.folder, WORK)):
             found += [os.path.relpath(os.path.join(place, name), self.folder) for name in names]
         return found
 
     def changes(self, name, told, is_last=False):
-        """Messages that bring a file up to date; ``told`` is what was said of it before, or None.
+        """Messages that bring a file up to date. ``told`` is the last state that was sent, or None.
 
-        ``is_last``: whatever is in a log counts, also where its header has not changed.
+        With ``is_last``, all records of a log count, even if its header has not changed.
 
         Returns
         -------
         messages : list of (dict, bytes)
         told : object
-            For the next time.
+            The value for the next call.
         """
         path = os.path.join(self.folder, name)
         try:
@@ -107,8 +107,8 @@ class Files:
         return [({"name": name, "at": start}, content)], start + len(content)
 
     def _of_log(self, name, file, told, is_last):
-        """Its blocks that differ from those that were sent, as ops are filled in in place when they
-        end; then the header, which says that all of this is there."""
+        """The blocks that differ from the sent ones, because ops get more data in place when they
+        end. After them comes the header, which confirms them."""
         header = file.read(self.header)
         before, known = told or (b"", {})
         if len(header) < self.header or (header == before and not is_last):
@@ -128,7 +128,7 @@ class Files:
         return messages, (header, known)
 
     def apply(self, message, content):
-        """Take in what the other side has said."""
+        """Handle a message of the other side."""
         path = os.path.join(self.folder, message["name"])
         if "at" in message:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
@@ -144,7 +144,7 @@ class Files:
 
 
 def name_once(draft, path):
-    """Give a draft its name, unless there is such a file: the first who says something counts."""
+    """Give a draft its name, unless such a file exists: the first writer counts."""
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -156,7 +156,7 @@ def name_once(draft, path):
 
 
 class Pipe:
-    """Messages over two files: a line of JSON that says how many bytes follow."""
+    """Messages over two files. Each begins with a line of JSON that has the number of bytes."""
 
     def __init__(self, reads, writes):
         self.reads, self.writes = reads, writes
@@ -170,7 +170,7 @@ class Pipe:
             left = left[os.write(self.writes, left) :]
 
     def receive(self):
-        """The next message; EOFError where the other side is gone."""
+        """The next message; EOFError if the other side has ended."""
         while (end := self._buffer.find(b"\n")) < 0:
             self._read_on()
         message = json.loads(self._buffer[:end])
@@ -182,7 +182,7 @@ class Pipe:
         return message, content
 
     def has_more(self):
-        """Whether a part of a message is here already."""
+        """Whether a part of a message has arrived already."""
         return bool(self._buffer)
 
     def _read_on(self):
@@ -193,7 +193,7 @@ class Pipe:
 
 
 class Spoke:
-    """On another host: the copy, and what changes in it."""
+    """On another host: the copy, and the changes in it."""
 
     def __init__(self, pipe):
         self._pipe = pipe
@@ -204,7 +204,7 @@ class Spoke:
         self._said = queue.SimpleQueue()
 
     def serve(self):
-        """Carry until the hub says that it is over, or is gone; the copy goes with it."""
+        """Carry until the hub says that the job is over, or vanishes. Then remove the copy."""
         try:
             message, _ = self._pipe.receive()
         except EOFError:  # another host was refused
@@ -226,7 +226,7 @@ class Spoke:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self, folder, mark):
-        """Make the copy; as long as its mark is locked, it is in use."""
+        """Make the copy. While its mark is locked, it is in use."""
         staged = os.path.join(folder, MARK)
         if os.path.exists(staged):
             self._lock(staged, "r+")
@@ -244,8 +244,8 @@ class Spoke:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OSError(
-                f"{os.path.dirname(path)} is there already, of a job that still runs (two hosts "
-                "that submit both count from 1): name another folder by folder=..."
+                f"{os.path.dirname(path)} already exists, and belongs to a job that still runs. "
+                "Two hosts that submit jobs both count from 1: name another folder with folder=..."
             ) from None
         self._locked.append(file)  # until this process ends
 
@@ -258,7 +258,7 @@ class Spoke:
         self._pipe.send({"is": "last"})
 
     def _listen(self):
-        """Take in what the hub says. A thread of its own: both sides may send much at once."""
+        """Handle the hub's messages, in its own thread, because both sides may send much."""
         try:
             while True:
                 message, content = self._pipe.receive()
@@ -274,7 +274,7 @@ class Spoke:
             self._is_last.set()
 
     def _tell(self, is_last=False):
-        """Send what has changed here; returns whether there was any."""
+        """Send the changes here; returns whether there were any."""
         sent = False
         for name in self._files.names():
             if name in self._came:
@@ -288,7 +288,7 @@ class Spoke:
 
 
 class Hub:
-    """Where the job was submitted: the folder that all files come to."""
+    """The host from which the job was submitted, with the folder that gets all files."""
 
     def __init__(self, folder, plan):
         self._files = Files(folder, plan["log"])
@@ -317,7 +317,7 @@ class Hub:
             except (EOFError, BrokenPipeError):  # ssh has said why
                 return False
             if answer["is"] == "refused":
-                self._refuse(f"{host} cannot have a copy of the job's folder: {answer['why']}")
+                self._refuse(f"simlib cannot copy the job's folder to {host}: {answer['why']}")
                 return False
             if answer["is"] == "there":
                 self._spokes[host] = pipe
@@ -326,7 +326,7 @@ class Hub:
         return True
 
     def carry_while(self, process):
-        """Carry until the process has ended, which it is told to once this ``is_to_end``."""
+        """Carry until the process has ended. It is told to end when ``is_to_end`` returns True."""
         kill_at = None
         while process.poll() is None:
             if self.is_to_end and kill_at is None:
@@ -339,7 +339,7 @@ class Hub:
         self._hand_on()
 
     def carry_the_last(self):
-        """Take in what is still on its way; a host that says nothing for `LAST_S` is left."""
+        """Handle messages that are on their way. A host that is silent for `LAST_S` is given up."""
         waiting = set(self._spokes)
         for host in list(waiting):
             self._say(host, {"is": "last"})
@@ -348,7 +348,7 @@ class Hub:
             waiting -= self._listen(LOOK_S)
 
     def leave(self):
-        """Have the copies removed; a host that does not hear it sees that this is gone."""
+        """Tell the hosts to remove the copies. If a host does not hear this, it notices our end."""
         for pipe in self._spokes.values():
             with contextlib.suppress(OSError):
                 pipe.send({"is": "over"})
@@ -363,7 +363,7 @@ class Hub:
                 process.wait()
 
     def _listen(self, wait_s):
-        """Take in what has come; returns the hosts that have said their last."""
+        """Handle new messages; returns the hosts that have sent their last word."""
         last = set()
         while self._spokes:
             reads = {pipe.reads: host for host, pipe in self._spokes.items()}
@@ -403,7 +403,7 @@ class Hub:
                     self._send(host, name)
 
     def _concerns(self, host, name):
-        """Whether a host has to have a file."""
+        """Whether a host needs a file."""
         if name in TO_ALL:
             return True
         rank = RANKS.fullmatch(name)
@@ -435,7 +435,7 @@ class Hub:
             self._lose(host)
 
     def _lose(self, host):
-        """A host is gone, or its ssh: the ranks there are not heard of any more."""
+        """A host or its ssh has vanished: forget its ranks."""
         del self._spokes[host]
         self._refuse(
             f"the connection to {host} broke while its ranks ran: is it switched on, and in this "
@@ -448,13 +448,13 @@ class Hub:
 
 
 def _nodes():
-    """Those that Slurm has given."""
+    """The hosts that Slurm has given."""
     words = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     return subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout.split()
 
 
 def _start(words, python):
-    """Start a spoke; ssh gives its words to a shell."""
+    """Start a spoke. ssh passes its words to a shell."""
     command = [python, "-I", os.path.abspath(__file__), "--spoke"]
     command = [shlex.join(command)] if words[0] == "ssh" else command
     return subprocess.Popen(
@@ -463,14 +463,14 @@ def _start(words, python):
 
 
 def await_ranks(folder):
-    """Wait, for `LEAVE_S` at most, until no process runs that was started by a file there."""
+    """Wait until no process runs that was started by a file there, but at most `LEAVE_S`."""
     deadline = time.monotonic() + LEAVE_S
     while time.monotonic() < deadline and is_run(folder):
         time.sleep(LOOK_S)
 
 
 def is_run(folder):
-    """Whether a process has a file of the folder in its command; False where no /proc tells."""
+    """Whether a process has a file of the folder in its command; False if there is no /proc."""
     start = os.fsencode(os.path.join(folder, ""))
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:

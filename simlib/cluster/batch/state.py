@@ -1,4 +1,4 @@
-"""How a job stands: what its folder and its queue say, and what nobody is left to write there."""
+"""The state of a job: from its folder, its queue, and the absence of its launcher process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .folder import JobFolder
 
 POLL_S = 1.0
 FAILURES = 3
-"""So often in a row may a scheduler give no answer; then a job counts as failed."""
+"""If a scheduler gives no answer so often in a row, a job counts as failed."""
 
 
 class JobInQueue:
-    """What the scheduler says of a job; says nothing of one that no scheduler has.
+    """The scheduler's words about a job; no words for a job without a scheduler.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class JobInQueue:
             if native["scheduler"] not in SYSTEMS:
                 raise InvalidCallError(
                     f"{folder.path} is a job of the scheduler {native['scheduler']!r}, which this "
-                    "simlib does not ask"
+                    "version of simlib does not know"
                 )
             self._scheduler = SYSTEMS[native["scheduler"]].scheduler(native["login"])
             self._number: str = native["id"]
@@ -50,13 +50,13 @@ class JobInQueue:
         return None if self._scheduler is None else self._ask(self._scheduler).state
 
     def words(self) -> str:
-        """What the batch job and the scheduler have said."""
+        """The output of the batch job, and the words of the scheduler."""
         if self._scheduler is None:
             return ""
         return "\n".join([self._folder.text("batch.err"), self._ask(self._scheduler).reason])
 
     def reason(self) -> str:
-        """Why the job still waits, in words; empty where the scheduler does not say."""
+        """Why the job still waits, in words; empty if the scheduler gives no reason."""
         if self._scheduler is None:
             return ""
         return self._scheduler.in_words(self._ask(self._scheduler).reason)
@@ -67,7 +67,7 @@ class JobInQueue:
         Raises
         ------
         JobError
-            The scheduler refuses.
+            If the scheduler refuses.
         """
         if self._scheduler is None or self._is_over:
             return
@@ -83,7 +83,7 @@ class JobInQueue:
                 self._standing = scheduler.ask(self._number)
                 self._is_over = self._standing.state in OVER
                 self._failures = 0
-            except QueueError as error:  # its controller starts anew, say
+            except QueueError as error:  # its controller starts again, say
                 self._failures += 1
                 if self._failures >= FAILURES:
                     self._standing = JobStatus("failed", str(error))
@@ -92,23 +92,23 @@ class JobInQueue:
 
 
 START_S = 60.0
-"""A job that mpiexec carries is started at once; one that has not begun by then never will."""
+"""A job of mpiexec starts at once. If it has not begun after so many seconds, it never will."""
 SETTLE_S = 5.0
-"""How much later than in the queue a job's end may be seen in its folder."""
+"""Seconds that a job's folder may show its end later than its queue."""
 
 
 class JobState:
-    """The state of a job, as far as it can be known on this host.
+    """The state of a job, as far as this host can know it.
 
     Parameters
     ----------
     folder : JobFolder
     submitted : float
-        When it was submitted, in seconds since 1970.
+        The time of its submission, in seconds since 1970.
     """
 
     trouble = ""
-    """Why it is not known how the job stands now; of jobs that another host looks after."""
+    """Why the state is unknown now, for jobs on another host."""
 
     def __init__(self, folder: JobFolder, submitted: float) -> None:
         self.queue = JobInQueue(folder)
@@ -119,8 +119,8 @@ class JobState:
     def now(self) -> dict[str, Any]:
         """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
 
-        A job that has ended has ``code`` and ``why``: as `launcher_process` says, or ``lost`` where
-        nobody is left who would write it down; then ``words`` say more.
+        A job that has ended has ``code`` and ``why``, as in `launcher_process`. ``why`` is ``lost``
+        if no process is left to write the reason down. Then ``words`` has details.
         """
         state = self._written()
         if state["state"] == "ended":
@@ -147,31 +147,31 @@ class JobState:
         return state
 
     def _why_over(self, in_queue: str) -> str | None:
-        """Words for a job that the queue has ended or forgotten, and its folder has not."""
+        """Words for a job that has ended in the queue, but not in its folder."""
         if in_queue not in ("done", "failed"):
             self._over_at = None
             return None
         self._over_at = self._over_at or time.monotonic()
         is_settled = time.monotonic() > self._over_at + SETTLE_S
-        return "the queue has ended it" if is_settled else None
+        return "the queue has ended the job" if is_settled else None
 
     def _why_lost(self, state: dict[str, Any]) -> str | None:
-        """Words for a job of mpiexec that nobody looks after any more."""
+        """Words for a job of mpiexec whose launcher process has vanished."""
         if state["state"] == "active":
             if _is_gone(state, self._folder.path.name):
                 return (
-                    f"the process {state['pid']} that looked after its launcher is gone. Its ranks "
-                    "may go on: job.cancel() ends them"
+                    f"the process {state['pid']} that watched the job's launcher has ended. The "
+                    "job's ranks may still be running: job.cancel() ends them"
                 )
         elif time.time() - self._submitted > START_S:
-            return "it was never started: did its kernel end in the midst of submit?"
+            return "the job was never started: did its kernel end during submit?"
         return None
 
 
 def _is_gone(state: dict[str, Any], name: str) -> bool:
-    """Whether the process that waits for the launcher is gone, as far as this host can tell.
+    """Whether the process that waits for the launcher has ended, as far as this host knows.
 
-    A later process may have its number. It has not its words: times would not tell, since the
+    A later process may have its number, but not its command. Times would not help, because the
     clock may have been set meanwhile.
     """
     if state["host"] != os.uname().nodename:

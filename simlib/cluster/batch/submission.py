@@ -1,4 +1,4 @@
-"""`submit`: make a job's folder, and hand it to its launcher."""
+"""`submit`: creates a job's folder, and hands the job to its launcher."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def program_of(
     world_size: int,
     seed: Any = 0,
 ) -> Program:
-    """The program that a call of `submit` means; refused where there can be none."""
+    """The program that a call of `submit` names; an error if it can be no program."""
     if not isinstance(what, str | os.PathLike):
         check_function(what, "submit")
         if argv is not None:
             raise InvalidCallError(
-                f"argv={argv!r} is for a script: a function is given its arguments by args=..."
+                f"argv={argv!r} is for a script: pass a function's arguments with args=..."
             )
         return program_of_function(what, args, kwargs, world_size, seed)
     path = Path(what)
@@ -77,8 +77,8 @@ def program_of(
         raise InvalidCallError(f"there is no file {path}: submit runs a function or a script")
     if args or kwargs:
         raise InvalidCallError(
-            f"the script {path.name} is given its arguments as a command line is, by argv=[...], "
-            "not by args and kwargs"
+            f"the script {path.name} takes its arguments as a command line: pass argv=[...], not "
+            "args and kwargs"
         )
     if isinstance(argv, str):
         raise InvalidCallError(f"argv={argv!r} must be a list of words: argv={argv.split()!r}")
@@ -91,11 +91,11 @@ START_ATTEMPTS = (
     "sys.exit(carry_attempts(sys.argv[2]))"
 )
 NO_WORDS = "(?!)"
-"""A pattern of nothing."""
+"""A pattern that matches nothing."""
 STAGED = {"obey_s": OBEY_S + LAST_S, "linger_s": LINGER_S + LAST_S, "leave_s": 600}
-"""How long `staging` may take: what is last has to come from hosts. It gives up by itself."""
+"""The longest time of `staging`, which copies the last files from hosts and then gives up."""
 ATTEMPTS_OBEY_S = 2 * OBEY_S
-"""How long attempts may take to end: each has a launcher, which may take `OBEY_S`."""
+"""The time in which attempts must end. Each has a launcher, which may need `OBEY_S`."""
 
 
 def prepare(
@@ -106,20 +106,20 @@ def prepare(
     words: list[str],
     attempts: bytes | None = None,
 ) -> None:
-    """Write down what the ranks of a job need, and what its launcher process starts.
+    """Write the files that the ranks of a job need, and the command of its launcher process.
 
     Parameters
     ----------
     folder : JobFolder
     about : dict
-        For its ``job.json``.
+        The contents of the job's ``job.json``.
     request : bytes
-        For its ``request.pkl``.
+        The contents of its ``request.pkl``.
     to : Mpiexec, Queued or Ssh
     words : list of str
-        The launcher's command, up to what `Resources.write_start` writes.
+        The launcher's command, without the file of `Resources.write_start`.
     attempts : bytes, optional
-        Of a job that may begin anew, for its ``restarts.pkl``.
+        The contents of ``restarts.pkl``, for a job with restarts.
     """
     command: list[str] = []
     plan: dict[str, Any] = {"environ": {}, "hopeless": NO_WORDS, "reach": [], "hosts": None}
@@ -177,23 +177,25 @@ def submit(
     Parameters
     ----------
     function, world_size, args, kwargs
-        As for `run`. Or, in the function's place, the path of a script: every rank runs it as
-        ``__main__``, as under torchrun, with the variables that torchrun sets.
+        As for `run`. ``function`` may also be the path of a script. Every rank then runs the script
+        as ``__main__``, as under torchrun, with the variables that torchrun sets.
     argv : sequence, optional
-        The words of a script's command line, without its name.
+        The arguments of a script's command line, without its name.
     to : Mpiexec, Slurm, Pbs or Ssh, optional
-        Where it runs; `Mpiexec()` is this machine.
+        Where the job runs. With `Mpiexec()` it runs on this machine.
     slow, kill : optional
-        As for `run`. A rank is killed on its host, by its parent process.
+        As for `run`. A rank's parent process kills the rank on its host.
     on_death : {"end", "continue"}
-        As for `run`: whether the others go on when a rank's process dies, whatever starts them.
-        Ranks then load no MPI, which would not. The loss of a host is no such death.
+        As for `run`: whether the other ranks continue when a rank's process dies. ``"continue"``
+        works with every launcher. The ranks then do not load MPI, because MPI would end all ranks.
+        ``"continue"`` does not work if a whole host is lost.
     restarts, min_ranks : int, optional
-        As for `run`: after a death the launcher is started again, on the hosts that the job has.
-        ``time_limit`` holds for all attempts together.
+        As for `run`. After a death simlib starts the launcher again, on the hosts of the job. All
+        attempts together must fit into ``time_limit``.
     on_restart : callable, optional
-        As for `run`, but called where the launcher is started: on this machine, or on the first
-        node that the queue has given. What it raises ends the job.
+        As for `run`. simlib calls the function on the machine that starts the launcher. This is
+        your machine, or the first node that the queue has allocated. An exception in the function
+        ends the job.
     timeout_s : float or None
         As for `run`: seconds without progress.
     check : bool
@@ -203,25 +205,25 @@ def submit(
     seed : int, "same" or "new"
         As for `run`.
     name : str, optional
-        Of the job; the function's or script's by default.
+        The name of the job. The default is the name of the function or script.
     faults : Faults, optional
         ``slow``, ``kill`` and ``on_death`` as one object.
     diagnosis : Diagnosis, optional
         ``timeout_s`` and ``check`` as one object.
     folder : str
-        Where the folders of jobs are made: on a filesystem that all hosts share.
+        The folder that will contain the jobs' folders, on a filesystem that all hosts share.
 
     Returns
     -------
     Job
-        It goes on if this kernel ends; `jobs` finds it again.
+        The job continues if this kernel ends. `jobs` finds it again.
 
     Raises
     ------
     InvalidCallError
-        An argument that can never be right.
+        If an argument can never be right.
     JobError
-        There is no launcher, or it refuses the job; or there is no room for the job's folder.
+        The launcher is missing or refuses the job, or the disk has no room for the job's folder.
     """
     check_count("world_size", world_size)
     to = Mpiexec() if to is None else to
@@ -264,21 +266,21 @@ def _check_place(to: object, world_size: int) -> None:
     if not isinstance(to, Mpiexec | Queued | Ssh):
         systems = "".join(f"simlib.{place.__name__}(...), " for place in SYSTEMS.values())
         raise InvalidCallError(
-            f"to={to!r} is no place to run: it must be simlib.Mpiexec(...), "
+            f"to={to!r} is not a place to run jobs: to must be simlib.Mpiexec(...), "
             f"{systems.rpartition(',')[0]} or simlib.Ssh(...)"
         )
     to.check(world_size)
 
 
 def _command(to: Mpiexec | Queued | Ssh, world_size: int) -> list[str]:
-    """What starts the ranks; of `Ssh` nothing, as the far side knows which launcher it has."""
+    """The command that starts the ranks; empty for `Ssh`, because the remote side makes it."""
     return [] if isinstance(to, Ssh) else to.command(world_size, to.program())
 
 
 def _request(
     program: Program, where: ExecutionContext, cells: Mapping[str, Any], slow: Slow | None
 ) -> bytes:
-    """What ``request.pkl`` holds: the program, and what it finds around it."""
+    """The contents of ``request.pkl``: the program and its context."""
     return dumps_tree(
         {
             "payload": program.payload,
@@ -292,7 +294,7 @@ def _request(
 
 
 def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[str, Any]:
-    """What ``job.json`` says of where the ranks run, and of what they must find there."""
+    """The part of ``job.json`` about the place of the ranks, and about their needs there."""
     return {
         "world_size": world_size,
         "to": to.place,
@@ -312,12 +314,12 @@ def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[
 
 @contextmanager
 def noting_refusal(folder: JobFolder) -> Iterator[None]:
-    """Hand a job over meanwhile; a refusal is an error, and stays in the job's folder.
+    """Within it, a job is handed over. A refusal is raised, and is kept in the job's folder.
 
     Raises
     ------
     JobError
-        The queue refuses it, or there is none; or whatever else keeps it from its start.
+        The queue refuses the job, the queue is missing, or something else prevents the start.
     """
     try:
         try:
@@ -336,42 +338,42 @@ def noting_refusal(folder: JobFolder) -> Iterator[None]:
 def _packed_plan(
     to: Mpiexec | Queued | Ssh, plan: Restarts, kill: Mapping[int, float] | Failures
 ) -> bytes:
-    to = to.to if isinstance(to, Ssh) else to  # where it begins anew, it is there already
+    to = to.to if isinstance(to, Ssh) else to  # where it begins again, it already exists
     try:
         return cloudpickle.dumps((to, plan, kill), protocol=5)
     except Exception as error:
         raise InvalidCallError(
-            "on_restart cannot be sent to where the job begins anew, in another process "
+            "on_restart cannot be sent to the process in which the job restarts "
             f"({type(error).__name__}: {error})"
         ) from None
 
 
 def _check_backend(name: object, has_mpi: bool, on_death: str) -> None:
-    """Refuse a backend that no job can have whose ranks are started so.
+    """Refuse a backend that cannot work with this way to start ranks.
 
-    What a host has is seen there, by `check_for_host`.
+    `check_for_host` checks on each host whether the host has the backend.
     """
     backend = backend_named(name)
     if backend.needs_mpi and not has_mpi:
         raise InvalidCallError(
-            f"backend={name!r} needs ranks that an mpiexec has started, and srun asks no MPI: take "
-            "to=simlib.Slurm(..., launcher='mpiexec'), or to=simlib.Mpiexec()"
+            f"backend={name!r} needs ranks that an mpiexec has started, but srun does not use "
+            "MPI: take to=simlib.Slurm(..., launcher='mpiexec'), or to=simlib.Mpiexec()"
         )
     if backend.needs_mpi and on_death == "continue":
         raise InvalidCallError(
-            f"backend={name!r} cannot go on without a rank: MPI ends all of them. Take "
+            f"backend={name!r} cannot continue without a rank: MPI ends all ranks. Take "
             "on_death='end', or backend='gloo'"
         )
 
 
-# A job that begins anew when it fails: each attempt is a job of its own, in a folder of its own.
+# A job that begins again when it fails: each attempt is a job of its own, in a folder of its own.
 # The job's launcher process starts `carry_attempts` in place of a launcher: on this machine, or as
 # the batch job on the first of its nodes. So one time limit, one `cancel` and one state hold for
 # all attempts.
 
 
 class NotAnewError(BaseException):
-    """What `on_restart` has raised is this one's cause, whatever it is."""
+    """`on_restart` has raised an exception: the cause of this one."""
 
 
 def carry_attempts(path: str) -> int:
@@ -405,16 +407,16 @@ def _reporting(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
 
 
 def _refuse_attempt(folder: JobFolder, error: BaseException) -> int:
-    """Say why there is no further attempt; returns the exit code."""
+    """Write down why the job makes no further attempt; returns the exit code."""
     traceback.print_exception(error)
-    words = f"it could not begin anew: {returned.short(error)}"
+    words = f"the job could not begin again: {returned.short(error)}"
     folder.write_once(words.encode(), "refused")
     return 1
 
 
 @dataclass(frozen=True)
 class _Anew:
-    """What all attempts of a job have in common."""
+    """The facts that all attempts of a job share."""
 
     job: JobFolder
     about: dict[str, Any]
@@ -424,7 +426,7 @@ class _Anew:
 
 
 def _attempt(anew: _Anew, world_size: int, begin_s: float, environ: dict[str, str]) -> Run:
-    """One attempt: its `Run`, or the error that it ends with, raised."""
+    """Make one attempt: returns its `Run`, or raises the error that ended it."""
     job, to = anew.job, anew.to
     folder = job.attempt(len(job.attempts()) + 1)
     folder.path.mkdir(0o700)

@@ -23,35 +23,35 @@ from .logs import JobMonitor
 
 LOOK_S = 0.1
 SEND_S = 1.0
-"""How often what a rank has written down is sent to the server of the folder; and how often rank
-0's supervisor shows that it is there."""
+"""Seconds between two times at which a rank's records are sent to the folder's server; and between
+two signs of life of rank 0's supervisor."""
 SETTLE_S = 0.6
-"""How long the other ranks may take to fail on their own, so that the error names all who do."""
+"""The time in which other ranks may fail by themselves, so that the error names all of them."""
 REFUSED = 77
-"""Exit code of a rank that never came to the learner's function, and has said why."""
+"""Exit code of a rank that never reached the learner's function, and has reported why."""
 FOLLOWED = 78
-"""Exit code of a rank that has failed in a wait which the end of another one broke."""
+"""Exit code of a rank whose wait failed because another rank ended."""
 CAUSE_S = 3.0
-"""How long it may take until it is known who did; on a busy machine others may be told before."""
+"""The time until that other rank is known. On a busy machine others may be known first."""
 LEFT = "left"
-"""What a rank tells its supervisor when all is done, but for the end of its process."""
+"""The rank's last word to its supervisor, just before its process ends."""
 SERVE = "serve"
-"""What rank 0 tells it where the ranks have no MPI, and need a store to meet in."""
+"""Rank 0's word to its supervisor if the ranks have no MPI, and need a store to meet in."""
 EXIT_S = 0.01
-"""How long a process may take that has closed its files, and is about to end."""
+"""The time in which a process must end after it has closed its files."""
 JOIN_S = 60.0
-"""How long the ranks of a job may take to find each other."""
+"""The time in which the ranks of a job must find each other."""
 
 
 def die_with_the_supervisor():
-    """End this process when its supervisor is gone, whatever it is busy with (Linux)."""
+    """End this process when its supervisor has ended, even if it is busy (Linux)."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def show_presence(folder):
-    """Touch ``beat`` again and again: a judge who is lost with his host ends no job."""
+    """Touch ``beat`` again and again. A judge that is lost with its host ends no job."""
     while True:
         with contextlib.suppress(OSError):
             folder.mark("beat")
@@ -59,11 +59,10 @@ def show_presence(folder):
 
 
 class Supervisor:
-    """Looks after one rank: notes its death, ends it when the job ends, fetches its stack; kills it
-    where it was asked to.
+    """Looks after one rank: notes its death, ends it with the job, fetches its stack, may kill it.
 
-    That of rank 0 looks at all ranks' logs, too, and ends the job when some wait for ever. ``pipe``
-    is one on which the rank with this process id says its number, `SERVE` and `LEFT`.
+    Rank 0's supervisor also reads all ranks' logs, and ends the job if some ranks wait for ever. On
+    ``pipe``, the rank sends its number, `SERVE` and `LEFT`.
     """
 
     def __init__(self, folder, pid, pipe):
@@ -117,7 +116,7 @@ class Supervisor:
             self._judge.look()
 
     def _kill_as_asked(self):
-        """Kill the rank once its time has come; returns in how many seconds it will have come."""
+        """Kill the rank when its time has come; returns the seconds until then."""
         entered_s = None if self._kill_s is None else logs.entered_s(self._log)
         if entered_s is None:
             return LOOK_S
@@ -129,7 +128,7 @@ class Supervisor:
         return max(0.0, left_s)
 
     def _send_on(self):
-        """A log is mapped memory: without this, other hosts might see it at its end only."""
+        """Write a log's mapped memory to its file now, so that other hosts see it early."""
         now = time.monotonic()
         if now > self._sent_at + SEND_S:
             self._sent_at = now
@@ -138,13 +137,13 @@ class Supervisor:
                 self._log.flush()
 
     def _forward_stack_request(self):
-        """Ask the rank for its stack, if somebody wants to see it."""
+        """Ask the rank for its stack, if a request for it exists."""
         if self._folder.has("stack-wanted", self._rank):
             self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
             os.kill(self._pid, signal.SIGUSR1)
 
     def _listen(self):
-        """Take in what the rank says."""
+        """Handle a word of the rank."""
         try:
             words = os.read(self._pipe, 64).decode().split()
         except BlockingIOError:
@@ -170,7 +169,7 @@ class Supervisor:
             threading.Thread(target=show_presence, args=(self._folder,), daemon=True).start()
 
     def _is_over(self):
-        """Whether the rank has to end: the job has failed or is cancelled, or its launcher gone."""
+        """Whether the rank has to end: the job has failed or was cancelled, or has no launcher."""
         now = time.monotonic()
         if not self._folder.has("job.json"):  # somebody has deleted the folder
             return True
@@ -185,13 +184,13 @@ class Supervisor:
         os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
 
     def _say_it_was_ended(self):
-        """Its rank has not ended the job: the job has ended it, and not the loss of its parent."""
+        """Note that the job has ended the rank, and that the rank has not ended the job."""
         if self._rank is not None and os.getppid() == self._parent:
             with contextlib.suppress(OSError):
                 self._folder.mark("ended", self._rank)
 
     def kill_commands(self):
-        """Kill the rank, once it has a group of its own, and what it has started."""
+        """Kill the rank and its children, when it has its own process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
@@ -216,7 +215,7 @@ class Supervisor:
         return 1 if code else 0
 
     def _await_the_cause(self):
-        """Let the supervisor of a rank that has died write it down before the job ends."""
+        """Wait until the supervisor of a dead rank has recorded the death, before the job ends."""
         deadline = time.monotonic() + CAUSE_S
         while time.monotonic() < deadline and not (
             self._folder.has("end") or self._folder.have_all_ended(self._job["world_size"])
@@ -224,11 +223,11 @@ class Supervisor:
             time.sleep(LOOK_S)
 
     def _died(self, code):
-        """The rank has died: write it down; returns the exit code for the launcher."""
+        """The rank has died: record this; returns the exit code for the launcher."""
         died_s = time.perf_counter()
         if self._rank is None:
             self._died_early(
-                f"{how_it_ended(code)}{self._why(code)} before it could join the others: mend what "
+                f"{how_it_ended(code)}{self._why(code)} before it could join the others: fix what "
                 "`python -c 'from mpi4py import MPI'` says there"
             )
             return code or 1
@@ -239,23 +238,23 @@ class Supervisor:
         if self._job["on_death"] == "end":
             return code or 1
         if not has_entered:
-            self._died_early(f"{how_it_ended(code)}{death['why']} before it came to its function")
+            self._died_early(f"{how_it_ended(code)}{death['why']} before it called its function")
             return code or 1
         return self._outlive()
 
     def _why(self, code):
-        """What is known of why, in words."""
+        """The known reason, in words."""
         is_asked_for = str(self._rank) in self._job["kill"]
         return "" if is_asked_for else why_killed(code, self._memory_kills, self._pid)
 
     def _died_early(self, words):
-        """Nobody may know its rank, so its host says it."""
+        """Report through the host, because nobody may know the rank."""
         if not self._folder.has("end"):
             words = f"a rank on {os.uname().nodename} {words}"
             self._folder.write_once(words.encode(), "died_early")
 
     def _outlive(self):
-        """Stay while others go on: launchers end a job one of whose processes is gone."""
+        """Stay while others continue, because launchers end a job if one of its processes ends."""
         self.kill_commands()
         while not self._folder.have_all_ended(self._job["world_size"]):
             if self._is_over():
@@ -272,7 +271,7 @@ class Supervisor:
 
 
 class JobJudge:
-    """The eye on all ranks, at rank 0: finds those that wait for ever and writes it down."""
+    """The judge of all ranks, at rank 0: it finds ranks that wait for ever, and records them."""
 
     def __init__(self, folder, while_waiting):
         self._folder = folder
@@ -284,7 +283,7 @@ class JobJudge:
         self._next = 0.0
 
     def look(self):
-        """Look at the logs; not so often that reading them is all that is done."""
+        """Look at the logs, but not so often that reading takes all the time."""
         now = time.monotonic()
         if now < self._next or self._folder.has("end"):
             return
@@ -304,7 +303,7 @@ class JobJudge:
         self._next = time.monotonic() + 10 * (time.monotonic() - now)
 
     def _tell_waits(self, silence_s):
-        """Write down who waits for whom, each time that a third of ``timeout_s`` went by so."""
+        """After each third of ``timeout_s`` without progress, record which rank waits for which."""
         third_s = (self._monitor.timeout_s or TIMEOUT_S) / 3
         thirds = int(silence_s // third_s)
         if thirds != self._thirds:
@@ -314,7 +313,7 @@ class JobJudge:
             self._folder.write_json({"thirds": thirds, "words": words}, "waiting.json")
 
     def last_look(self):
-        """All ranks have returned: whether ops disagreed all the same; returns an exit code."""
+        """All ranks have returned: judge whether ops disagreed; returns an exit code."""
         self._monitor.take_in()
         found = self._monitor.failure()
         if found is not None and not self._monitor.failed():
@@ -322,9 +321,9 @@ class JobJudge:
         return 1 if found is not None else 0
 
     def _say_when_settled(self, now):
-        """Wait until all other ranks rest too, so that the error names the same always.
+        """Wait until all other ranks rest too, so that the error always names the same ranks.
 
-        Ranks that compute are not waited for longer than `SETTLE_S`: the verdict stands already.
+        It waits for computing ranks at most `SETTLE_S`, because the verdict is already certain.
         """
         if self._settled_at is None:
             self._settled_at = now + SETTLE_S

@@ -1,7 +1,7 @@
-"""`doctor`: whether hosts are a cluster on which jobs run, and if not, what to mend.
+"""`doctor`: checks whether jobs can run on hosts, and says what to fix if they cannot.
 
-`probe` is sent to every host by one ssh; `facts` asks all hosts at once, and runs `hello` under
-mpiexec; `checks` judge what was found; `examine` goes through them, and a `Report` shows it.
+The doctor sends `probe` to every host by one ssh. `facts` asks all hosts at once, and runs `hello`
+under mpiexec. `checks` judge the facts. `examine` makes all checks, and a `Report` shows them.
 """
 
 from __future__ import annotations
@@ -27,35 +27,37 @@ def doctor(
     launcher: str | Sequence[str] | None = None,
     folder: str | Path = ".",
 ) -> Report:
-    """Check what a cluster needs, and say how to mend what is wrong.
+    """Check whether jobs can run on a cluster, and say how to fix what is wrong.
 
     Parameters
     ----------
     hosts : list of str, optional
-        Names of the hosts, as for `simlib.Mpiexec`; none: this machine alone.
+        Names of the hosts, as for `simlib.Mpiexec`. Without names, only this machine is checked.
     launcher : str or list of str, optional
-        The command that stands for mpiexec; else the one beside this Python, then that of the PATH.
+        The command to use as mpiexec. The default is the mpiexec beside this Python, then the one
+        on the PATH.
     folder : str or Path
-        A folder that all hosts should share; this one.
+        A folder that all hosts should share. The default is the working folder.
 
     Returns
     -------
     Report
-        Prints as a table, one line for each check: ok; wrong, and what to do; or not asked, because
-        of which other check.
+        The report prints as a table with one line for each check. If a check finds a fault, the
+        line says what to do. If a check was not made, the line names the check that prevents it.
 
     Raises
     ------
     InvalidCallError
-        For hosts that cannot be names, and a folder in which nothing can be written.
+        A host's name is impossible, or simlib cannot write to ``folder``.
 
     Notes
     -----
-    It changes nothing on the hosts: for a moment there is a folder ``.simlib-doctor-...`` in
-    ``folder``. ssh must not ask for anything: it is run with ``BatchMode``.
+    The doctor changes nothing on the hosts, except that it creates a folder ``.simlib-doctor-...``
+    in ``folder`` for a moment. ssh runs with ``BatchMode``, so it must be able to log in without a
+    password.
 
-    **Cost** Some 4 s with two hosts; where a host is down, 5 s more; where messages of MPI are
-    lost, 20 s more.
+    **Cost** It takes about 4 s with two hosts. It takes 5 s more if a host is down, and 20 s more
+    if messages of MPI are lost.
 
     Examples
     --------
@@ -63,7 +65,7 @@ def doctor(
     """
     hosts = _checked_hosts(hosts)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise InvalidCallError(f"folder={str(folder)!r} is no folder in which files can be written")
+        raise InvalidCallError(f"folder={str(folder)!r} is not a folder that you can write to")
     facts = gather(hosts, launcher, folder, hosts_for_hello)
     return Report(tuple(hosts), tuple(examine(facts)), pairs_of(facts))
 
@@ -76,7 +78,7 @@ def _checked_hosts(hosts: Sequence[str] | None) -> list[str]:
     hosts = list(hosts)
     for host in hosts:
         if not isinstance(host, str) or not host or host.startswith("-") or set(host) & set(" ,"):
-            raise InvalidCallError(f"{host!r} is no name of a host")
+            raise InvalidCallError(f"{host!r} is not a host name")
     if not hosts or len(set(hosts)) < len(hosts):
         raise InvalidCallError(f"hosts={hosts} must name at least one host, and each only once")
     return hosts
@@ -97,7 +99,7 @@ class Line:
         None for a check of all hosts together.
     state : {"ok", "wrong", "not asked"}
     sentence : str
-        What is there; what is wrong and what to do; or why it could not be asked.
+        The facts that the check found. If they are wrong: what to do. If not asked: why.
     """
 
     check: str
@@ -107,7 +109,7 @@ class Line:
 
 
 def examine(facts, checks=CHECKS):
-    """Judge what was found out; returns a list of `Line`, in the order of the checks."""
+    """Judge the facts; returns a list of `Line`, in the order of the checks."""
     lines, faults = [], {}
     places = facts.hosts or [socket.gethostname()]
     for check in checks:
@@ -129,7 +131,7 @@ def examine(facts, checks=CHECKS):
 
 
 def _fault(facts, check, host, places, faults):
-    """The check, and its host, to blame where this one cannot be asked; or None."""
+    """The check, and its host, that prevents this check; None if nothing prevents it."""
     if check.together:
         # A hello that was run had hosts enough, whatever is wrong with another one.
         among = [None] if facts.together else [*places, None]
@@ -151,9 +153,9 @@ def _because(fault, host):
 
 
 def hosts_for_hello(facts):
-    """The hosts on which a hello is worth a try: empty for this machine, None for nowhere.
+    """The hosts on which to try a hello: empty for this machine, None for no host.
 
-    One that cannot take part does not keep the others from it, as long as there are two.
+    A host that cannot take part is left out, if at least two others can.
     """
     lines = examine(facts, HOST_CHECKS)
     bad = {line.host for line in lines if line.check in NEEDS_OF_HELLO and line.state != OK}
@@ -164,21 +166,24 @@ def hosts_for_hello(facts):
 
 
 COLOURS = {OK: "#1b7837", WRONG: "#b2182b", NOT_ASKED: "#767676"}
-UNITS = "latency is one way, of one byte; bandwidth of large messages, over MPI"
+UNITS = (
+    "latency is the time of one byte in one direction, bandwidth is measured with large messages, "
+    "both over MPI"
+)
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What the doctor found: prints as a table, and shows as one in a notebook.
+    """The results of the doctor. They print as a table, and a notebook shows them as a table.
 
     Attributes
     ----------
     hosts : tuple of str
-        Those that were asked; empty for this machine alone.
+        The hosts that were asked; empty for this machine alone.
     lines : tuple of Line
-        One for each check and host: ``check``, ``host``, ``state`` and ``sentence``.
+        One line for each check and host: ``check``, ``host``, ``state`` and ``sentence``.
     pairs : tuple of tuple
-        ``(host, host, latency in seconds, bandwidth in bytes per second)`` of those measured.
+        ``(host, host, latency in seconds, bandwidth in bytes per second)`` of each measured pair.
     """
 
     hosts: tuple[str, ...]
@@ -191,11 +196,11 @@ class Report:
         return all(line.state == OK for line in self.lines)
 
     def wrong(self) -> list[Line]:
-        """The lines of what has to be mended, a list."""
+        """A list of the lines that say what to fix."""
         return [line for line in self.lines if line.state == WRONG]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """``(state, check, text)``: hosts with the same to say share a row."""
+        """``(state, check, text)``: hosts with the same text share a row."""
         rows = []
         for check in dict.fromkeys(line.check for line in self.lines):
             of_check = [line for line in self.lines if line.check == check]

@@ -1,7 +1,7 @@
-"""The checks: each judges what `facts` found, and says how to mend it.
+"""The checks. Each judges the facts that `facts` found, and says how to fix a fault.
 
-A judge gets the facts, and a host unless it judges all hosts together, and returns a `Verdict`:
-whether all is well, and one sentence. It is called only where all that it needs is well.
+A judge gets the facts, and a host unless it judges all hosts together. It returns a `Verdict`:
+whether all is well, and one sentence. It is called only if everything that it needs is well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .facts import LIMIT_S, NO_PYTHON
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether it is well, and the sentence: what is there, or what is wrong and how to mend it."""
+    """Whether all is well, and a sentence: the facts, or the fault and how to fix it."""
 
     ok: bool
     sentence: str
@@ -36,7 +36,7 @@ class Check:
     judge : callable
         ``judge(facts, host)``, or ``judge(facts)`` for a check of all hosts together.
     needs : tuple of str
-        The checks without which this one cannot be asked.
+        The checks that this check needs before it.
     alone : bool
         Whether it also makes sense on one machine, without hosts.
     together : bool
@@ -59,20 +59,20 @@ def wrong(sentence: str) -> Verdict:
 
 
 CLOCK_S = 0.5
-"""Clocks further apart make times of files and logs misleading; an NTP service holds 0.01 s."""
+"""If clocks are further apart, times of files and logs mislead. NTP holds 0.01 s."""
 CLOSE = ((0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (0.5, "0.5 s"))
 
 
 def _said(facts, host):
-    """The sentence and the first line of what ssh said about a host; ``("", "")`` if nothing."""
+    """The sentence and the first line of ssh's words about a host; ``("", "")`` if none."""
     return cause_in(facts.refused.get(host, ""))
 
 
 def name(facts, host):
     if re.search(r"resolve hostname", facts.refused.get(host, "")):
         return wrong(
-            f"the name {host} is not known on {socket.gethostname()}: spell it right, or put it "
-            "with its address into /etc/hosts or your ~/.ssh/config"
+            f"the name {host} is not known on {socket.gethostname()}: spell the name right, or "
+            "add it with its address to /etc/hosts or your ~/.ssh/config"
         )
     return well("the name is known")
 
@@ -96,7 +96,7 @@ def ssh(facts, host):
             f"the key of {host} is not known here, or has changed: run `ssh {host}` once by hand "
             "and compare its key"
         )
-    return wrong(f"{sentence or f'run `ssh {host} true` by hand and mend what it says'} ({line})")
+    return wrong(f"{sentence or f'run `ssh {host} true` by hand and fix what it says'} ({line})")
 
 
 def account(facts, host):
@@ -104,28 +104,28 @@ def account(facts, host):
     if mine == theirs:
         return well(f"{theirs[0]}, uid {theirs[1]}")
     if mine[0] != theirs[0] and theirs[0] is not None:
-        mend = "give this account the same name and uid there, or name it in ~/.ssh/config (User)"
+        fix = "give this account the same name and uid there, or name it in ~/.ssh/config (User)"
     else:
-        mend = "give the account the same uid on every host (usermod -u), or files cannot be shared"
+        fix = "give the account the same uid on every host (usermod -u), or files cannot be shared"
     return wrong(
-        f"there the account is {theirs[0]} with uid {theirs[1]}, here {mine[0]} with uid "
-        f"{mine[1]}: {mend}"
+        f"the account there is {theirs[0]} with uid {theirs[1]}, but here it is {mine[0]} with "
+        f"uid {mine[1]}: {fix}"
     )
 
 
 def python(facts, host):
     if NO_PYTHON in facts.refused.get(host, ""):
-        return wrong(f"it has no Python: install this one there, so that {sys.executable} runs")
+        return wrong(f"the host has no Python: install Python so that {sys.executable} runs there")
     mine, theirs = facts.here, facts.on(host)
     if theirs["executable"] != mine["executable"]:
         return wrong(
-            f"{mine['executable']} is not there ({theirs['executable']} is, Python "
-            f"{theirs['python']}): install the same environment at the same path"
+            f"{mine['executable']} is not there, only {theirs['executable']} with Python "
+            f"{theirs['python']}: install the same environment at the same path"
         )
     if _minor(theirs["python"]) != _minor(mine["python"]):
         return wrong(
-            f"Python {theirs['python']} is at {theirs['executable']}, here {mine['python']}: "
-            "functions travel as bytecode, install the same version"
+            f"{theirs['executable']} is Python {theirs['python']} there and {mine['python']} here: "
+            "install the same version, because simlib sends functions as bytecode"
         )
     return well(f"Python {theirs['python']}, {theirs['executable']}")
 
@@ -140,12 +140,12 @@ def torch(facts, host):
     if theirs is None:
         return wrong(f"torch is missing: install {mine} there (pip install torch=={_bare(mine)})")
     if _bare(theirs) != _bare(mine):
-        return wrong(f"torch is {theirs}, here {mine}: pip install torch=={_bare(mine)} there")
+        return wrong(f"torch is {theirs}, but {mine} here: pip install torch=={_bare(mine)} there")
     return well(f"torch {theirs}")
 
 
 def _bare(version):
-    """A version without the word for its build: 2.13.0+cpu and 2.13.0 understand each other."""
+    """A version without the name of its build, because 2.13.0+cpu and 2.13.0 fit together."""
     return version.partition("+")[0]
 
 
@@ -153,20 +153,20 @@ def simlib(facts, host):
     mine, theirs = facts.here["simlib"], facts.on(host)["simlib"]
     if theirs is None:
         return wrong(
-            f"simlib is missing: have {mine[1]} on a filesystem that all hosts share, or install "
+            f"simlib is missing: put {mine[1]} on a filesystem that all hosts share, or install "
             "simlib there"
         )
     if theirs[0] is None:
         return wrong(
             f"simlib in {theirs[1]} cannot be read there ({theirs[2]}): give this account the "
-            "rights, or install it anew"
+            "rights, or install it again"
         )
     if theirs[0] != mine[0]:
-        return wrong(f"simlib is {theirs[0]} ({theirs[1]}), here {mine[0]}: install this one there")
+        return wrong(f"simlib is {theirs[0]} ({theirs[1]}), but {mine[0]} here: install {mine[0]}")
     if theirs[2] != mine[2]:
         return wrong(
-            f"simlib says {theirs[0]}, but its files in {theirs[1]} differ from those here: copy "
-            "or install the same files"
+            f"simlib is {theirs[0]} there, too, but its files in {theirs[1]} differ from those "
+            "here: copy or install the same files"
         )
     return well(f"simlib {theirs[0]}, {theirs[1]}")
 
@@ -183,17 +183,17 @@ def mpi(facts, host):
         )
     mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
     if mine != theirs:
-        return wrong(f"its MPI is {theirs}, here {mine}: install the same on every host")
+        return wrong(f"the MPI there is {theirs}, but {mine} here: install one MPI on all hosts")
     proxy = mpi_named(facts.mpi).proxy
     if proxy and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
         return wrong(
-            f"{facts.mpiexec} is there without its {proxy}: install {facts.mpi} anew there"
+            f"{facts.mpiexec} is there without its {proxy}: install {facts.mpi} again there"
         )
     return well(f"{theirs}, {facts.mpiexec}")
 
 
 def _mpi_version(answer):
-    """Which MPI, and which version of it, in an answer to ``--version``."""
+    """The MPI, and its version, from an answer to ``--version``."""
     text = answer[1]
     found = mpi_of_version(text)
     if found is None:
@@ -208,12 +208,12 @@ def library(facts, host):
     if code and facts.on(host)["packages"]["mpi4py"] is None:
         return wrong("mpi4py is missing: pip install mpi4py there")
     if code:
-        return wrong(f"mpi4py finds no MPI library: install {facts.mpi} beside it ({first})")
+        return wrong(f"mpi4py finds no MPI library: install {facts.mpi} beside mpi4py ({first})")
     found = mpi_of_library(text)
     which = found.name if found else (text.strip().splitlines() or ["nothing"])[0]
     if which != facts.mpi:
         return wrong(
-            f"mpi4py's library is {which}, mpiexec is {facts.mpi}, and every process would be "
+            f"mpi4py's library is {which}, but mpiexec is {facts.mpi}, so every process would be "
             f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
         )
     return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} with {which}, as mpiexec")
@@ -223,18 +223,18 @@ def files(facts, host):
     seen, error = facts.of[host]["file"]
     if error == "Permission denied":
         return wrong(
-            f"this account may not read or write {facts.folder} there: give it the rights, or name "
-            "another folder (--folder)"
+            f"this account may not read or write {facts.folder} there: give the account the "
+            "rights, or name another folder (--folder)"
         )
     if not seen or error:
         return wrong(
-            f"a file written here in {facts.folder} is not there: mount the same filesystem at the "
-            "same path, or work in a folder that all hosts share (--folder)"
+            f"the host does not see a file that this machine wrote in {facts.folder}: mount the "
+            "same filesystem at the same path, or work in a folder that all hosts share (--folder)"
         )
     if host not in facts.written:
         return wrong(
-            f"a file that it wrote in {facts.folder} is not seen here: mount the same filesystem "
-            "at the same path on both"
+            f"this machine does not see a file that the host wrote in {facts.folder}: mount the "
+            "same filesystem at the same path on both"
         )
     return well(f"shares {facts.folder}")
 
@@ -245,8 +245,8 @@ def address(facts, host):
     meant = of["names"].get(of["name"]) or []
     if meant and all(one.startswith("127.") for one in meant):
         return wrong(
-            f"its own name {of['name']} means {meant[0]} there, which no other host reaches: put "
-            f"{own} in the place of {meant[0]} in its /etc/hosts"
+            f"the host's own name {of['name']} stands for {meant[0]} there, which no other host "
+            f"reaches: write {own} instead of {meant[0]} in the host's /etc/hosts"
             + (f", or set GLOO_SOCKET_IFNAME={interface} in each rank" if interface else "")
         )
     lost = [
@@ -255,8 +255,8 @@ def address(facts, host):
     ]  # fmt: skip
     if lost:
         return wrong(
-            f"it does not know the name {', '.join(lost)}: put it with its address into its "
-            "/etc/hosts or into DNS"
+            f"the host does not know the name {', '.join(lost)}: add the name with its address to "
+            "the host's /etc/hosts or to DNS"
         )
     return well(f"{own} by {interface}" if interface else f"{own}")
 
@@ -266,8 +266,8 @@ def clock(facts, host):
     if abs(offset_s) - error_s > CLOCK_S:
         way = "ahead of" if offset_s > 0 else "behind"
         return wrong(
-            f"its clock is {abs(offset_s):.1f} s {way} this one: let both follow one time server "
-            "(chrony, or timedatectl set-ntp true)"
+            f"the host's clock is {abs(offset_s):.1f} s {way} this machine's: let both follow one "
+            "time server (chrony, or timedatectl set-ntp true)"
         )
     apart_s = abs(offset_s) + error_s
     bound = next((words for most_s, words in CLOSE if apart_s < most_s), f"{apart_s:.1f} s")
@@ -276,7 +276,7 @@ def clock(facts, host):
 
 def ports(facts, host):
     if host not in facts.unreached:
-        return wrong("it has answered no more questions: run the doctor again")
+        return wrong("the host no longer answers: run the doctor again")
     here = f"this machine ({socket.gethostname()})"
     lost = [f"to {other or here}: {why}" for other, why in facts.unreached.get(host, {}).items()]
     if host in facts.unreached.get(None, {}):
@@ -307,21 +307,21 @@ HOST_CHECKS = (
 
 
 FIREWALL = (
-    "let the firewalls pass all ports between the hosts, and see that MPI takes the interface by "
+    "let the firewalls pass all ports between the hosts, and check that MPI uses the interface by "
     "which they reach each other"
 )
 
 
 def hello(facts):
-    """Every rank came up, knew the right world size, and took part in a sum."""
+    """Every rank started, knew the right world size, and took part in a sum."""
     run = facts.together
     wanted, place = run["wanted"], ", ".join(run["hosts"]) or "this machine"
     began, joined, met = (_of(run, step) for step in ("began", "joined", "met"))
     if joined and all(step["size"] != wanted for step in joined):
         size = joined[0]["size"]
         return wrong(
-            f"{len(joined)} processes each say that they are of {size}, where {wanted} were asked "
-            "for: mpiexec belongs to another MPI than mpi4py's library, use the one that fits "
+            f"each of {len(joined)} processes says that the world has {size} ranks, not {wanted}: "
+            "mpiexec belongs to another MPI than mpi4py's library. Use the mpiexec that fits "
             "(--launcher)"
         )
     if len(met) == wanted and all(step["total"] == wanted * (wanted + 1) // 2 for step in met):
@@ -329,11 +329,11 @@ def hello(facts):
     sentence, line = cause_in(run["said"])
     if len(began) < wanted or run["code"] is not None:
         line = line or f"exit code {run['code']}, nothing said"
-        mend = sentence or "run the same mpiexec by hand and mend what it says"
-        return wrong(f"{len(met)} of {wanted} ranks came through: {mend} ({line})")
+        fix = sentence or "run the same mpiexec by hand and fix the problem that it names"
+        return wrong(f"{len(met)} of {wanted} ranks finished: {fix} ({line})")
     return wrong(
-        f"it hangs: {wanted} ranks started, {len(met)} came through in {LIMIT_S} s, so messages of "
-        f"MPI are lost between {place}: {FIREWALL}"
+        f"the test hangs: {wanted} ranks started, {len(met)} finished in {LIMIT_S} s, so messages "
+        f"of MPI are lost between {place}: {FIREWALL}"
     )
 
 
@@ -349,11 +349,11 @@ def ping_pong(facts):
         return well(f"{len(pairs)} measured, in the table" if facts.hosts else describe(pairs[0]))
     if run["code"] is None:
         return wrong(
-            f"no end of it in {LIMIT_S} s after {len(pairs)} pairs, though small messages came "
-            f"through: look for a wrong MTU, or {FIREWALL}"
+            f"the measurement did not end in {LIMIT_S} s after {len(pairs)} pairs, although small "
+            f"messages arrived: look for a wrong MTU, or {FIREWALL}"
         )
     sentence, line = cause_in(run["said"])
-    return wrong(f"it broke off: {sentence or 'run it again, and mend what it says'} ({line})")
+    return wrong(f"it stopped: {sentence or 'run it again, and fix what it says'} ({line})")
 
 
 def describe(pair):

@@ -1,7 +1,7 @@
 """`gather`: everything that the checks judge, asked of all hosts at the same time.
 
-A `Dialog` is one ssh to a host, with the probe at its other end; `run_together` runs the hello
-under mpiexec, bounded in time.
+A `Dialog` is one ssh to a host, with the probe at its other end. `run_together` runs the hello
+under mpiexec, with a time limit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..launchers import FORWARDED, mpi_named
 from . import hello, probe
 
 CONNECT_S = 5
-"""Seconds in which a host has to accept a connection."""
+"""Seconds in which a host must accept a connection."""
 FIRST_ANSWER_S = 15
-"""Seconds in which the probe has to start there: a name server and a slow login included."""
+"""Seconds in which the probe must start there, with a name server and a slow login."""
 ANSWER_S = 30
 
 BOOT = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
@@ -44,16 +44,16 @@ NO_PYTHON = "simlib-doctor-no-python"
 
 
 class NoAnswer(Exception):
-    """The other end has not answered; its text is what was said instead."""
+    """The other end has not answered. The text is its output instead."""
 
 
 class Dialog:
-    """Asks one host, by one ssh that stays open; a host of None is this machine, without ssh.
+    """Asks one host, by one ssh that stays open. A host of None is this machine, without ssh.
 
     Raises
     ------
     NoAnswer
-        With what ssh has said.
+        The text has ssh's words.
     """
 
     def __init__(self, host=None):
@@ -94,7 +94,7 @@ class Dialog:
         try:
             return json.loads(line[len(probe.MARK) :])
         except ValueError:
-            raise NoAnswer("the connection ended in the midst of an answer") from None
+            raise NoAnswer("the connection ended in the middle of an answer") from None
 
     def close(self):
         """End the dialog, and the process that carries it."""
@@ -124,9 +124,9 @@ class Dialog:
 
 
 def command_of(host):
-    """The command that runs the probe: with this Python where the host has it, else with its own.
+    """The command that runs the probe: with this Python if the host has it, else with its own.
 
-    The host gets the variables that mpiexec would take along.
+    The host gets the variables that mpiexec would pass on.
     """
     if host is None:
         return [sys.executable, "-c", BOOT]
@@ -138,7 +138,7 @@ def command_of(host):
 
 
 LIMIT_S = 20
-"""Seconds after which it hangs; where all is well it takes two."""
+"""Seconds after which it counts as hanging. Normally it takes two."""
 LEAVE_S = 3
 
 
@@ -149,13 +149,13 @@ def run_together(to, hosts):
     ----------
     to : simlib.Mpiexec
     hosts : list of str
-        Those of ``to``; empty for this machine.
+        The hosts of ``to``; empty for this machine.
 
     Returns
     -------
     dict
-        ``hosts``; ``wanted``, the number of ranks; ``steps``, as the ranks told them; ``said``,
-        by the launcher and Python; ``code``, None where it had to be ended.
+        ``hosts``; ``wanted``, the number of ranks; ``steps``, from the ranks; ``said``, the output
+        of launcher and Python; ``code``, None if it was ended.
     """
     wanted = max(2, len(hosts))
     program = [sys.executable, "-c", Path(hello.__file__).read_text(), str(LIMIT_S + LEAVE_S)]
@@ -190,7 +190,7 @@ def run_together(to, hosts):
 
 
 def _end(process):
-    """End a launcher that hangs: first so that it can end its ranks."""
+    """End a launcher that hangs. First give it the chance to end its ranks."""
     process.terminate()
     try:
         return process.communicate(timeout=LEAVE_S)
@@ -205,30 +205,30 @@ FILE_S = 3  # a network filesystem may show a new file late
 
 @dataclass
 class Facts:
-    """What was found out.
+    """The facts that were found.
 
     Attributes
     ----------
     hosts : list of str
-        Those that were named; empty for this machine alone.
+        The named hosts; empty for this machine alone.
     here : dict
         The probe's facts of this machine.
     of : dict of str to dict
         The probe's facts of each host that gave an answer.
     refused : dict of str to str
-        What ssh, or the host, said instead.
+        The words of ssh or of the host if it gave no answer.
     clocks : dict of str to tuple
-        How far a host's clock is ahead of this one, and how exact that is, in seconds.
+        How many seconds a host's clock is ahead of this one, and the error of this number.
     written : set of str
-        The hosts whose file was seen here.
+        The hosts whose files were seen here.
     unreached : dict of str to dict
-        Host -> the hosts that it could not connect to, with the system's words.
+        Host -> the hosts that it could not reach, with the system's words.
     mpiexec, mpi : str or None
-        The path of mpiexec, and which MPI it says it is.
+        The path of mpiexec, and the name of its MPI.
     mpi_wrong : str or None
         Why there is no usable mpiexec.
     together : dict or None
-        How a program under mpiexec went (see `together`), with the hosts that it ran on.
+        The outcome of a program under mpiexec (see `together`), with its hosts.
     """
 
     hosts: list
@@ -245,7 +245,7 @@ class Facts:
     together: dict | None = None
 
     def on(self, host):
-        """The facts of a host; of this machine where no hosts were named."""
+        """The facts of a host; of this machine if no hosts were named."""
         return self.of[host] if self.hosts else self.here
 
 
@@ -255,13 +255,13 @@ def gather(hosts, launcher, folder, can_run):
     Parameters
     ----------
     hosts : list of str
-        None of them: this machine alone.
+        An empty list means this machine alone.
     launcher : str, list of str or None
         As for `simlib.Mpiexec`.
     folder : str
-        Where the hosts should share files.
+        The folder that the hosts should share.
     can_run : callable
-        Facts -> the hosts on which a program under mpiexec is worth a try, or None.
+        A function from facts to the hosts on which to try a program under mpiexec, or None.
 
     Returns
     -------
@@ -309,7 +309,7 @@ def _find_mpiexec(facts, launcher):
 
 
 def _ask(facts, dialogs, host, question):
-    """Ask one host, or with None this machine, for its facts and its clock."""
+    """Ask one host for its facts and its clock; with None, this machine."""
     question = {**question, "reply": f"answer-{facts.hosts.index(host) if host else 'here'}"}
     try:
         dialog = dialogs[host] = Dialog(host)
@@ -320,7 +320,9 @@ def _ask(facts, dialogs, host, question):
         facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ROUNDS)), key=lambda c: c[1])
     except NoAnswer as error:
         if host is None:
-            raise InvalidCallError(f"this machine did not answer itself: {error}") from None
+            raise InvalidCallError(
+                f"this machine did not answer its own question: {error}"
+            ) from None
         facts.of.pop(host, None)
         facts.refused[host] = str(error)
 
@@ -334,7 +336,7 @@ def _clock(dialog):
 
 
 def _ask_connections(facts, dialogs, pool):
-    """Have every host, and this machine, try a free port of each other."""
+    """Let every host, and this machine, try a free port of each other host."""
     there = {host: dialog for host, dialog in dialogs.items() if host is None or host in facts.of}
     if len(there) < 2:
         return
@@ -359,14 +361,14 @@ def _ask_connections(facts, dialogs, pool):
 
 
 def address_of(facts, host, seen_by):
-    """The address by which one host (None: this machine) is reached by another."""
+    """The address by which another host reaches a host (None: this machine)."""
     if host is None:
         return facts.of[seen_by]["address"][2] if seen_by in facts.of else None
     return facts.of[host]["address"][0]
 
 
 def _look_for_files(facts, place, token):
-    """See which hosts' files are here, with some patience for those that should be."""
+    """Find the hosts whose files are here. Wait a little for files that should be here."""
     wanted = {host for host, answers in facts.of.items() if answers["file"] == [True, None]}
     until_s = time.monotonic() + FILE_S
     while True:

@@ -1,7 +1,7 @@
-"""What every rank runs: a hello over MPI, then ping-pong between pairs of ranks.
+"""The program of every rank: a hello over MPI, then ping-pong between pairs of ranks.
 
-It needs mpi4py alone. Each step is printed as soon as it is done, one JSON line: where it
-hangs, the steps before are known.
+It needs only mpi4py. It prints each step as one line of JSON when the step is done. So if it hangs,
+the steps before are known.
 """
 
 import itertools
@@ -19,12 +19,12 @@ SMALL, LARGE = 1 << 16, 1 << 22  # bytes
 
 
 def say(step, **values):
-    """Print one step in one piece: ranks share the terminal."""
+    """Print one step in one piece, because ranks share the terminal."""
     os.write(1, (json.dumps({"step": step, **values}) + "\n").encode())
 
 
 def trip_s(comm, first, peer, buffer, times):
-    """Median of the seconds that a message takes there and back."""
+    """Median of the seconds that a message needs there and back."""
     took = []
     for _ in range(times):
         begin_s = time.perf_counter()
@@ -39,7 +39,7 @@ def trip_s(comm, first, peer, buffer, times):
 
 
 def agree(comm, first, peer, value):
-    """The first one's number, on both."""
+    """The number of the pair's first rank, on both ranks."""
     room = bytearray(int(value).to_bytes(8, "big"))
     if first:
         comm.Send(room, peer)
@@ -49,7 +49,7 @@ def agree(comm, first, peer, value):
 
 
 def ping_pong(comm, first, peer):
-    """``(seconds one way, bytes per second)`` between two ranks, by the first one's clock."""
+    """``(seconds one way, bytes per second)`` between two ranks, by the clock of the first."""
     trip_s(comm, first, peer, bytearray(1), FEW)
     guess_s = trip_s(comm, first, peer, bytearray(1), FEW)
     times = agree(comm, first, peer, max(FEW, min(MAX_TRIPS, SMALL_S / guess_s)))
@@ -61,7 +61,7 @@ def ping_pong(comm, first, peer):
 
 
 def wait_for_all(comm):
-    """A barrier that leaves the processor to those who measure: ranks may share it."""
+    """A barrier that leaves the processor to measuring ranks, which may share it."""
     barrier = comm.Ibarrier()
     while not barrier.Test():
         time.sleep(0.002)

@@ -1,7 +1,7 @@
-"""What is asked on a host: a program of the standard library alone, sent there as text.
+"""The questions to a host: a program of the standard library, which is sent there as text.
 
-It runs in whatever Python the host has. It reads one question per line, JSON, and prints one answer
-per line; it ends with its input, and by itself after `LONGEST_S`.
+It runs in any Python of the host. It reads one question per line of JSON, and prints one answer per
+line. It ends when its input ends, or after `LONGEST_S`.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ def clock():
 
 
 def facts(root, mpiexec, folder, token, reply, names, proxy=None):
-    """All that can be said of this host alone."""
+    """All facts about this host alone."""
     sys.path.insert(0, root)
     return {
         "name": socket.gethostname(),
@@ -54,7 +54,7 @@ def facts(root, mpiexec, folder, token, reply, names, proxy=None):
 
 
 def account():
-    """Name and number of the account; no name where the system has none."""
+    """Name and number of the account; no name if the system has none."""
     uid = os.getuid()
     try:
         return [pwd.getpwuid(uid).pw_name, uid]
@@ -63,7 +63,7 @@ def account():
 
 
 def version_of(package):
-    """Version of an installed package, without importing it; None where it is not there."""
+    """Version of an installed package, without importing it; None if it is missing."""
     try:
         from importlib import metadata
 
@@ -73,9 +73,9 @@ def version_of(package):
 
 
 def simlib():
-    """``[version, path, digest of the sources]`` of simlib; None where it is not there.
+    """``[version, path, digest of the sources]`` of simlib; None if it is missing.
 
-    Where it cannot be read: ``[None, path, what went wrong]``.
+    If it cannot be read: ``[None, path, the error]``.
     """
     import importlib.util
 
@@ -90,14 +90,14 @@ def simlib():
 
 
 def version_in(folder):
-    """The version that the simlib in a folder states."""
+    """The version of simlib in a folder, from its sources."""
     with open(os.path.join(folder, "core", "environment.py"), encoding="utf-8") as file:
         version = re.search(r'^VERSION = "(.*?)"', file.read(), re.MULTILINE)
     return version and version.group(1)
 
 
 def digest_of(folder):
-    """A number that stands for all sources in a folder."""
+    """A digest of all sources in a folder."""
     digest = hashlib.sha256()
     for place, inside, files in os.walk(folder):
         inside.sort()
@@ -109,7 +109,7 @@ def digest_of(folder):
 
 
 def mpi(mpiexec, proxy):
-    """What the MPI at a path says of itself, and where else there is one."""
+    """The words of the MPI at a path about itself, and the paths of other ones."""
     if mpiexec is None:
         return None
     beside = os.path.join(os.path.dirname(mpiexec), proxy or "")
@@ -121,12 +121,12 @@ def mpi(mpiexec, proxy):
 
 
 def is_program(path):
-    """Whether this account can run what is at a path."""
+    """Whether this account can run the file at a path."""
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def printed(argv):
-    """``[exit code, what a program printed]``."""
+    """``[exit code, output]`` of a program."""
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -138,7 +138,7 @@ def printed(argv):
 
 
 def exchange(folder, token, reply):
-    """Read a file in the common folder, and leave one: ``[was it right, what went wrong]``."""
+    """Read a file in the shared folder, and write one: ``[whether it was right, the error]``."""
     try:
         with open(os.path.join(folder, "question")) as file:
             seen = file.read() == token
@@ -150,7 +150,7 @@ def exchange(folder, token, reply):
 
 
 def addresses_of(name):
-    """The IPv4 addresses that a name means on this host; None where it is not known in time."""
+    """The IPv4 addresses of a name on this host; None if they are not known in time."""
     found = []
 
     def look_up():
@@ -167,7 +167,7 @@ def addresses_of(name):
 
 
 def own_address():
-    """Address and interface by which ssh came in, and the address it came from."""
+    """Address and interface by which ssh arrived, and the address from which it arrived."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     if len(words) < 4:
         return [None, None, None]
@@ -175,7 +175,7 @@ def own_address():
 
 
 def interface_of(address):
-    """The name of the interface with an IPv4 address; None where the system does not tell."""
+    """The name of the interface with an IPv4 address; None if the system does not know it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         for _, name in socket.if_nameindex():
             try:
@@ -197,7 +197,7 @@ def listen(kept):
 
 
 def connect(places):
-    """Try ports of other hosts, all at once: name -> what went wrong, or None."""
+    """Try ports of other hosts, all at once: name -> the error, or None."""
     wrong = {}
 
     def attempt(name, address, port):

@@ -39,15 +39,15 @@ __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
 SIZES = tuple(dict.fromkeys(size for each in launchers.MPIS for _, size in each.identity))
-"""Where the mpiexec of each MPI says how many processes it has started."""
+"""The variable in which each MPI's mpiexec gives the number of processes that it started."""
 _torch_init = c10d.init_process_group
 _torch_new_group = constructor_of_groups()
 
 
 def install():
-    """Register the backend, and let ``init_process_group("mpi4py")`` ask MPI who is who.
+    """Register the backend. ``init_process_group("mpi4py")`` then asks MPI for rank and size.
 
-    Torch's own name ``mpi`` means the same from now on.
+    Torch's own name ``mpi`` means the same backend from now on.
     """
     if BACKEND in dist.Backend.backend_list:
         return
@@ -59,14 +59,14 @@ def install():
 
 
 def init_process_group(backend=None, *args, **kwargs):
-    """torch's `init_process_group`; for ``mpi4py`` and ``mpi`` the ranks are those of MPI.
+    """torch's `init_process_group`. ``mpi4py`` and ``mpi`` take ranks and world size from MPI.
 
     Raises
     ------
     InvalidCallError
-        If it is given another rank or world size than MPI's.
+        ``rank`` or ``world_size`` differs from MPI's.
     JobError
-        If the launcher belongs to another MPI than mpi4py's library.
+        The launcher belongs to another MPI than mpi4py's library.
     """
     if not _is_ours(backend):
         return _torch_init(backend, *args, **kwargs)
@@ -77,7 +77,7 @@ def init_process_group(backend=None, *args, **kwargs):
         if given.get(name, -1) not in (-1, None, truth):
             raise InvalidCallError(
                 f"init_process_group says {name}={given[name]}, but MPI started this process with "
-                f"{name} {truth}: leave it out, MPI knows it"
+                f"{name} {truth}: leave {name} out, because MPI knows it"
             )
     others = {name: value for name, value in given.items() if name not in KNOWN_TO_MPI}
     store, _ = meet(comm)
@@ -85,19 +85,19 @@ def init_process_group(backend=None, *args, **kwargs):
 
 
 def check_launcher(comm):
-    """Refuse to be one of many that are each alone: an mpiexec and a library of different MPIs.
+    """Refuse an mpiexec that belongs to another MPI than the library.
 
-    MPI itself says nothing of it: every process is rank 0 of 1.
+    MPI itself reports no error then: every process is rank 0 of 1.
     """
     started = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if comm.size > 1 or not started or max(started) == 1:
         return
     library = " ".join(MPI.Get_library_version().split())[:40]
     raise JobError(
-        f"mpiexec started {max(started)} processes, but MPI says that this one is alone: that "
+        f"mpiexec started {max(started)} processes, but MPI says that this process is alone: that "
         f"mpiexec belongs to another MPI than the one mpi4py has loaded ({library}). Call the "
         f"mpiexec of that MPI; {os.path.join(os.path.dirname(sys.executable), 'mpiexec')} is the "
-        "one beside this Python"
+        "mpiexec of this Python"
     )
 
 
@@ -106,13 +106,13 @@ def _is_ours(backend):
 
 
 def _new_group(size, rank, ranks, backend, store, *args, **kwargs):
-    """torch's one constructor of groups: "mpi" is the name that its own, missing backend has."""
+    """Replaces torch's only constructor of groups. "mpi" names torch's own, missing backend."""
     backend = dist.Backend(BACKEND) if _is_ours(backend) else backend
     return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
 
 
 def _create(options, _):
-    """The group of these ranks of the world, on the rank that calls; all its members call."""
+    """The group of these ranks of the world, on the calling rank. All members must call this."""
     world = MPI.COMM_WORLD
     ranks = list(options.global_ranks_in_group)
     timeout = options.timeout if options.timeout < default_pg_timeout else None

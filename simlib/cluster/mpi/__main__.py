@@ -22,7 +22,8 @@ FAILED = 1
 def main(argv=None):
     """Run a script as one rank of an MPI job.
 
-    A rank that ends by an error ends the whole job: the other ranks would wait for it for ever.
+    If a rank ends by an error, it ends the whole job. Otherwise the other ranks would wait for it
+    for ever.
     """
     parser = argparse.ArgumentParser(
         prog="python -m simlib.mpi",
@@ -52,7 +53,7 @@ def main(argv=None):
 
 
 def _end_job(code):
-    """End every rank: those that wait for this one would never come back."""
+    """End every rank, because ranks that wait for this one would wait for ever."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         _wait_until_read(stream)
@@ -62,7 +63,7 @@ def _end_job(code):
 
 
 def _wait_until_read(stream, most_s=5.0):
-    """Wait until the launcher has taken what was written: an Abort may end it before it looks."""
+    """Wait until the launcher has read the output: an Abort may end the launcher before that."""
     unread, until_s = array.array("i", [0]), time.monotonic() + most_s
     try:
         while time.monotonic() < until_s:

@@ -1,7 +1,8 @@
-"""The practice cluster that stays: started by one command, found and ended by others.
+"""A practice cluster that stays up: one command starts it, and others find it and end it.
 
-The process that owns it turns into ``sleep infinity``: small, and Linux knows it as the parent
-of the hosts. A link at a fixed place leads to the cluster's folder, whose name tells the owner.
+The process that owns it becomes ``sleep infinity``. This program is small, and for Linux it is
+still the parent of the hosts. A link with a fixed path leads to the cluster's folder, and the
+folder's name contains the number of the owner.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def bring_up(
     Raises
     ------
     InvalidCallError
-        When one is up already, and where none can be made.
+        If a cluster is up already, or this machine can have none.
     """
     remove_leftovers()
     reader, writer = os.pipe()
@@ -58,12 +59,12 @@ def bring_up(
         raise InvalidCallError(refused)
     found = state()
     if found is None:
-        raise InvalidCallError("the practice cluster ended while it came up")
+        raise InvalidCallError("the practice cluster ended while it started")
     return found
 
 
 def _become_owner(writer, *cluster):
-    """In the child: make the cluster, and stay. Does not return; a sentence is for the parent."""
+    """In the child: make the cluster, and stay. Does not return; the parent gets a sentence."""
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -84,7 +85,7 @@ def _become_owner(writer, *cluster):
 
 
 def _claim_link(cluster):
-    """Make the link: two that come up at once cannot both have it."""
+    """Make the link. Of two clusters that start at once, only one can have it."""
     try:
         CLUSTERS.mkdir(exist_ok=True)
         practice_network.RUNNING.symlink_to(cluster.folder)
@@ -122,8 +123,8 @@ def _owner():
 def launcher(host: str) -> list[str]:
     """The words to put before a program's, so that it runs on a host of the cluster that is up.
 
-    As `PracticeCluster.launcher`, and the same as ``simlib practice exec HOST --``, but without
-    the time that importing simlib takes: a list of str.
+    It returns the same list of str as `PracticeCluster.launcher`. It does the same as ``simlib
+    practice exec HOST --``, but it does not have to import simlib, which takes time.
     """
     return [*launcher_of(practice_network.RUNNING), host, "--"]
 
@@ -146,9 +147,9 @@ for thread in asking:
 
 
 def hosts_that_answer(hosts: Iterable[str]) -> set[str]:
-    """Those of the hosts whose ssh server answers the login host: a set.
+    """The hosts whose ssh server answers the login host: a set.
 
-    They are asked all at once, and no further than their greeting: a login takes each 0.2 s of CPU.
+    They are asked all at once, and only for their greeting, because a login costs 0.2 s of CPU.
     """
     argv = [*launcher("login"), sys.executable, "-I", "-S", "-c", ASK, *hosts]
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -156,7 +157,7 @@ def hosts_that_answer(hosts: Iterable[str]) -> set[str]:
 
 
 def bring_down() -> tuple[bool, list[str]]:
-    """End the cluster that is up, and remove what killed processes have left.
+    """End the cluster that is up, and remove the rest of killed processes.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""A switch that hands every frame on some time later: ``delay.py DELAY_S PORT PORT ...``.
+"""A switch that passes on every frame some time later: ``delay.py DELAY_S PORT PORT ...``.
 
-For a Linux without `netem`, which is what `tc` delays with. A program of its own, run inside the
-namespace of the switch; it needs nothing but the standard library.
+It is for a Linux without `netem`, with which `tc` delays frames. It is a separate program in the
+namespace of the switch, and needs only the standard library.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ BUFFER = 1 << 25
 
 
 def open_port(name):
-    """A socket that gets every frame that comes in at a port, and sends frames out of it."""
+    """A socket that gets every frame that arrives at a port, and sends frames out of it."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -34,7 +34,7 @@ def open_port(name):
 
 
 def outlets(frame, port, ports, port_of):
-    """Where a frame goes: to the port its address was last seen at, or to all others."""
+    """The target of a frame: the port with its address, or all other ports if it is unknown."""
     target, source = struct.unpack_from("6s6s", frame, VNET_HEADER)
     port_of[source] = port
     known = port_of.get(target)
@@ -42,7 +42,7 @@ def outlets(frame, port, ports, port_of):
 
 
 def forward(delay_s, names):
-    """Hand frames on, for ever."""
+    """Pass on frames, for ever."""
     ports = [open_port(name) for name in names]
     ready = selectors.SelectSelector()  # epoll would round the pause up to a millisecond
     for port in ports:

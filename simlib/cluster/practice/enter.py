@@ -1,9 +1,9 @@
 """Run a program on a host of a practice cluster: ``enter.py FOLDER HOST [--] program ...``.
 
-A program of its own, of the standard library alone: it starts in a few hundredths of a second. The
-program gets the caller's working folder, environment, terminal and files; its exit code, or the
-signal that ended it, becomes this one's. SIGTERM, SIGHUP and SIGINT go on to the program; whatever
-it has started on the hosts and left over then is killed.
+It uses only the standard library, so it starts in a few hundredths of a second. The program gets
+the caller's working folder, environment, terminal and files. Its exit code, or the signal that
+ended it, becomes the exit code or signal of this process. SIGTERM, SIGHUP and SIGINT go on to the
+program. After them, the rest of its children on the hosts is killed.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ def init_of(folder, host):
     with open(os.path.join(place, host)) as file:
         pid, start = file.read().split()
     if start_of(pid) != start:
-        refuse(f"{host} has ended: `simlib practice down`, then up again")
+        refuse(f"{host} has ended: run `simlib practice down`, then up again")
     return int(pid)
 
 
 def start_of(pid):
-    """When a process started, in ticks since boot; None where there is no such process."""
+    """The start of a process, in ticks since boot; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The second field is the program's name in brackets, which may hold anything.
@@ -61,7 +61,7 @@ def start_of(pid):
 
 
 def namespaces_of(pid):
-    """The namespaces of a process, open; the one of mounts last, which changes what names mean."""
+    """The open namespaces of a process. Mounts come last, because they change what names mean."""
     kinds = ("pid", "net", "uts", "ipc", "mnt")
     try:
         return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in kinds}
@@ -70,13 +70,13 @@ def namespaces_of(pid):
 
 
 def join(namespace):
-    """Make a namespace this process's own (that of processes: its children's)."""
+    """Enter a namespace with this process (for process ids: with its children)."""
     if libc.setns(namespace, 0):
         refuse(f"this host cannot be entered: {os.strerror(ctypes.get_errno())}")
 
 
 def become(argv, namespaces, folder):
-    """In the child: turn into the program. Does not return."""
+    """In the child: become the program. Does not return."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for namespace in namespaces.values():
         join(namespace)
@@ -105,7 +105,7 @@ def in_foreground():
 
 
 def wait_for(child, mark, ending):
-    """Hand signals on until the child has ended; returns its wait status."""
+    """Pass on signals until the child has ended; returns its wait status."""
     is_ending = False
     while True:
         event = signal.sigtimedwait(ending | {signal.SIGCHLD}, GRACE_S if is_ending else LONG_S)
@@ -123,7 +123,7 @@ def wait_for(child, mark, ending):
 
 
 def forward_signal(number, child, mark):
-    """Send a signal to the program and to what it runs in front, as a terminal would."""
+    """Send a signal to the program and its foreground children, as a terminal would."""
     for pid in (child, *(pid for pid in marked(mark) if pid != child)):
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(pid) == os.getpgrp():
@@ -131,7 +131,7 @@ def forward_signal(number, child, mark):
 
 
 def kill_marked(mark):
-    """Kill what the program has started, on any host, until nothing of it is left."""
+    """Kill all children of the program, on any host, until none is left."""
     while pids := marked(mark):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -150,7 +150,7 @@ def marked(mark):
 
 
 def end_like(status):
-    """End as the program did: with its exit code, or by its signal."""
+    """End as the program ended: with its exit code, or by its signal."""
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     number = os.WTERMSIG(status)

@@ -1,7 +1,8 @@
-"""What a host of a practice cluster is made of: its files, and the first program it runs.
+"""The parts of a host of a practice cluster: its files, and the first program it runs.
 
-All files of a cluster are in one folder that goes with it. A host sees some of them in the place of
-the machine's own, by mounts that only the host has: nothing of the machine is changed.
+All files of a cluster are in one folder, which is removed with the cluster. For a host, some of
+these files replace the machine's own, by mounts that only the host has. The machine itself does not
+change.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ exec {sshd} -D -e -f {ssh}/sshd_config
 
 
 def find(program):
-    """The path of a program, also where daemons are; None if it is not there."""
+    """The path of a program, also in the folders of daemons; None if it is not installed."""
     return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATHS}")
 
 
@@ -96,11 +97,11 @@ def write_files(folder, addresses, slurm):
     Parameters
     ----------
     folder : Path
-        There already, empty.
+        It exists already, and is empty.
     addresses : dict of str to str
-        Of each host, by its name.
+        The address of each host, by its name.
     slurm : bool
-        Whether it has Slurm.
+        Whether the cluster has Slurm.
     """
     ssh = folder / "ssh"
     for part in ("ssh", "log", "init", "start"):
@@ -129,17 +130,17 @@ def write_files(folder, addresses, slurm):
 
 
 def _make_keys(ssh):
-    """One key for all hosts, and one for all users, who are one."""
+    """Make one key for all hosts, and one for the single user."""
     for name in ("host_key", "key"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "practice", "-f", ssh / name]
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
 def start_argv(folder, host):
-    """The program that makes a process into a host.
+    """The program that turns a process into a host.
 
-    Linux ends it when the process that started it ends, in whatever way; and with it, all
-    that runs on the host.
+    Linux ends the program when the process that started it ends, for any reason. Then all other
+    processes of the host end, too.
     """
     return [
         *("setpriv", "--pdeathsig", "KILL"),
@@ -201,7 +202,7 @@ ConstrainRAMSpace=no
 
 
 def write_slurm_files(folder, nodes):
-    """Write Slurm's settings, and munge's key: of this cluster only."""
+    """Write Slurm's settings, and munge's key, for this cluster only."""
     state, munge, settings = folder / "slurm_state", folder / "munge", folder / "slurm"
     for part in (state, state / "controller", munge, settings, *(state / node for node in nodes)):
         part.mkdir()

@@ -1,4 +1,4 @@
-"""`PracticeCluster`: hosts of namespaces, with ssh between them, and Slurm where it is wanted.
+"""`PracticeCluster`: hosts made of namespaces, with ssh between them, and Slurm if you want it.
 
 ::
 
@@ -6,9 +6,9 @@
     node1 --+-- switch        each host: its own network, processes, name, shared memory, sshd
     node2 --+                 all hosts: the files of this machine
 
-A host is a set of Linux namespaces. Everything ends with the process that made it: Linux kills
-the hosts when that process is gone, and a *reaper*, a small shell program that sees it by a closed
-pipe, removes what has a name.
+A host is a set of Linux namespaces. Everything ends with the process that made the cluster. Linux
+kills the hosts when that process is gone. A *reaper*, a small shell program, notices the end by a
+closed pipe, and removes everything that has a name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ rmdir {clusters}
 
 
 def why_not_cluster(slurm: bool = False) -> str | None:
-    """One sentence that says why there can be no practice cluster here, or None."""
+    """One sentence that says why this machine can have no practice cluster, or None."""
     refuse = why_not_here()
     if refuse:
         return refuse
@@ -65,7 +65,7 @@ def why_not_cluster(slurm: bool = False) -> str | None:
     tried = subprocess.run(words.split(), capture_output=True, text=True)
     if tried.returncode:
         return (
-            "a practice cluster cannot be made here, the system does not permit what it takes: "
+            "a practice cluster cannot be made here, because the system does not permit it: "
             f"`{words}` said {tried.stderr.strip()!r}"
         )
     return None
@@ -75,32 +75,32 @@ class PracticeCluster:
     """A cluster of Linux namespaces on this machine: a context manager.
 
     It needs Linux, root and the system packages iproute2 and openssh-server; with ``slurm``, also
-    slurm-wlm and munge. Every host reaches every other by ``ssh NAME``. All see the files of this
-    machine, except ``/dev/shm``, which each has to itself, and the user's ``~/.ssh`` and start
-    files of the shell, which none has. On the way out, also by an error, Ctrl-C or SIGKILL,
-    everything ends and is removed.
+    slurm-wlm and munge. Every host reaches every other by ``ssh NAME``. All hosts see the files of
+    this machine, with two exceptions. Each host has its own ``/dev/shm``. No host has the user's
+    ``~/.ssh`` and start files of the shell. When the context ends, also by an error, Ctrl-C or
+    SIGKILL, everything ends and is removed.
 
     Parameters
     ----------
     nodes : int
-        Number of nodes, 1 to 63, beside the host ``login``.
+        Number of nodes, 1 to 63, in addition to the host ``login``.
     rate_bps : float, optional
         Bits per second of each host's link, in each direction; None for no limit.
     delay_s : float
-        Seconds that everything takes longer from one host to another.
+        Additional delay from one host to another, in seconds.
     slurm : bool
-        Whether Slurm runs on it: its controller on ``login``, 4 CPUs on each node.
+        Whether Slurm runs on the cluster. Its controller runs on ``login``; each node has 4 CPUs.
 
     Attributes
     ----------
     hosts : list of str
         The nodes: ``["node1", ...]``.
     addresses : dict of str to str
-        The address of each host, ``login`` too.
+        The address of each host, including ``login``.
 
     Notes
     -----
-    Linux ends the hosts with the *thread* that entered the context.
+    Linux ends the hosts when the *thread* that entered the context ends.
 
     Examples
     --------
@@ -150,10 +150,10 @@ class PracticeCluster:
         self._started.clear()
 
     def launcher(self, host: str) -> list[str]:
-        """The words to put before a program's, so that it runs on a host: a list of str.
+        """The words to put before a program's words to run it on a host: a list of str.
 
-        The program gets the caller's working folder, environment and files; its exit code comes
-        back. When the launcher is ended by SIGTERM or SIGINT, what it has started ends too.
+        The program gets the caller's working folder, environment and files. The launcher returns
+        the program's exit code. If SIGTERM or SIGINT ends the launcher, the program ends too.
         """
         return [*launcher_of(self.folder), host, "--"]
 
@@ -181,7 +181,7 @@ class PracticeCluster:
         return subprocess.run(self._words(host, argv), **options)
 
     def leave_to_successor(self) -> None:
-        """Have the cluster outlive this Python, in whose place another program is about to run."""
+        """Keep the cluster when another program replaces this Python in its process."""
         os.set_inheritable(self._reaper.stdin.fileno(), True)
 
     def _words(self, host, argv):
@@ -230,7 +230,8 @@ class PracticeCluster:
             if process.poll() is not None or time.monotonic() > deadline_s:
                 last = (text.strip().splitlines() or ["nothing"])[-1]
                 raise InvalidCallError(
-                    f"the practice cluster cannot be made: {host} did not start, it said {last!r}"
+                    f"the practice cluster cannot be made: {host} did not start. The last "
+                    f"line of its log is {last!r}"
                 )
             time.sleep(0.005)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
@@ -262,6 +263,6 @@ class PracticeCluster:
 
 
 def launcher_of(folder: Path) -> list[str]:
-    """The words that, before a host and a program, run it on a cluster with this folder."""
+    """The words to put before a host and a program, to run it on the cluster with this folder."""
     program = Path(__file__).with_name("enter.py")
     return [sys.executable, "-I", "-S", str(program), str(folder)]

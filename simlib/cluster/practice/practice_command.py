@@ -31,10 +31,10 @@ def add_command(commands):
     actions = practice.add_subparsers(required=True, metavar="action")
     _add_up(actions)
     _add_exec(actions)
-    status = actions.add_parser("status", help="say which practice cluster is up; 1 if none is")
+    status = actions.add_parser("status", help="say which cluster is up, or fail if none is")
     status.set_defaults(command=_status)
     down = actions.add_parser(
-        "down", help="end the practice cluster, remove what killed processes left"
+        "down", help="end the practice cluster, and clean up after killed processes"
     )
     down.set_defaults(command=_down)
     _add_run(actions)
@@ -48,7 +48,7 @@ def _add_up(actions):
         "`ssh NAME` and see the files of this machine.",
     )
     up.add_argument(
-        "nodes", type=int, metavar="N", help=f"nodes beside login, 1 to {MAX_CLUSTER_NODES}"
+        "nodes", type=int, metavar="N", help=f"nodes besides login, 1 to {MAX_CLUSTER_NODES}"
     )
     _add_links(up)
     up.add_argument("--slurm", action="store_true", help="with Slurm: sinfo, srun, sbatch")
@@ -60,7 +60,8 @@ def _add_exec(actions):
         "exec",
         help="run a program on a host of the practice cluster",
         description="Run a program on a host, in this folder, with this environment. Returns its "
-        f"exit code; {CANNOT} when it could not be started for want of a cluster or host.",
+        f"exit code; {CANNOT} if the program could not start for lack of a cluster or "
+        "host.",
         usage="simlib practice exec HOST -- program ...",
     )
     run.add_argument("host", metavar="HOST")
@@ -73,7 +74,8 @@ def _add_run(actions):
         "run",
         help="run a program on every node of a new network, then remove the network",
         description="Run a program on every node, one rank on each, with RANK, WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT in its environment. Prints each line with its rank.",
+        "MASTER_ADDR and MASTER_PORT in its environment. The command prints each line of "
+        "output with the rank that wrote it.",
         usage="simlib practice run --nodes N [--rate RATE] [--delay TIME] -- program ...",
     )
     run.add_argument("--nodes", type=int, required=True, metavar="N", help=f"1 to {MAX_NODES}")
@@ -83,9 +85,9 @@ def _add_run(actions):
 
 
 def _add_links(action):
-    """Add the options that say what the links are like."""
-    action.add_argument("--rate", type=rate_bps, help="of each link and direction: 100mbit, 1gbit")
-    action.add_argument("--delay", type=time_s, default=0.0, help="from host to host: 100us, 5ms")
+    """Add the options for the rate and delay of links."""
+    action.add_argument("--rate", type=rate_bps, help="rate of a link and direction: 100mbit")
+    action.add_argument("--delay", type=time_s, default=0.0, help="delay between hosts: 100us, 5ms")
 
 
 def rate_bps(text):
@@ -111,7 +113,8 @@ def _up(options):
     with _sigterm_as_exit():
         state = daemon.bring_up(options.nodes, options.rate, options.delay, options.slurm)
     print(_description(state))
-    print("`simlib practice exec login -- hostname` runs a program on it; `... down` ends it")
+    print("`simlib practice exec login -- hostname` runs the program hostname on the login host.")
+    print("`simlib practice down` stops the cluster.")
     return 0
 
 
@@ -177,7 +180,7 @@ def _program(options):
 
 @contextmanager
 def _sigterm_as_exit():
-    """Within it, SIGTERM ends the program as Ctrl-C does: what was made is removed."""
+    """Within it, SIGTERM ends the program as Ctrl-C does, and the program cleans up."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield

@@ -5,8 +5,8 @@
     node 0 [eth0]---up-->  [port0]  switch  [port1]  <--up---[eth0] node 1
                  <-down--                            --down->
 
-Each node has an address and a link of its own, in both directions with the rate that was asked
-for. The nodes share the machine's files, processes and host name: what is separate is the network.
+Each node has an address and a link of its own. The link has the given rate in both directions. The
+nodes share the machine's files, processes and host name. Only their networks are separate.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ GSO_BYTES = "16384"
 def tcp_settings(rate_bps: float | None) -> dict[str, str]:
     """Settings of TCP, so that every transfer meets the same conditions.
 
-    No memory of earlier connections, no slow start after a pause, and the one congestion control
-    that every Linux has. A connection may have 1 ms of data in its link's queue: connections that
-    share a link then take turns, as behind a real network card. With more, the
-    one that was used before, and has the larger window, takes most of the link.
+    Linux does not remember earlier connections, makes no slow start after a pause, and uses the one
+    congestion control that every Linux has. A connection may have 1 ms of data in its link's queue.
+    Then connections that share a link take turns, as with a real network card. With a longer queue,
+    a connection with a larger window from earlier use would take most of the link.
     """
     settings = {
         "tcp_congestion_control": "reno",
@@ -55,18 +55,18 @@ def tcp_settings(rate_bps: float | None) -> dict[str, str]:
 class PracticeNetwork:
     """Nodes on a slow network, on this machine: a context manager.
 
-    It needs Linux, root and the system package iproute2. On the way out, also by an error or
-    Ctrl-C, all processes of the nodes are ended and everything is removed.
+    It needs Linux, root and the system package iproute2. When the context ends, also by an error
+    or Ctrl-C, all processes of the nodes are ended and everything is removed.
 
     Parameters
     ----------
     nodes : int
         Number of nodes, 1 to 64.
     rate_bps : float, optional
-        Bits per second of each node's link, in each direction; None for no limit. What arrives is
-        less by the headers of Ethernet, IP and TCP: 1,448 bytes of 1,514.
+        Bits per second of each node's link, in each direction; None for no limit. The rate includes
+        the headers of Ethernet, IP and TCP: of 1,514 bytes, 1,448 are data.
     delay_s : float
-        Seconds that everything takes longer from one node to another.
+        Additional delay from one node to another, in seconds.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class PracticeNetwork:
     def __exit__(self, *exc_info: object) -> None:
         try:
             self._remove()
-        except BaseException:  # Ctrl-C again, say: what was begun is ended all the same
+        except BaseException:  # Ctrl-C again, say: what was begun is ended anyway
             self._remove()
             raise
 
@@ -134,7 +134,7 @@ class PracticeNetwork:
             The program and its arguments.
         **options
             As for `subprocess.Popen`. ``GLOO_SOCKET_IFNAME`` is set, so that Gloo uses the node's
-            link and not the address that the host name stands for.
+            link, and not the address of the host name.
         """
         check_count("node", node, low=0)
         if node >= self.nodes:
@@ -143,15 +143,15 @@ class PracticeNetwork:
         return self._start(self._names[node], argv, env=env, **options)
 
     def end_processes(self) -> None:
-        """End everything that runs on the nodes, also what their programs have started."""
+        """End all processes on the nodes, also those that their programs have started."""
         for name in self._names:
             end_processes(name)
 
     def bytes_carried(self, node: int) -> tuple[int, int]:
         """Bytes that a node's link has carried so far, with headers: ``(sent, received)``.
 
-        Linux hands several packets of one connection to a virtual link as one, and counts their
-        headers once.
+        Linux may hand several packets of one connection to a virtual link as one packet. Then it
+        counts their headers once.
         """
         files = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
         text = tool("ip", "netns", "exec", self._names[node], "cat", *files)
@@ -215,21 +215,22 @@ def run_on_nodes(
 ) -> dict[int, int]:
     """Run a program on every node, one rank on each; prints each line with its rank.
 
-    When one rank fails, the others are ended.
+    If one rank fails, the other ranks are ended.
 
     Parameters
     ----------
     network : PracticeNetwork
-        Entered already.
+        A network whose context has been entered.
     argv : list of str
-        The program. It finds ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+        The program. Its environment has ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
+        ``MASTER_PORT``.
     output : file, optional
-        Where lines go; standard output by default.
+        The file for the lines. The default is standard output.
 
     Returns
     -------
     dict of int to int
-        ``{rank: exit code}`` of the ranks that failed by themselves; empty when all went well.
+        ``{rank: exit code}`` of the ranks that failed by themselves; empty if none failed.
     """
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     ranks = [_start_rank(network, rank, argv) for rank in range(network.nodes)]
@@ -291,12 +292,12 @@ def tool(*argv: str) -> str:
 
 
 def why_not() -> str | None:
-    """One sentence that says why there can be no practice network here, or None."""
+    """One sentence that says why this machine can have no practice network, or None."""
     return why_not_here() or _why_no_namespace()
 
 
 def why_not_here() -> str | None:
-    """The part of `why_not` that is known at once: the system, the user, the programs."""
+    """The part of `why_not` that takes no time: it checks the system, the user, the programs."""
     if os.uname().sysname != "Linux":
         return "a practice network needs Linux: it is made of network namespaces"
     if is_practice_host():
@@ -315,8 +316,8 @@ def why_not_here() -> str | None:
 def is_practice_host() -> bool:
     """Whether this is a host of a practice cluster. Its first process is the cluster's sshd.
 
-    There the processes of the machine are not seen, so every owner would be taken for gone, and
-    what is his removed.
+    Such a host does not see the processes of the machine. So it would count every owner as ended,
+    and would remove the owner's namespaces.
     """
     try:
         return f"{CLUSTERS}/".encode() in FIRST_PROCESS.read_bytes()
@@ -325,7 +326,7 @@ def is_practice_host() -> bool:
 
 
 def _why_no_namespace():
-    """Try a namespace with a shaped link: containers and a small Linux may have neither."""
+    """Try a namespace with a shaped link: containers and a small Linux may not support it."""
     name = new_name("try")
     try:
         add_namespace(name)
@@ -342,11 +343,11 @@ def _why_no_namespace():
 
 
 def shape(rate_bps: float) -> list[str]:
-    """The words of `tc` that hold a link to ``rate_bps``, with short bursts only.
+    """The words of `tc` that limit a link to ``rate_bps``, with short bursts only.
 
-    A queue that is woken late has to catch up, or the rate is lost: from a bucket of 2 ms it may
-    send 5 % faster until it has. The second bucket bounds what goes out at once to 0.5 ms, so that
-    a short message is not free of charge.
+    If Linux wakes a queue late, the queue has to catch up, or the link is too slow. From a bucket
+    of 2 ms the queue may send 5 % faster until it has caught up. The second bucket limits a burst
+    to 0.5 ms of data, so that a short message also takes time.
     """
     bucket = max(20_000, int(rate_bps / 8 * 0.002))
     at_once = max(3_100, int(rate_bps / 8 * 0.0005))  # no less than two packets
@@ -358,7 +359,7 @@ def shape(rate_bps: float) -> list[str]:
 
 
 def new_name(part: str, token: str | None = None) -> str:
-    """The name of a namespace. It says whose it is: process id and the time it started."""
+    """The name of a namespace. It contains its owner's process id and start time."""
     token = token or secrets.token_hex(3)
     return f"{PREFIX}-{os.getpid()}-{start_of(os.getpid())}-{token}-{part}"
 
@@ -370,9 +371,10 @@ def add_namespace(name: str) -> None:
 
 
 def remove_place() -> None:
-    """Remove the folder for names where none is in it; `ip netns add` makes it, and mounts it.
+    """Remove the folder for names if it is empty. `ip netns add` had made and mounted the folder.
 
-    It would do so again. Whoever adds a name meanwhile waits, also the reaper of a cluster.
+    `ip netns add` will make it again. A process that adds a name meanwhile waits, also the reaper
+    of a cluster.
     """
     with _place_held(fcntl.LOCK_EX), suppress(OSError):
         if not any(PLACE.iterdir()):
@@ -383,7 +385,7 @@ def remove_place() -> None:
 
 @contextmanager
 def _place_held(how):
-    """Within it, nobody else of us removes the folder for names, or makes it."""
+    """Within it, no other process of simlib removes or makes the folder for names."""
     folder = os.open(PLACE.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, how)
@@ -393,7 +395,7 @@ def _place_held(how):
 
 
 def remove_namespace(name: str) -> None:
-    """End the processes inside and remove the namespace, as far as it is there."""
+    """End the processes inside a namespace and remove it, if it exists."""
     try:
         if (PLACE / name).exists():
             end_processes(name)
@@ -431,7 +433,7 @@ def remove_leftovers() -> list[str]:
 
 
 def _remove_folders():
-    """The part of `remove_leftovers` that is files: of practice clusters."""
+    """Remove the files of practice clusters: a part of `remove_leftovers`."""
     for name in _ours(CLUSTERS):
         if not owner_lives(name):
             shutil.rmtree(CLUSTERS / name, ignore_errors=True)
@@ -448,7 +450,7 @@ def _ours(place):
 
 
 def owner_lives(name: str) -> bool:
-    """Whether the process is there that a name of `new_name` says it belongs to."""
+    """Whether the owner process in a name of `new_name` still runs."""
     _, pid, start = name.split("-")[:3]
     return start_of(pid) == start
 
