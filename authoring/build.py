@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import minutes
@@ -390,11 +391,14 @@ def numbers(paths):
 
 
 def start_page(root):
-    """The text of the start page: its source with the lists and the hours filled in."""
+    """The text of the start page: its source with the lists and the hours filled in.
+
+    ``<!-- hours of lessons 00 02 -->`` becomes the hours of the lessons with these numbers.
+    """
     text = (root / START_SOURCE).read_text(encoding="utf-8")
     for kind, count in (("lessons", minutes.of_lesson), ("exercises", minutes.of_exercise)):
         folder = "notebooks" if kind == "lessons" else kind
-        rows, total = [], 0
+        rows, total, by_number = [], 0, Counter()
         for path, number in numbers([p for p in sources(root) if p.parent.name == kind]).items():
             needed = count(read_source(path, is_exercise=kind == "exercises").cells)
             number = "two weeks later:" if path.stem == REVIEW else number
@@ -406,8 +410,12 @@ def start_page(root):
             languages = f" ({', '.join(other)})" if other else ""
             rows.append(f"- {number} {link}{solution}{languages}")
             total += needed
+            by_number[number_of(path.stem)] += needed
         text = text.replace(f"<!-- {kind} -->", "\n".join(rows) or "None yet.")
         text = text.replace(f"<!-- hours of {kind} -->", str(round(total / 60)))
+        for line in re.findall(rf"<!-- hours of {kind} [\d ]+ -->", text):
+            some = sum(by_number[number] for number in line.split()[4:-1])
+            text = text.replace(line, str(round(some / 60)))
     return text
 
 

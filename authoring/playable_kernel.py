@@ -28,7 +28,7 @@ def give_pages():
 
     def page(run, ranks=None, between=None, **_looks):
         title = f"{run.name} on {ranks_text(run)}"
-        return {"run": page_of(title, [run], None, ranks, between, parts_of(run))}
+        return {"run": page_of(title, [run], None, (ranks, between), parts_of(run))}
 
     def remembered(draw):
         def drawn(run, **view):

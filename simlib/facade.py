@@ -1,7 +1,7 @@
-"""The names that `import simlib` gives, and all that is behind them.
+"""The names that `import simlib` provides, and the code behind them.
 
-Those of the core are here. `PARTS` are packages that add to them, each by its table ``PUBLIC``;
-what they add is imported when it is used.
+The names of the core are here. `PARTS` are packages that add names, each by its table ``PUBLIC``.
+These names are imported when they are first used.
 """
 
 from pkgutil import resolve_name
@@ -118,7 +118,7 @@ cluster.register()
 
 
 def __getattr__(name: str) -> Any:
-    """What a part adds: imported with the first use of it, as most programs have none."""
+    """Import a name of a part at its first use, because most programs do not use it."""
     for part in PARTS:
         if name in part.PUBLIC:
             return resolve_name(f"{part.__name__}.{part.PUBLIC[name]}")

@@ -1,8 +1,10 @@
-"""What a lesson imports and defines, without running anything else of it."""
+"""What a lesson imports and defines, without running the rest of it; what learners write in it."""
 
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
 from pathlib import Path
 
 import jupytext
@@ -28,7 +30,8 @@ def names_of(lesson, is_kept=lambda names: False):
     for cell in jupytext.read(path, fmt="py:percent").cells:
         if cell.cell_type == "code":
             kept = [one for one in ast.parse(cell.source).body if _stays(one, is_kept)]
-            exec(compile(ast.Module(kept, []), f"<{lesson}>", "exec"), names)
+            code = compile(ast.Module(kept, []), f"<{lesson}>", "exec", dont_inherit=True)
+            exec(code, names)
     return names
 
 
@@ -37,6 +40,48 @@ def _stays(statement, is_kept):
         return isinstance(statement, KEPT)
     targets = ast.walk(ast.Tuple(statement.targets))
     return is_kept({one.id for one in targets if isinstance(one, ast.Name)})
+
+
+ANSWER = re.compile(r"<summary>Answer</summary>\n(.*?)</details>", re.DOTALL)
+
+
+def written(lesson, name):
+    """The code cells from the stub of ``name`` to its folded answer: as stored, and answered.
+
+    An answer is a whole function, method or class. Or it stands in the place of the lines that are
+    marked as the learner's: a block in the place of all, each inline ``return ...`` in that of one.
+
+    Parameters
+    ----------
+    lesson : str
+        As its file is called.
+    name : str
+        What the stub defines.
+    """
+    cells = jupytext.read(LESSONS / f"{lesson}.py", fmt="py:percent").cells
+    stub = re.compile(rf"^ *(?:def |class ){name}\b|^{name} = None", re.MULTILINE)
+    begin = next(k for k, cell in enumerate(cells) if stub.search(cell.source))
+    end = next(k for k, cell in enumerate(cells) if k > begin and ANSWER.search(cell.source))
+    source = "\n".join(cell.source for cell in cells[begin:end] if cell.cell_type == "code")
+    answer, lines = ANSWER.search(cells[end].source)[1], source.split("\n")
+    marked = re.compile(rf"#.*\byours?\b|^{name} = None")
+    places = [slice(k, k + 1) for k, line in enumerate(lines) if marked.search(line)]
+    pieces = re.findall(rf"`((?:return|{name} =) .*?)`", answer)
+    if block := _block(answer):
+        if stub.match(block):
+            nodes = ast.walk(ast.parse(source))
+            node = next(one for one in nodes if getattr(one, "name", None) == name)
+            places = [slice(node.lineno - 1, node.end_lineno)]
+        places, pieces = [slice(places[0].start, places[-1].stop)], [block]
+    for place, piece in zip(places, pieces, strict=True):
+        depth = min(len(line) - len(line.lstrip()) for line in lines[place] if line)
+        lines[place] = textwrap.indent(piece, " " * depth).split("\n")
+    return source, "\n".join(lines)
+
+
+def _block(answer):
+    """The lines of code of a folded answer, if it has any."""
+    return textwrap.dedent(re.sub(r"^(?! {4}).+", "", answer, flags=re.MULTILINE)).strip("\n")
 
 
 ENGINES = ("run", "simulate")

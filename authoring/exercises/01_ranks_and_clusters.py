@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Exercises 01: ranks and clusters
 #
-# Three tasks that go with [lesson 01](../notebooks/01_ranks_and_clusters.ipynb): what every program on
-# many ranks has to settle first. Who does which part? Who tells whom? Who lives where?
+# These three tasks go with [lesson 01](../notebooks/01_ranks_and_clusters.ipynb). They cover three
+# questions that every program on many ranks must answer first. Which rank does which part of the work?
+# Which rank sends its result to which other rank? Which rank runs on which node?
 #
 # Write each function in its cell, run that cell, then run the check below it. A check calls your
-# function on worlds of 1 to 5 ranks. It looks at the value on every rank and at everything that was
-# sent for it: a right value that cost too much is not right yet. Each task has folded hints.
+# function on worlds of 1 to 5 ranks. It looks at the value on every rank, and at everything that the
+# ranks sent. If the value is right but your ranks sent too much, the task is not solved yet. Each task
+# has folded hints.
 
 # %% role="setup"
 import torch
@@ -26,10 +28,11 @@ from simlib.checks import (
 # %% [markdown]
 # ## 1. Deal out the examples (★, 10 minutes, 2 points)
 #
-# `n` examples, numbered from 0 on, are shared by all ranks. Every rank knows `n`. Return the pair
-# `(start, stop)`: this rank takes examples `start, ..., stop - 1`. Blocks follow each other in the order
-# of the ranks, each example belongs to exactly one rank, and sizes differ by at most one: where they
-# differ, lower ranks take one more. Send nothing. The check takes `n = 14`, `n = 20`, and `n = 3` for five ranks.
+# All ranks share `n` examples, numbered from 0. Every rank knows `n`. Return the pair `(start, stop)`:
+# this rank takes examples `start, ..., stop - 1`. The blocks follow each other in the order of the
+# ranks, and each example belongs to exactly one rank. The sizes of the blocks differ by at most one, and
+# lower ranks have the larger blocks. Send nothing. The check calls your function with `n = 14` and
+# `n = 20`, and on five ranks with `n = 3`.
 
 
 # %% role="answer" question="my_block" points=2
@@ -90,20 +93,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# 14 examples on 4 ranks: how large are the four blocks? Which number tells how many of them have one
-# example more?
+# If 4 ranks share 14 examples, how large are the four blocks? How many of the blocks have one example
+# more than the others?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `share, more = divmod(n, world_size)`. A rank's block begins after `rank` blocks of `share` examples,
-# and after the additional examples of the ranks below it. How many are these?
+# Compute `share, more = divmod(n, world_size)`. A rank's block begins after `rank` blocks of `share`
+# examples, and after the additional examples of the ranks below it. How many additional examples do
+# these ranks have?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Each of the first `more` ranks has one additional example. So below rank `rank` there are
-# `min(rank, more)` of them.
+# Each of the first `more` ranks has one additional example. So the ranks below rank `rank` have
+# `min(rank, more)` additional examples.
 #
 # </details>
 
@@ -114,10 +118,10 @@ print(measure(my_block, lambda rank, world_size: (1 + seed % 211,)))
 # %% [markdown]
 # ## 2. A report, wherever it is wanted (★★, 15 minutes, 2 points)
 #
-# Every rank is given one int64 number, the tensor `x`, and the same `root`. Rank `root` returns the list of
-# all numbers as Python ints, in the order of the ranks, its own included. All others return `None`.
-# Use point-to-point messages only (`send`, `recv`, `isend`, `irecv`), no collective: one message of 8
-# bytes from each rank but the root, sent straight to it.
+# Every rank is given one int64 number, the tensor `x`, and the same `root`. Rank `root` returns the list
+# of the numbers of all ranks, its own number included, as Python ints and in the order of the ranks. All
+# other ranks return `None`. Use only point-to-point messages (`send`, `recv`, `isend`, `irecv`) and no
+# collective. Each rank except the root sends one message of 8 bytes straight to the root.
 
 
 # %% role="answer" question="report" points=2
@@ -193,19 +197,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two branches: `if rank == root` and everybody else. Which of them sends, which receives, how often?
+# Write two branches: one for `if rank == root`, and one for all other ranks. In which branch does a rank
+# send, in which branch does it receive, and how often?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `dist.recv(holder, src=3)` waits for the message of rank 3. If the root asks the ranks one by one, the
-# order takes care of itself, whoever was first.
+# `dist.recv(holder, src=3)` waits for the message of rank 3. If the root receives from one rank after
+# the other, it gets the messages in the right order. It does not matter which rank sent first.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A rank cannot send to itself: in the loop over `src`, the root takes its own number where
-# `src == root`. The holder must be int64, as `x` is; `x.clone()` or `torch.empty_like(x)` is.
+# A rank cannot send to itself. In the loop over `src`, the root must use its own number when
+# `src == root`. The holder must be int64, as `x` is. Both `x.clone()` and `torch.empty_like(x)` make an
+# int64 tensor.
 #
 # </details>
 
@@ -224,11 +230,11 @@ print(
 # %% [markdown]
 # ## 3. Who lives on my node? (★★★, 20 minutes, 3 points)
 #
-# A node's GPUs are numbered from 0 on, and each rank takes the one of its **local rank**: how many ranks with a
-# lower number live on the same node. Every rank is told the number of its own node only, the int
-# `node`; ranks are spread in any way. Return the pair `(local_rank, ranks_on_my_node)`, as ints. Call
-# `dist.all_gather(holders, mine)` once, with 8 bytes from each rank: it fills `holders`, a list of
-# `world_size` tensors like `mine`, with every rank's.
+# The GPUs of a node are numbered from 0. Each rank uses the GPU whose number is its **local rank**: the
+# number of lower ranks on the same node. A rank knows only the number of its own node, the int `node`.
+# The ranks are spread over the nodes in any way. Return the pair `(local_rank, ranks_on_my_node)`, as
+# ints. Call `dist.all_gather(holders, mine)` once, with 8 bytes from each rank. This call fills
+# `holders`, a list of `world_size` tensors like `mine`, with the tensors of all ranks.
 
 
 # %% role="answer" question="local_rank" points=3
@@ -296,20 +302,22 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Suppose you had the list of all nodes by rank, `[7, 3, 7, 7, 3]`. How would rank 3 find its two
-# numbers in it?
+# Suppose you had a list with the node of every rank, `[7, 3, 7, 7, 3]`. How would rank 3 find its two
+# numbers in this list?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# After `dist.all_gather(holders, mine)` every rank has the tensors of all, `holders[3]` is that of rank 3.
-# Each holder is a tensor of its own, of the shape and dtype of `mine`.
+# After `dist.all_gather(holders, mine)`, every rank has the tensors of all ranks. For example,
+# `holders[3]` is the tensor of rank 3. Each holder must be a separate tensor with the shape and dtype of
+# `mine`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Holders: `[torch.empty(1, dtype=torch.int64) for _ in range(world_size)]`; `mine` is
-# `torch.tensor([node])`. Make a Python list of ints of them: it has `.count`.
+# Make the holders with `[torch.empty(1, dtype=torch.int64) for _ in range(world_size)]`, and make `mine`
+# with `torch.tensor([node])`. Turn the holders into a Python list of ints. A list has the method
+# `.count`.
 #
 # </details>
 

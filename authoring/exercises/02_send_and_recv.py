@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Exercises 02: send and recv
 #
-# Three tasks that go with [lesson 02](../notebooks/02_send_and_recv.ipynb). Write each function in
-# its cell, run that cell, then run the check below it. A check calls your function on worlds of 1
-# to 5 ranks. It looks at the value on every rank and at every message that was sent for it: a right
-# value that cost too many messages or bytes is not right yet.
+# These three tasks go with [lesson 02](../notebooks/02_send_and_recv.ipynb). Write each function in its
+# cell, run that cell, then run the check below it. A check calls your function on worlds of 1 to 5
+# ranks. It looks at the value on every rank and at every message that the ranks sent. If the value is
+# right but your ranks sent too many messages or bytes, the task is not solved yet.
 #
-# Your functions use `dist.send`, `dist.recv`, `dist.isend` and `dist.irecv`; nothing else of `dist`
-# is needed. Stuck? Each task has folded hints, from gentle to strong.
+# Use `dist.send`, `dist.recv`, `dist.isend` and `dist.irecv` in your functions. You need nothing else of
+# `dist`. If you are stuck, open the folded hints of the task. Each hint says more than the hint before
+# it.
 
 # %% role="setup"
 import torch
@@ -18,10 +19,10 @@ from simlib.checks import check, measure, messages, nbytes, only, somebody_sends
 # %% [markdown]
 # ## 1. Running total (★, 10 minutes, 2 points)
 #
-# Every rank is given a tensor `x`, of the same shape and dtype everywhere. Return the sum of the
-# tensors of rank 0 up to and including your own rank: rank 0 returns its own `x`, the last rank
-# returns the sum of all of them. `x` itself must not change. All ranks together may send at most
-# `world_size - 1` messages.
+# Every rank is given a tensor `x`, which has the same shape and dtype on every rank. Return the sum of
+# the tensors of rank 0 up to your own rank, with your own tensor included. So rank 0 returns its own
+# `x`, and the last rank returns the sum of all tensors. `x` itself must not change. All ranks together
+# may send at most `world_size - 1` messages.
 
 
 # %% role="answer" question="running_total" points=2
@@ -72,18 +73,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What does rank 2 need to know about ranks 0 and 1? Two tensors, or one?
+# What does rank 2 need to know about ranks 0 and 1? Does it need two tensors, or only one?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A value that is passed from rank to rank can grow on its way. Rank 0 only sends, the last rank
-# only receives, all others do both. Which comes first?
+# The ranks can pass one value from rank to rank, and each rank can add its own tensor to this value.
+# Rank 0 only sends, the last rank only receives, and all other ranks do both. Do these ranks send first,
+# or do they receive first?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `x.clone()` makes a tensor you may change; `torch.empty_like(x)` makes a holder of the same shape
+# `x.clone()` makes a tensor that you may change. `torch.empty_like(x)` makes a holder of the same shape
 # and dtype.
 #
 # </details>
@@ -102,10 +104,10 @@ print(
 # %% [markdown]
 # ## 2. Shift to the right (★★, 15 minutes, 2 points)
 #
-# The ranks stand in a ring. Every rank gives its tensor `x` to the rank on its right, `rank + 1`
-# (the last rank gives to rank 0), and returns the tensor that comes from its left. All have the
-# same shape and dtype. In a world of one, return a copy of `x`. `x` itself must not change. At most
-# `world_size` messages, none in a world of one.
+# The ranks form a ring. Every rank sends its tensor `x` to the rank on its right, `rank + 1`, and the
+# last rank sends to rank 0. Every rank returns the tensor that it receives from the rank on its left.
+# All tensors have the same shape and dtype. In a world of one, return a copy of `x`. `x` itself must not
+# change. All ranks together may send at most `world_size` messages, and none in a world of one.
 
 
 # %% role="answer" question="shift_right" points=2
@@ -153,19 +155,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# If every rank first sends and then receives, who is there to receive? Lesson 02 has two ways out.
+# If every rank first sends and then receives, which rank is ready to receive? Lesson 02 shows two
+# solutions.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `isend` returns at once with a request. Between it and `request.wait()` your rank is free to do
-# something else: for example, to receive.
+# `isend` returns at once and gives you a request. Before you call `request.wait()`, your rank can do
+# something else. For example, it can receive.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `(rank + 1) % world_size` is the rank on the right, for the last rank too. A rank cannot send to
-# itself.
+# `(rank + 1) % world_size` is the rank on the right. This is also true for the last rank. A rank cannot
+# send to itself.
 #
 # </details>
 
@@ -183,10 +186,11 @@ print(
 # %% [markdown]
 # ## 3. Collect what has no common length (★★★, 20 minutes, 3 points)
 #
-# Every rank is given a one-dimensional float32 tensor `x`. The lengths differ, a length may be 0,
-# and a rank knows only its own. Rank 0 returns the list of all tensors in the order of the ranks,
-# its own included; the other ranks return `None`. `x` must not change. Each other rank may send two
-# messages: its length as one int64 number (8 bytes) and its numbers.
+# Every rank is given a one-dimensional float32 tensor `x`. The tensors have different lengths, and a
+# length may be 0. A rank knows only the length of its own tensor. Rank 0 returns the list of all tensors
+# in the order of the ranks, its own tensor included. The other ranks return `None`. `x` must not change.
+# Each other rank may send two messages: the length of its tensor as one int64 number (8 bytes), and the
+# numbers in its tensor.
 
 
 # %% role="answer" question="collect" points=3
@@ -245,19 +249,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Rank 0 needs a holder of the right length before it can receive. Who knows that length, and how
+# Rank 0 needs a holder of the right length before it can receive. Which rank knows that length, and how
 # does rank 0 learn it?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Messages from one rank to another arrive in the order in which they were sent. So the length can
-# go first, the numbers second.
+# Messages from one rank to another arrive in the order in which they were sent. So a rank can send the
+# length first and the numbers second.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.tensor([len(x)])` is an int64 tensor of one number; `.item()` makes it a Python int again.
+# `torch.tensor([len(x)])` is an int64 tensor of one number. `.item()` turns this tensor back into a
+# Python int.
 #
 # </details>
 

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Exercises 03: when it hangs
 #
-# Six programs that are broken, to go with [lesson 03](../notebooks/03_when_it_hangs.ipynb). Here
-# you do not write from scratch: you **mend**. For each one, first run its cell and the check below
-# it as they are. The check tries the program on several worlds and shows what goes wrong: the
-# verdict, and the wait-for picture where there is one. Then change the program, run it, and run the
+# These six broken programs go with [lesson 03](../notebooks/03_when_it_hangs.ipynb). Here you do not
+# write a program from scratch: you **fix** one. For each program, first run its cell and the check below
+# it without a change. The check runs the program on several worlds and shows you the verdict. If there
+# is a wait-for picture, the check shows it, too. Then change the program, run its cell, and run the
 # check again.
 #
-# A mended program gives the right values on worlds of 1 to 5 ranks, raises no error, leaves no
-# finding, and sends no more than its task allows. To take the communication away is no mend, and
-# neither is a barrier. Each task has folded hints.
+# A fixed program gives the right values on worlds of 1 to 5 ranks. It raises no error, leaves no
+# finding, and sends no more than its task allows. Do not remove the communication, and do not add a
+# barrier: neither of these is a fix. Each task has folded hints.
 
 # %% role="setup"
 import torch
@@ -30,9 +30,10 @@ from simlib.checks import (
 # %% [markdown]
 # ## 1. Two by two (★, 5 minutes, 1 point)
 #
-# Ranks 0 and 1 swap their tensors, so do 2 and 3, and so on. Each returns its partner's tensor. A
-# rank without a partner, the last one of an odd world, returns a copy of its own. `x` stays as it
-# is. Use only `send`, `recv`, `isend` and `irecv`, one message per rank that has a partner.
+# Ranks 0 and 1 swap their tensors, ranks 2 and 3 swap theirs, and so on. Each rank returns its partner's
+# tensor. If the number of ranks is odd, the last rank has no partner. It returns a copy of its own tensor.
+# `x` must not change. Use only `send`, `recv`, `isend` and `irecv`. Each rank that has a partner sends one
+# message.
 
 
 # %% role="answer" question="two_by_two" points=1
@@ -84,14 +85,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Run the check and look at the picture. Both arrows come from the same line. Which of the two ranks
-# of a pair could do its two lines the other way round?
+# Run the check and look at the picture. Both arrows start at the same line of the program. Which of the
+# two ranks of a pair could run its two lines in the opposite order?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `if rank % 2 == 0:` send first, `else:` receive first. Or give one of the two a request and wait
-# for it at the end.
+# Let even ranks send first, with `if rank % 2 == 0:`. Let odd ranks receive first, in the `else:`. You can
+# also give one rank of each pair a request, and let it wait for the request at the end.
 #
 # </details>
 
@@ -109,10 +110,11 @@ print(
 # %% [markdown]
 # ## 2. Edges (★★, 10 minutes, 1 point)
 #
-# Each rank owns a strip of a long row, and needs the number just beyond either end: the last one of
-# its left neighbour and the first one of its right neighbour. Beyond the ends of the row lies 0.
-# The program passes where libraries send eagerly. Make it right everywhere. Use only sends and
-# receives: at most `2 * (world_size - 1)` messages of one number each.
+# Each rank owns a strip of a long row. It needs the number just beyond each end of its strip: the last
+# number of its left neighbour and the first number of its right neighbour. Beyond the two ends of the
+# row, this number is 0. The program works only with libraries that send eagerly. Change it so that it
+# works with every library. Use only sends and receives, with at most `2 * (world_size - 1)` messages of
+# one number each.
 
 
 # %% role="answer" question="edges" points=1
@@ -197,13 +199,13 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In the picture, which ranks form the ring, and in which line does each stand?
+# Which ranks form the ring in the picture, and at which line does each of them wait?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `isend` gives back a request and lets you go on to the receives. Keep all requests in a list, and
-# wait for each at the end: a request that nobody waits for is a finding.
+# `isend` returns a request, so your rank can go on to the receives. Keep all requests in a list, and
+# wait for each of them at the end. If a rank does not wait for a request, the check reports a finding.
 #
 # </details>
 
@@ -223,10 +225,11 @@ print(
 # %% [markdown]
 # ## 3. One batch fewer (★★, 15 minutes, 1 point)
 #
-# In each step every rank brings one number from its list `batches`, and all get the sum. The lists
-# differ in length, one may be empty, and a rank knows only its own. A rank that has run out brings
-# nothing more, but the others still have numbers to add. Return on **every** rank all the sums. Use
-# only `all_reduce`, at most one more than there are steps, each of at most 8 bytes.
+# In each step every rank brings one number from its list `batches`, and all ranks get the sum. The lists
+# have different lengths, and one list may be empty. A rank knows only its own list. A rank that has no
+# number left brings nothing more, but the other ranks still have numbers to add. Return all the sums on
+# **every** rank. Use only `all_reduce`. Call it at most once more than there are steps, each time with
+# at most 8 bytes.
 
 
 # %% role="answer" question="one_batch_fewer" points=1
@@ -305,18 +308,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Who has finished in the picture, and who waits for it? In which step?
+# Which ranks have finished in the picture, and which ranks wait for them? In which step does this
+# happen?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The ranks must agree on the number of steps before the loop. Which collective, with which
-# operation, tells every rank the length of the longest list?
+# The ranks must agree on the number of steps before the loop. Which collective, with which operation,
+# gives every rank the length of the longest list?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A rank that has nothing to bring brings the neutral element of the operation.
+# A rank that has no number left must bring the neutral element of the operation.
 #
 # </details>
 
@@ -334,12 +338,13 @@ def hidden_batches(rank, world_size):
 print(measure(one_batch_fewer, hidden_batches))
 
 # %% [markdown]
-# ## 4. Wrong without a word (★★, 10 minutes, 1 point)
+# ## 4. Silently wrong (★★, 10 minutes, 1 point)
 #
-# Each rank has a dictionary of gradients: the same names and shapes on every rank, but filled in
-# different orders. All gradients have two numbers, so the program raises no error, leaves no
-# finding, and mixes them up. Return the dictionary's **means over the ranks**, as a list in
-# alphabetical order of the names. Only `all_reduce`, at most one for each name.
+# Each rank has a dictionary of gradients. All ranks have the same names and shapes, but each rank filled
+# its dictionary in a different order. All gradients have two numbers. So the program raises no error and
+# leaves no finding, but it mixes up the gradients. Return the **means over the ranks** of the gradients,
+# as a list in alphabetical order of the names. Use only `all_reduce`, and call it at most once for each
+# name.
 
 
 # %% role="answer" question="without_a_word" points=1
@@ -426,13 +431,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# What decides which call of rank 0 meets which call of rank 1: the name, or the number of the call?
+# A call of rank 0 meets a call of rank 1. How are these calls paired: by the name of the gradient, or by
+# the number of the call?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# All ranks have the same names. Which order of them is the same everywhere, however a dictionary
-# was filled?
+# All ranks have the same names. Which order of the names is the same on every rank, even if each rank
+# filled its dictionary in a different order?
 #
 # </details>
 
@@ -458,10 +464,10 @@ print(
 # %% [markdown]
 # ## 5. A rank without examples (★★, 10 minutes, 1 point)
 #
-# The mean loss over all examples of all ranks. `losses` is a list of floats; it may be empty on
-# some ranks, not on all. The program works until one rank has no example at all: read in the
-# verdict what that rank brings, and find out why. Return the mean as a float on every rank, with
-# one `all_reduce` of at most 16 bytes and nothing else.
+# Compute the mean loss over all examples of all ranks. `losses` is a list of floats. The list may be
+# empty on some ranks, but not on all. The program works until one rank has no example at all. Read the
+# verdict to see which tensor that rank brings. Then find out why. Return the mean as a float on every
+# rank. Use one `all_reduce` of at most 16 bytes and nothing else.
 
 
 # %% role="answer" question="no_examples" points=1
@@ -532,13 +538,13 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In a cell of your own: what is `sum([])`, and of which type? And `sum([0.5])`?
+# Open a cell of your own. What is `sum([])`, and what is its type? What is the type of `sum([0.5])`?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.tensor` chooses its dtype by what is in the list, and each rank chooses for itself. Don't
-# let it choose.
+# `torch.tensor` chooses its dtype from the values in the list, and each rank chooses for itself. Do not
+# let `torch.tensor` choose.
 #
 # </details>
 
@@ -560,10 +566,11 @@ print(
 # %% [markdown]
 # ## 6. One buffer for all (★★★, 15 minutes, 1 point)
 #
-# The ranks stand in a ring. Each doubles its blocks, one after the other, sends them to the right,
-# and returns the list of doubled blocks that come from the left. In a world of one it keeps its
-# own. To save memory, the program has one buffer for all blocks. Use one message for each block,
-# and only sends and receives; `blocks` stay as they are.
+# The ranks form a ring. Each rank doubles its blocks one after the other and sends the doubled blocks to
+# the rank on its right. It returns the list of doubled blocks that it receives from the rank on its
+# left. In a world of one, a rank returns its own doubled blocks. To save memory, the program has one
+# buffer for all blocks. Use only sends and receives, and send one message for each block. `blocks` must
+# not change.
 
 
 # %% role="answer" question="one_buffer" points=1
@@ -643,14 +650,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many tensors are there for the messages, and how many messages are under way before the first
-# `wait`?
+# How many tensors does the program use for its messages? How many messages are under way before the
+# first `wait`?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Either each message has a tensor of its own, or a block is sent, received **and waited for**
-# before the next is written. If all ranks `send` first, each waits for the next: lesson 03, program 2.
+# There are two solutions. You can give each message a tensor of its own. Or you can send a block,
+# receive a block **and wait for the request** before you write the next block. If all ranks `send`
+# first, each rank waits for the next rank, as in program 2 of lesson 03.
 #
 # </details>
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 04: collectives as contracts
 #
-# Three tasks that go with [lesson 04](../notebooks/04_collectives.ipynb). In the first you choose a
-# collective for a job. In the other two you are on the other side: you build a collective from
-# `send` and `recv`, and keep its contract.
+# These three tasks go with [lesson 04](../notebooks/04_collectives.ipynb). In the first task you choose
+# a collective for a job. In the other two tasks you write a collective yourself: you build it from
+# `send` and `recv`, and you keep its contract.
 #
-# A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
-# every message and at every collective. Each task has folded hints.
+# A check calls your function on worlds of 1 to 5 ranks. It looks at the value on every rank, at every
+# message and at every collective. Each task has folded hints.
 
 # %% role="setup"
 import math
@@ -31,10 +31,10 @@ from simlib.checks import (
 # %% [markdown]
 # ## 1. The mean of everything (★, 10 minutes, 2 points)
 #
-# Every rank is given a one-dimensional float32 tensor `x`. The lengths differ; one may be empty.
-# Return on every rank the mean of all numbers of all ranks, as a Python float. Only `all_reduce`
-# may be used, once, and no rank may bring more than two float32 numbers (8 bytes) to it. `x` must
-# not change.
+# Every rank is given a one-dimensional float32 tensor `x`. The tensors have different lengths, and one
+# may be empty. Every rank returns the mean of all numbers of all ranks, as a Python float. Use only
+# `all_reduce`, and call it once. No rank may bring more than two float32 numbers (8 bytes) to it. `x`
+# must not change.
 
 
 # %% role="answer" question="mean_of_all" points=2
@@ -86,17 +86,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A mean is a sum divided by a count. Which of the two can each rank know for itself?
+# A mean is a sum divided by a count. Which of the two can each rank compute alone?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Neither, but each rank knows its part of both, and parts can be added by `all_reduce`.
+# No rank can compute the sum or the count alone. But each rank knows its own part of both, and
+# `all_reduce` can add these parts.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.tensor([a, b])` puts two numbers into one tensor. `.item()` makes a Python number.
+# `torch.tensor([a, b])` puts two numbers into one tensor. `.item()` turns a tensor of one number into a
+# Python number.
 #
 # </details>
 
@@ -117,11 +119,12 @@ print(
 # %% [markdown]
 # ## 2. Your own broadcast (★★, 25 minutes, 3 points)
 #
-# When your function returns, `x` on every rank holds what `x` held on rank `root`. Use `send` and
-# `recv` only, with at most `world_size - 1` messages in all. Be quick, too: a rank sends one
-# message at a time, and each takes one round. `ceil(log2(world_size))` rounds are enough, because a
-# rank that has the value can help to tell the others. The virtual clock of a modelled network of 8
-# ranks counts again. Points: value 1, traffic 1, time 1.
+# When your function returns, `x` on every rank must have the value that `x` had on rank `root`. Use only
+# `send` and `recv`, with at most `world_size - 1` messages in all. Your function must also be quick. A
+# rank sends one message at a time, and each message takes one round. `ceil(log2(world_size))` rounds are
+# enough, because a rank that has received the value can send it on. The check also runs your function on
+# a modelled network of 8 ranks and reads its virtual clock. The value, the traffic and the time give you
+# 1 point each.
 
 
 # %% role="answer" question="own_broadcast" points={"value": 1, "traffic": 1, "time": 1}
@@ -189,19 +192,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# After one round two ranks know the value. How many can know it after two rounds? After three?
+# After one round two ranks have the value. How many ranks can have it after two rounds? How many can
+# have it after three?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# First think of `root = 0`. In round 1 rank 0 tells rank 1. In round 2 ranks 0 and 1 tell ranks 2
-# and 3. In round 3 four ranks tell ranks 4 to 7, as far as these exist.
+# Start with the case `root = 0`. In round 1 rank 0 sends to rank 1. In round 2 ranks 0 and 1 send to
+# ranks 2 and 3. In round 3 four ranks send to ranks 4 to 7, if these ranks exist.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# For another root, think in distances from the root, `(rank - root) % world_size`, and go back to
-# ranks only where you send or receive.
+# For another root, work with the distance of each rank from the root, `(rank - root) % world_size`. Turn
+# a distance back into a rank only when you send or receive.
 #
 # </details>
 
@@ -221,11 +225,11 @@ print(
 # %% [markdown]
 # ## 3. A ring that gathers (★★★, 25 minutes, 3 points)
 #
-# Return on every rank all tensors `x`, joined in the order of the ranks. The lengths differ; every
-# rank is told all of them: `lengths[r]` belongs to rank `r`. There are `world_size - 1` steps. In
-# each, a rank sends one piece, the `x` of some rank, to its right neighbour,
-# `(rank + 1) % world_size`, and receives one from its left. It sends to nobody else. `x` must not
-# change.
+# Every rank returns the tensors `x` of all ranks, joined in the order of the ranks. The tensors have
+# different lengths, and every rank knows all lengths: `lengths[r]` is the length on rank `r`. Each piece
+# is the `x` of one rank. There are `world_size - 1` steps. In each step a rank sends one piece to its
+# right neighbour, `(rank + 1) % world_size`, and receives one piece from its left neighbour. It sends to
+# no other rank. `x` must not change.
 
 
 # %% role="answer" question="ring_all_gather" points=3
@@ -286,20 +290,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In step 0 a rank sends its own piece. What does it send in step 1? It has just been given
-# something.
+# In step 0 a rank sends its own piece and receives another piece. What does it send in step 1?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The piece that rank `rank` sends in step `step` belongs to the rank that is `step` places to its
-# left. The piece that arrives belongs to the rank one place further.
+# In step `step`, rank `rank` sends the piece of the rank that is `step` places to its left. It receives
+# the piece of the rank that is one place further to the left.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Make one holder per rank, `[torch.empty(n) for n in lengths]`, put your own `x` in its place, and
-# join them at the end. Send with `isend`, receive, then wait.
+# Make one holder per rank with `[torch.empty(n) for n in lengths]`. Put your own `x` in its place, and
+# join the holders at the end. In each step, send with `isend`, receive, then wait.
 #
 # </details>
 

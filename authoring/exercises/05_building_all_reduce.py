@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Exercises 05: building all_reduce
 #
-# Two tasks that go with [lesson 05](../notebooks/05_building_all_reduce.ipynb) and two that go with
-# [its second half](../notebooks/05_choosing_all_reduce.ipynb), all with messages from
-# rank to rank only: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`), no collective. A
-# check calls your function on worlds of 1 to 5 real ranks, **one** included, mostly with tensors whose
-# length the number of ranks does not divide. It looks at the value on every rank; in tasks 1 to 3 at
-# the neighbours; in tasks 1 and 2 at the bytes of the **busiest** rank and at the rounds, too. All
-# are then put on a modelled network, and its virtual clock, which shows the same on every machine,
-# must stay within a budget. Where `x` changes in place, what you return does not count.
+# Two of these tasks go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), and two go with
+# [its second half](../notebooks/05_choosing_all_reduce.ipynb). In all tasks, use only messages from rank
+# to rank: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`). Use no collective. A check
+# calls your function on worlds of 1 to 5 real ranks, **one** included. For most of its tensors, the
+# number of ranks does not divide the length. The check looks at the value on every rank. In tasks 1 to 3
+# it also looks at the neighbours. In tasks 1 and 2 it also looks at the bytes of the **busiest** rank
+# and at the rounds. Then the check runs your function on a modelled network. The virtual clock of this
+# network shows the same time on every machine, and your function must stay within a time budget. If a
+# task asks you to change `x` in place, the check ignores the return value.
 #
-# Each task has folded hints. `swap` and `ring` are those of the lesson, `ring` in fewer lines; task 4 may
-# call them.
+# Each task has folded hints. `swap` and `ring` are the functions of the lesson, but `ring` has fewer
+# lines here. You may call both in task 4.
 
 # %% role="setup"
 import math
@@ -43,9 +44,10 @@ def ring(rank, world_size, x):
 # %% [markdown]
 # ## 1. Half an all_reduce (★★, 20 minutes, 3 points)
 #
-# Every rank brings `x`, all of the same length. Return on rank `r` the sum over all ranks of chunk
-# `r`, where the chunks are `x.tensor_split(world_size)`. Send to your right neighbour only,
-# `(rank + 1) % world_size`, one chunk in each of `world_size - 1` rounds. `x` must not change.
+# Every rank brings a tensor `x`, and all tensors have the same length. The chunks of `x` are
+# `x.tensor_split(world_size)`. Rank `r` returns the sum over all ranks of chunk `r`. Send only to your
+# right neighbour, `(rank + 1) % world_size`, and send one chunk in each of `world_size - 1` rounds. `x`
+# must not change.
 
 
 # %% role="answer" question="ring_reduce_scatter" points=3
@@ -135,19 +137,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Follow one chunk. It shall end on rank `r` and visit every rank once. On which rank must it begin?
+# Follow one chunk. It must end on rank `r` and visit every rank once. On which rank must it begin?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Chunk `r` begins on rank `r + 1`. So rank `r` begins with chunk `r - 1`, and what comes from the left
-# in step 0 belongs to chunk `r - 2`. The lesson's `ring` begins one place further.
+# Chunk `r` begins on rank `r + 1`. So rank `r` begins with chunk `r - 1`. In step 0 it receives chunk
+# `r - 2` from its left neighbour. In the lesson's `ring`, rank `r` begins with chunk `r`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Keep what travels in a tensor of its own: send it, receive into an empty one, wait, and let the next
-# thing that travels be `incoming + own chunk`. Then `x` is never written.
+# Use a separate tensor for the chunk that travels. Send this tensor, receive into an empty one, and
+# wait. In the next step, send `incoming + own chunk`. So your program never writes to `x`.
 #
 # </details>
 
@@ -167,10 +169,10 @@ print(
 # %% [markdown]
 # ## 2. A ring in any order (★★, 25 minutes, 3 points)
 #
-# The cables run as they run: `order` lists the ranks as they stand in the ring, `[0, 2, 1]` for
-# 0 → 2 → 1 → 0. Add up `x` over all ranks, in place. Send only to the next rank of the ring; nobody
-# sends or receives more than $2\frac{n-1}{n}$ of `x` (with the largest chunk where they differ), in
-# $2(n-1)$ rounds.
+# The cables connect the ranks in some order. `order` lists the ranks in their order in the ring:
+# `[0, 2, 1]` means 0 → 2 → 1 → 0. Add up `x` over all ranks, in place. Each rank sends only to the next
+# rank of the ring. No rank may send or receive more than $2\frac{n-1}{n}$ of `x`. If the chunks differ
+# in length, the limit uses the largest chunk. Use $2(n-1)$ rounds.
 
 
 # %% role="answer" question="ring_in_order" points=3
@@ -304,13 +306,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In the lesson's ring the rank's number has two uses: it says who the neighbours are, and which chunk
-# it is the turn of. Which of them changes?
+# The lesson's ring uses the number of a rank in two ways. The number gives the neighbours of the rank,
+# and it gives the chunk for each step. Which of these two uses must change?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Both. Let `place = order.index(rank)` be where the rank stands in the ring. Chunks go by places.
+# Both uses must change. Let `place = order.index(rank)` be the place of the rank in the ring. Use the
+# place to choose the chunk, too.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -341,11 +344,11 @@ print(
 # %% [markdown]
 # ## 3. The best pipeline (★★, 25 minutes, 3 points)
 #
-# Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends to
-# `rank + 1` only. You are told the network's latency (seconds) and bandwidth (bytes per second). On
-# the modelled network the last rank must be done within 5 % of the best time of a chain that receives one
-# equal chunk after the other: $(n + s - 2)(\alpha + \frac{N}{sB})$ for the best s. (Receives posted ahead
-# may be quicker.)
+# Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends only to
+# `rank + 1`. You get the network's latency (seconds) and bandwidth (bytes per second). A chain that
+# receives $s$ equal chunks one after the other takes $(n + s - 2)(\alpha + \frac{N}{sB})$. On the
+# modelled network, your last rank must finish within 5 % of the time for the best $s$. A program that
+# posts receives ahead may be quicker.
 
 
 # %% role="answer" question="chain_broadcast" points=3
@@ -429,18 +432,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two things cost time: a wrong number of chunks, and a rank that does not receive while it sends.
+# Two mistakes cost time: a wrong number of chunks, and a rank that does not receive while it sends.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The lesson's formula gives the best number: $\sqrt{N (n-2) / (\alpha B)}$, with N in bytes. Round it.
-# What does it give for two ranks, or for one? There must be one chunk at least.
+# The lesson's formula gives the best number of chunks: $\sqrt{N (n-2) / (\alpha B)}$, with N in bytes.
+# Round this number. What does the formula give for two ranks, and for one rank? Use at least one chunk.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `recv` a chunk, pass it on with `isend`, go to the next chunk, and wait for all requests at the end.
+# Receive a chunk with `recv`, pass it on with `isend`, and go to the next chunk. Wait for all requests
+# at the end.
 #
 # </details>
 
@@ -471,10 +475,11 @@ for length, of_six in (
 # %% [markdown]
 # ## 4. An all_reduce that chooses (★★★, 35 minutes, 4 points)
 #
-# Add up `x` over all ranks, in place, on **any** number of ranks, one included. You are told the network's latency
-# and bandwidth. Choose between the ring and recursive doubling: the modelled network gives you 2 %
-# more than the better of the two takes by the lesson's formulas, for any tensor of up to 400 kB on up
-# to 8 ranks. `ring` and `swap` are given above. Points: value 2, time 2.
+# Add up `x` over all ranks, in place, on **any** number of ranks, one included. You get the network's
+# latency and bandwidth. Choose between the ring and recursive doubling. By the lesson's formulas, one of
+# the two is faster. On the modelled network, your function may take 2 % more than the time of the faster
+# one. The tensor has up to 400 kB, and there are up to 8 ranks. `ring` and `swap` are given above. The
+# value gives you 2 points, and the time gives you 2 points.
 
 
 # %% role="answer" question="quick_all_reduce" points={"value": 2, "time": 2}
@@ -578,19 +583,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# You need no formula for the crossover: work out both times, and compare.
+# You need no formula for the crossover. Compute both times and compare them.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `x.nbytes` is N in bytes. Doubling takes $\log_2 p$ steps on the largest power of two $p$, and two
-# more where $p < n$.
+# `x.nbytes` is N in bytes. Let $p$ be the largest power of two with $p \le n$. Recursive doubling takes
+# $\log_2 p$ steps, and two more steps if $p < n$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `1 << (world_size.bit_length() - 1)` is $p$. Ranks from $p$ on hand their `x` to rank `rank - p`, wait
-# for the sum, and are done.
+# `1 << (world_size.bit_length() - 1)` is $p$. Each rank from $p$ on sends its `x` to rank `rank - p`,
+# waits for the sum, and is done.
 #
 # </details>
 

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Exercises 06: synchronous SGD
 #
-# Four tasks that go with [lesson 06](../notebooks/06_synchronous_sgd.ipynb). In all of them many ranks
-# have to do what one process with all the examples would do, and to stay equal. A check calls your
-# function on worlds of 1 to 5 ranks (of 1 to 8 in task 4) and looks at the value on every rank, at every collective and at its
-# bytes. Gradients and weights come as one flat float32 vector.
+# These four tasks go with [lesson 06](../notebooks/06_synchronous_sgd.ipynb). In all of them, many ranks
+# must do the work of one process that has all the examples, and the ranks must stay equal. A check calls
+# your function on worlds of 1 to 5 ranks, and in task 4 on worlds of 1 to 8 ranks. It looks at the value
+# on every rank, at every collective and at the bytes of each collective. Gradients and weights are given
+# as one flat float32 vector.
 #
-# Each task has folded hints. `cost_gradient` is for task 3.
+# Each task has folded hints. Use `cost_gradient` in task 3.
 
 # %% role="setup"
 import builtins
@@ -43,10 +44,11 @@ def asks_the_others(run, given):
 # %% [markdown]
 # ## 1. Uneven shards (★★, 15 minutes, 2 points)
 #
-# A rank is given the gradient of the **mean** loss over its own examples, and their number, which
-# differs from rank to rank. It may be 0; then the gradient is all nan, as PyTorch's mean of nothing is.
-# Return on every rank the gradient of the mean loss over all examples. One `all_reduce`,
-# of a tensor at most one number longer than `gradient`. `gradient` must not change.
+# A rank is given the gradient of the **mean** loss over its own examples, and the number of its
+# examples. This number differs from rank to rank. It may be 0. Then the gradient is all nan, because
+# PyTorch's mean of no numbers is nan. Every rank returns the gradient of the mean loss over all examples
+# of all ranks. Use one `all_reduce`. Its tensor may be at most one number longer than `gradient`.
+# `gradient` must not change.
 
 
 # %% role="answer" question="uneven_shards" points=2
@@ -136,19 +138,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Turn the mean back into a sum over examples: what must be multiplied by what? The sums of all ranks
-# may be added.
+# Turn the mean back into a sum over examples. Which two values must you multiply? You may add up the
+# sums of all ranks.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Put `num_examples` at the end of the vector. After the all_reduce its last number is the number of all
-# examples.
+# Put `num_examples` at the end of the vector. After the all_reduce, the last number of the vector is the
+# number of all examples.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# nan times 0 is nan, and one nan spoils the sum on every rank. A rank without examples brings zeros.
+# nan times 0 is nan, and one nan turns the sum on every rank into nan. So a rank without examples must
+# bring zeros.
 #
 # </details>
 
@@ -159,10 +162,10 @@ print(measure(uneven_shards, shards_drawn(seed, length=4)))
 # %% [markdown]
 # ## 2. A clip in the wrong place (★, 10 minutes, 2 points)
 #
-# Mend this program. It shall return on every rank the mean of all gradients, shortened to the length
-# `most` where it is longer; a shorter one is left as it is. But it clips each rank's gradient before the
-# gradients are added. The number of examples is the same on all ranks. One `all_reduce`, no larger than the gradient,
-# is enough. `gradient` must not change.
+# Fix this program. It should return the mean of all gradients on every rank. If the mean is longer than
+# `most`, the program must shorten it to the length `most`. A shorter mean must not change. But this
+# program clips each rank's gradient before it adds up the gradients. All ranks have the same number of
+# examples. One `all_reduce`, no larger than the gradient, is enough. `gradient` must not change.
 
 
 # %% role="answer" question="clipped_mean" points=2
@@ -215,8 +218,7 @@ verdict = check(
         "another, and the direction changes.": (
             lambda gs, most: on_all(mean_of([cut(g, most[0]) for g in gs]), gs)
         ),
-        "The mean is right, but it is longer than most, and not cut. (With min in the place of max "
-        "it is divided by most and multiplied by it again.)": (
+        "The mean is right, but it is longer than most, and not cut. (With min instead of max it is divided by most and multiplied by it again.)": (
             lambda gs, most: on_all(mean_of(gs), gs)
         ),
         "That is the sum, clipped: divide before you measure.": (
@@ -263,8 +265,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# First the mean, then its length, then the cut. Every rank does the last two for itself, with the same
-# bits and so with the same result.
+# Compute the mean first, then its length. Then shorten the mean. Every rank does the last two steps for
+# itself. All ranks have the same bits, so they get the same result.
 #
 # </details>
 
@@ -283,11 +285,12 @@ print(
 # %% [markdown]
 # ## 3. A training kept in step (★★★, 30 minutes, 3 points)
 #
-# Train with momentum: in each step $v \leftarrow m v + g$ and $\theta \leftarrow \theta - \eta v$, with
-# $g$ the gradient of the cost over the examples of **all** ranks and $v = 0$ at first. All ranks have
-# equally many examples, but each comes with another `theta`: that of rank 0 counts. Return
-# `(theta, v)`. Allowed: `broadcast` and `all_reduce`, `steps + 1` in all, none larger than `theta`.
-# Inputs must not change.
+# Train with momentum. In each step, compute $v \leftarrow m v + g$ and then
+# $\theta \leftarrow \theta - \eta v$. Here $g$ is the gradient of the cost over the examples of **all**
+# ranks, and $v = 0$ at first. All ranks have equally many examples. Each rank is given another `theta`,
+# but only the `theta` of rank 0 counts. Return `(theta, v)`. Use only `broadcast` and `all_reduce`, with
+# `steps + 1` calls in all. The tensor of a call may not be larger than `theta`. The inputs must not
+# change.
 
 
 # %% role="answer" question="kept_in_step" points=3
@@ -415,18 +418,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The proof of the lesson has two parts: equal at the start, and equal bits into every step. Which calls
-# make each true?
+# The proof in the lesson has two parts. The ranks are equal at the start, and they use equal bits in
+# every step. Which calls make each part true?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `dist.broadcast` writes into its tensor: give it a clone of `theta`.
+# `dist.broadcast` writes into its tensor, so give it a clone of `theta`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# In the loop: gradient, all_reduce, divide, and only then `v` and `theta`.
+# In each step of the loop, compute the gradient, call all_reduce, and divide. Only then change `v` and
+# `theta`.
 #
 # </details>
 
@@ -447,10 +451,10 @@ print(measure(kept_in_step, hidden_examples))
 # %% [markdown]
 # ## 4. Who is out of step? (★★, 20 minutes, 3 points)
 #
-# Return on every rank the list of the ranks whose weights are not, bit for bit, those of rank 0, in
-# order. One `all_gather` is allowed, and no rank may bring more than 8 bytes to it: the weights of a
-# real model are far too many to be sent round. Twins like those of the lesson must be found, too.
-# `theta` must not change. (`zlib` is there for you.)
+# Some ranks have weights that differ from the weights of rank 0 in at least one bit. Return the list of
+# these ranks, in order, on every rank. You may use one `all_gather`, and no rank may bring more than 8
+# bytes to it. The weights of a real model are far too many to send. You must also find twins like the
+# twins in the lesson. `theta` must not change. You may use `zlib`.
 
 
 # %% role="answer" question="out_of_step" points=3
@@ -571,7 +575,7 @@ verdict = check(
             lambda theta: torch.tensor(float(zlib.crc32(theta.numpy().tobytes()))).item()
         ),
         "Ranks that hold the weights of rank 0 are named, but rank 1 is not when it does: `hash` of "
-        "bytes or text is salted, anew in each program that is started, and here every two ranks "
+        "bytes or text is salted, with new salt in each program that is started, and here every two ranks "
         "were started apart from the others. Take a checksum without a salt.": (
             lambda thetas: on_all(
                 [r for r in range(len(thetas)) if r > 1 or r in all_out_of_step(thetas)], thetas
@@ -598,20 +602,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# You need a number that follows from all the bits of `theta` and their order, and is almost never the same
-# for two different ones: a **checksum**.
+# You need a number that depends on all the bits of `theta` and on their order. Two different `theta`
+# must almost never give the same number. Such a number is called a **checksum**.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `zlib.crc32(data)` makes one of bytes, below $2^{32}$ (too large for an int32); `theta.numpy().tobytes()` are the bytes.
+# `zlib.crc32(data)` computes a checksum from bytes. The checksum is below $2^{32}$, so it may be too
+# large for an int32. `theta.numpy().tobytes()` gives you the bytes.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.tensor([number])` is an int64 tensor of 8 bytes; a float32 would keep 24 of the 32 bits only.
-# `all_gather` needs a holder for each rank. (Not Python's own `hash`: that of bytes is salted, another in
-# each program that is started.)
+# `torch.tensor([number])` is an int64 tensor of 8 bytes. A float32 would keep only 24 of the 32 bits.
+# `all_gather` needs a holder for each rank. Do not use Python's own `hash`. For the same bytes, `hash`
+# gives a different number in each program that you start.
 #
 # </details>
 

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 07: data-parallel training
 #
-# Four tasks that go with [lesson 07](../notebooks/07_data_parallel_training.ipynb): pieces of a training
-# loop that run quietly when they are wrong. A check calls your function on worlds of 1 to 5 ranks, **one**
-# included, with uneven shares. It looks at the value on every rank, and at the collectives and their
-# bytes.
+# These four tasks go with [lesson 07](../notebooks/07_data_parallel_training.ipynb). Each task is a
+# piece of a training loop. If you write such a piece wrongly, the loop still runs without an error. A
+# check calls your function on worlds of 1 to 5 ranks, **one** included, with uneven shares. It looks at
+# the value on every rank, at the collectives and at their bytes.
 #
 # Each task has folded hints.
 
@@ -32,9 +32,9 @@ DISK = tempfile.TemporaryDirectory()  # here lie the checkpoints of task 4
 # %% [markdown]
 # ## 1. Gradients in one flat buffer (★, 15 minutes, 2 points)
 #
-# `gradients` is a list of float32 tensors of several shapes, one per parameter, with the same shapes on every
-# rank. Replace each, **in place**, by its mean over all ranks. One `all_reduce` for all of them together, with no
-# more bytes than they have.
+# `gradients` is a list of float32 tensors, one per parameter. The tensors have several shapes, and the
+# shapes are the same on every rank. Replace each tensor, **in place**, by its mean over all ranks. Use
+# one `all_reduce` for all tensors together, with no more bytes than the tensors have.
 
 
 # %% role="answer" question="sync_gradients" points=2
@@ -109,14 +109,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `torch.cat` joins one-dimensional tensors, `tensor.flatten()` makes one. The result is a copy: changes of it do
-# not reach the gradients by themselves.
+# `torch.cat` joins one-dimensional tensors, and `tensor.flatten()` makes a tensor one-dimensional. The
+# result of `torch.cat` is a copy. If you change the copy, the gradients do not change.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `flat.split([n0, n1, ...])` cuts it up again, `part.view_as(gradient)` gives back the shape, and
-# `gradient.copy_(part)` writes into the gradient.
+# `flat.split([n0, n1, ...])` cuts the flat tensor into parts again. `part.view_as(gradient)` gives the
+# part its old shape, and `gradient.copy_(part)` writes the part into the gradient.
 #
 # </details>
 
@@ -127,10 +127,11 @@ print(measure(sync_gradients, of_a_small_net(seed, ((4, 2), (3,))), in_place=Tru
 # %% [markdown]
 # ## 2. Nobody counts twice (★★, 15 minutes, 2 points)
 #
-# `DistributedSampler` has dealt out `n` examples without shuffling: element `i` of a rank's share is example
-# `rank + i * world_size`. Where that reaches `n` or more, the sampler began again at the front: padding. `right`
-# holds 1 where the model answered an element of the share correctly, else 0. Return the accuracy over the `n` examples, as
-# a float, on every rank. One `all_reduce`, at most 8 bytes.
+# `DistributedSampler` has dealt out `n` examples without shuffling. Element `i` of a rank's share is
+# example `rank + i * world_size`. If that number is `n` or more, the element is padding, because the
+# sampler began again at the front. `right` contains 1 if the model answered an element of the share
+# correctly, and 0 if not. Return the accuracy over the `n` examples, as a float, on every rank. Use one
+# `all_reduce` of at most 8 bytes.
 
 
 # %% role="answer" question="held_out_accuracy" points=2
@@ -264,12 +265,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which examples does the rank hold? `rank + world_size * torch.arange(len(right))`. Which of them are real?
+# The rank has the examples `rank + world_size * torch.arange(len(right))`. Which of these are real
+# examples?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A tensor can be picked from by a condition: `right[example < n]`. It may pick nothing; its sum is then 0.
+# You can pick numbers from a tensor by a condition: `right[example < n]`. If the condition is never
+# true, the result is empty, and its sum is 0.
 #
 # </details>
 
@@ -280,10 +283,11 @@ print(measure(held_out_accuracy, one_example_too_many(seed)))
 # %% [markdown]
 # ## 3. Batch norm over all ranks (★★, 30 minutes, 3 points)
 #
-# Each rank has `x` with shape (its number of examples, channels). The number of examples differs; one rank may have
-# none. Return `(mean, variance)` of each channel over the examples of **all** ranks: two float32 tensors. The
-# variance divides by the number of examples, as batch norm does. One channel has mean 1000 and standard deviation
-# 0.05. One collective, `all_gather` or `all_reduce`, to which a rank brings at most `2 * channels + 1` float32 numbers.
+# Each rank has `x` with shape (its number of examples, channels). The number of examples differs from
+# rank to rank, and one rank may have none. Return `(mean, variance)` of each channel over the examples
+# of **all** ranks, as two float32 tensors. The variance divides by the number of examples, as batch norm
+# does. One channel has mean 1000 and standard deviation 0.05. Use one collective, `all_gather` or
+# `all_reduce`. A rank may bring at most `2 * channels + 1` float32 numbers to it.
 
 
 # %% role="answer" question="batch_statistics" points=3
@@ -408,20 +412,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The sums of $x$ and $x^2$ could be added up, but a small variance about a large mean is lost in them. What
-# can each rank tell of its examples *about its own mean*?
+# You could add up the sums of $x$ and $x^2$. But if the mean is large and the variance is small, these
+# sums lose the variance. What can each rank compute about its examples *relative to its own mean*?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Its count $n_r$, its mean $\mu_r$ and $M_r$, the sum of $(x - \mu_r)^2$. Then $\mu = \sum n_r \mu_r / n$ and $M = \sum
-# (M_r + n_r (\mu_r - \mu)^2)$.
+# Each rank can compute its count $n_r$, its mean $\mu_r$ and $M_r$, the sum of $(x - \mu_r)^2$. Then
+# $\mu = \sum n_r \mu_r / n$ and $M = \sum (M_r + n_r (\mu_r - \mu)^2)$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.cat([count, own, m2])` with `count` a tensor of one float. The mean of no examples is nan, and
-# `0 * nan` is nan, too: put zeros there. `torch.stack(parts)` has a row per rank.
+# Join the numbers with `torch.cat([count, own, m2])`, where `count` is a tensor of one float. The mean
+# of no examples is nan, and `0 * nan` is nan, too. So put zeros instead of this mean.
+# `torch.stack(parts)` has one row per rank.
 #
 # </details>
 
@@ -432,11 +437,12 @@ print(measure(batch_statistics, lambda rank, world_size: uneven_batches(rank, wo
 # %% [markdown]
 # ## 4. Go on from a checkpoint (★★★, 35 minutes, 3 points)
 #
-# At `path` lies a checkpoint of `nn.Linear(2, 1)` and its SGD (rate 0.1, momentum 0.9): a dict of two state dicts,
-# `model` and `optimizer`, and `epoch`, the next one. Every rank can read it. Train that epoch on `TensorDataset(x, y)`:
-# `DistributedSampler(data, world_size, rank)`, batches of 2, `F.mse_loss`, mean gradients. Then rank 0 alone replaces the
-# file by the new checkpoint, in one move; nobody returns before. Return the weights, flat. Use `all_reduce` once a step,
-# and `barrier`.
+# The file `path` is a checkpoint of `nn.Linear(2, 1)` and its SGD (rate 0.1, momentum 0.9). It is a dict
+# of two state dicts, `model` and `optimizer`, and of `epoch`, the next epoch. Every rank can read the
+# file. Train that epoch on `TensorDataset(x, y)`. Use `DistributedSampler(data, world_size, rank)`,
+# batches of 2, `F.mse_loss`, and mean gradients. Then rank 0 alone replaces the file with the new
+# checkpoint in one move. No rank may return before rank 0 has replaced the file. Return the weights as
+# one flat tensor. Use one `all_reduce` in each step, and use `barrier`.
 
 
 # %% role="answer" question="resume" points=3
@@ -585,7 +591,7 @@ def epoch_from(
 WORDS = {
     "into the old file": (
         "The weights are right, but rank {rank} writes into the old file itself: a crash in the middle "
-        "leaves half a checkpoint and no old one. Save beside it, then os.replace."
+        "leaves half a checkpoint and no old one. Save next to it, then os.replace."
     ),
     "replaced, too": "Rank {rank} replaces the checkpoint, too: one rank writes, all load.",
     "not replaced": "The weights are right, but the old checkpoint still lies at path.",
@@ -639,8 +645,8 @@ def move_complaint(run):
     pieces = [piece for piece in run.trace.pieces if piece.rank == 0]
     if any(piece.name == NOTHING for piece in pieces):
         return (
-            "The new file is there in the end, but for a moment none lay at path: a crash just then "
-            "leaves no checkpoint. os.replace puts the new one in the place of the old in one move."
+            "The new file is there in the end, but for a moment there was none at path: a crash at that moment "
+            "leaves no checkpoint. os.replace puts the new file in place of the old one in one move."
         )
     last = run.trace.of_rank(0)[-1:]
     moved = max((piece.start_s for piece in pieces if piece.name == MOVED), default=None)
@@ -762,14 +768,16 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In this order: make model and optimizer; `torch.load(path, weights_only=True)`; `load_state_dict` of both;
-# `sampler.set_epoch`; the loop of [the lesson](../notebooks/07_data_parallel_training.ipynb), without noise.
+# Work in this order. Make the model and the optimizer. Call `torch.load(path, weights_only=True)`, then
+# `load_state_dict` of the model and of the optimizer, then `sampler.set_epoch`. Then write the loop of
+# [the lesson](../notebooks/07_data_parallel_training.ipynb), without noise.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `torch.save(state, path + ".new")`, then `os.replace(path + ".new", path)`: at every moment there is a whole
-# file at `path`, the old one or the new one. A `barrier` makes the others wait for rank 0.
+# Call `torch.save(state, path + ".new")`, then `os.replace(path + ".new", path)`. So there is a whole
+# file at `path` at every moment: the old file or the new one. A `barrier` makes the other ranks wait for
+# rank 0.
 #
 # </details>
 

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Exercises 08: from loops to DDP
 #
-# Four tasks that go with [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb). In the first two you build the
-# heart of DDP, in the other two you use torch's where it needs help. A check calls your function on
-# worlds of 1 to 5 real ranks and looks at gradients and at every collective: how many, in which
-# order, how many bytes. Task 2 is then put on a modelled network, whose virtual clock shows whether
-# your program really overlaps.
+# These four tasks go with [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb). In the first two tasks
+# you build the core of DDP. In the other two tasks you use torch's DDP where it needs help. A check
+# calls your function on worlds of 1 to 5 real ranks. It looks at the gradients and at the number, the
+# order and the bytes of the collectives. The check of task 2 then runs your function on a modelled
+# network. The virtual clock of this network shows whether your program really overlaps.
 #
 # Each task has folded hints.
 
@@ -36,10 +36,11 @@ def gradients(model):
 # %% [markdown]
 # ## 1. Buckets (★★, 20 minutes, 3 points)
 #
-# Every rank has a list of gradients, in the order of the model's layers: one-dimensional, float32, of
-# the same lengths on every rank. Return the list of their means over the ranks. Put them into buckets,
-# **last gradient first**, and close a bucket once it holds `cap_nbytes` bytes or more. One `all_reduce`
-# per bucket, in the order in which buckets are closed. The given gradients must not change.
+# Every rank has a list of gradients, in the order of the model's layers. The gradients are
+# one-dimensional float32 tensors, and their lengths are the same on every rank. Return the list of their
+# means over the ranks. Put the gradients into buckets, **last gradient first**, and close a bucket once
+# it holds `cap_nbytes` bytes or more. Call one `all_reduce` per bucket, in the order in which you close
+# the buckets. The given gradients must not change.
 
 
 # %% role="answer" question="reduce_in_buckets" points=3
@@ -117,20 +118,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# First only find the buckets: a list of lists of numbers, where the first list begins with the last
-# gradient's number. Print them before you send anything.
+# First compute only the buckets. Keep them as a list of lists of gradient numbers. The first list begins
+# with the number of the last gradient. Print the buckets before you send anything.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# When do you open a new bucket? When the open one has reached the cap **and** another gradient comes. A
-# gradient never goes into two buckets.
+# When do you open a new bucket? Open one if the current bucket has reached the cap **and** there is
+# another gradient. Never split a gradient over two buckets.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.cat` makes a bucket flat, and `flat.split([lengths])` cuts it again. Prepare the result
-# with `[None] * len(grads)` and write each mean to its gradient's number.
+# `torch.cat` joins the gradients of a bucket to one flat tensor, and `flat.split([lengths])` cuts this
+# tensor again. Prepare the result with `[None] * len(grads)`, and write each mean to the place of its
+# gradient.
 #
 # </details>
 
@@ -162,10 +164,11 @@ print(
 # %% [markdown]
 # ## 2. Hide it (★★★, 30 minutes, 4 points)
 #
-# `model` is a tower of layers, without biases. Let `(model(x)).sum()` go backward, and return the list
-# of the mean gradients, `gradients(model)`. Each layer is a bucket: bring its gradient to an `all_reduce`
-# of its own **as soon as it is there**, so that it travels while backward goes on. On the modelled
-# network the budget leaves room for hardly more than what cannot be hidden.
+# `model` is a stack of layers without biases. Call backward on `(model(x)).sum()`, and return the list
+# of the mean gradients, `gradients(model)`. Each layer is a bucket. Give the gradient of a layer to an
+# `all_reduce` of its own **as soon as the gradient is ready**. Then the gradient travels while backward
+# goes on. The modelled network has a tight time budget. It leaves hardly any time for communication that
+# your program could hide.
 
 
 # %% role="answer" question="hide_it" points=4
@@ -297,19 +300,19 @@ verdict
 # <details><summary>Hint 1</summary>
 #
 # `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` when `weight.grad` is
-# there. Which weight will be the first?
+# ready. Which weight is ready first?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# In the hook, `dist.all_reduce(..., async_op=True)` returns a request at once. Keep it in a list. If you
-# wait for it in the hook, backward stands still meanwhile.
+# In the hook, `dist.all_reduce(..., async_op=True)` returns a request at once. Keep this request in a
+# list. If you wait for the request in the hook, backward has to wait, too.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Three parts: register the hook for every weight; `backward()`; wait for all requests. Divide in the
-# hook, or after the waits, but not while the request is open.
+# Do three things: register the hook for every weight, call `backward()`, and wait for all requests.
+# Divide in the hook, or after the waits, but not while the request is open.
 #
 # </details>
 
@@ -330,10 +333,11 @@ print(
 # %% [markdown]
 # ## 3. One all_reduce for many micro-batches (★★, 20 minutes, 3 points)
 #
-# `ddp` is torch's. Every rank has a list of micro-batches, all of the same size. Return the gradients
-# of the mean of `ddp(x)` over **all** examples: of all micro-batches, on all ranks. Let gradients gather
-# on each rank, and let DDP communicate **once**, with the last micro-batch. A modelled device then has
-# memory for one micro-batch's outputs, but not for all at once.
+# `ddp` is a model in torch's DDP. Every rank has a list of micro-batches, all of the same size. Return
+# the gradients of the mean of `ddp(x)` over **all** examples of all micro-batches on all ranks. Let each
+# rank add up its gradients, and let DDP communicate **once**, with the last micro-batch. The check then
+# runs your function on a modelled device. This device has memory for the outputs of one micro-batch, but
+# not for the outputs of all micro-batches at once.
 
 
 # %% role="answer" question="accumulate" points=3
@@ -484,19 +488,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `with ddp.no_sync():` around forward and backward leaves the gradients on the rank, where the next backward
-# adds to them.
+# Put forward and backward into a block `with ddp.no_sync():`. Then the gradients stay on the rank, and
+# the next backward adds to them.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The mean over three micro-batches of equal size is the mean of their means. What is each loss to be divided
-# by?
+# The mean over three micro-batches of equal size is the mean of their means. By which number must you
+# divide each loss?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `contextlib.nullcontext()` is a context that does nothing: useful where `no_sync` is to hold for some
+# `contextlib.nullcontext()` is a context that does nothing. It is useful if you need `no_sync` for some
 # micro-batches only.
 #
 # </details>
@@ -520,11 +524,12 @@ print(
 # %% [markdown]
 # ## 4. Uneven last batches (★★, 25 minutes, 3 points)
 #
-# The last batch of an epoch: every rank has another number of examples, and some may have **none**. DDP
-# averages the ranks' gradients, so with a mean on each rank, few examples would weigh as much as many.
-# Return the gradients of the mean of `ddp(x)` over **all** examples of all ranks. Beside DDP's own
-# messages one `all_reduce` of one number is allowed, before backward or after it. A rank without
-# examples goes along (`join` would send more).
+# In the last batch of an epoch, each rank has a different number of examples, and some ranks may have
+# **none**. DDP averages the ranks' gradients. If each rank used its own mean, a rank with few examples
+# would weigh as much as a rank with many. Return the gradients of the mean of `ddp(x)` over **all**
+# examples of all ranks. Besides DDP's own messages you may use one `all_reduce` of one number, before or
+# after backward. A rank without examples takes part like the other ranks. Do not use `join`, because it
+# would send more.
 
 
 # %% role="answer" question="weigh" points=3
@@ -629,19 +634,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# DDP returns $\frac{1}{R} \sum_r g_r$. Which $g_r$ must rank $r$ bring, so that this is $\frac{1}{N} \sum_i
-# \nabla \ell_i$ over all $N$ examples?
+# DDP returns $\frac{1}{R} \sum_r g_r$. The result must equal $\frac{1}{N} \sum_i \nabla \ell_i$ over all
+# $N$ examples. Which $g_r$ must rank $r$ bring?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# $g_r = \frac{R}{N} \sum_{i \in B_r} \nabla \ell_i$. Each rank knows its own part of $N$.
+# Rank $r$ must bring $g_r = \frac{R}{N} \sum_{i \in B_r} \nabla \ell_i$. Each rank knows its own part of
+# $N$.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A rank without examples goes through forward and backward like the others. The sum of its outputs, a
-# sum of nothing, is 0, and the gradients that it brings are zeros. No `if` is needed.
+# A rank without examples runs forward and backward like the other ranks. It has no outputs, so their sum
+# is 0. The gradients that it brings are zeros. You need no `if`.
 #
 # </details>
 

@@ -1,18 +1,20 @@
 # %% [markdown]
 # # Exercises 09: when does it pay?
 #
-# Three tasks that go with [lesson 09](../notebooks/09_when_does_it_pay.ipynb). A check calls your
-# function on worlds of 1 to 5 real ranks, **one** included, with uneven numbers, and looks at the value
-# on every rank and at what was sent. Then it goes to 8 modelled ranks with a virtual clock, which
-# shows the same on every machine, and your function must keep within a budget of time.
+# These three tasks go with [lesson 09](../notebooks/09_when_does_it_pay.ipynb). A check calls your
+# function on worlds of 1 to 5 real ranks, **one** included, with uneven numbers. It looks at the value
+# on every rank and at everything that the ranks sent. Then the check runs your function on 8 modelled
+# ranks. Their virtual clock shows the same time on every machine, and your function must keep within a
+# budget of time.
 #
-# Each task has folded hints. A step of work is `simlib.compute(seconds)`. `tree` and `ring`, given
-# here, add up `x` in place over the ranks **0 to R - 1** only; call them on just these. By lesson 09
-# they take
+# Each task has folded hints. Call `simlib.compute(seconds)` to model a step of work. `tree` and `ring`
+# are given here. They add up `x` in place over the ranks **0 to R - 1** only, so call them on these
+# ranks only. As lesson 09 explains, they take
 #
 # $$2\lceil\log_2 R\rceil\Big(\alpha + \frac N\beta\Big) \qquad\text{and}\qquad 2(R-1)\Big(\alpha + \frac{N}{R\beta}\Big)$$
 #
-# seconds for N bytes, with latency $\alpha$ and bandwidth $\beta$ (if R divides the length).
+# seconds for N bytes. Here $\alpha$ is the latency and $\beta$ is the bandwidth. The formula of `ring`
+# is right if R divides the length.
 
 # %% role="setup"
 import math
@@ -54,10 +56,11 @@ def ring(rank, R, x):
 # %% [markdown]
 # ## 1. From how many ranks on? (★★, 20 minutes, 3 points)
 #
-# Every rank measured its own `compute_s`; they differ. With a ring, what is the smallest number of
-# ranks R ≥ 2 that trains faster than one rank (weak scaling; in every step all wait for the slowest
-# `compute_s` of the world)? Return the same int on every rank, or 0 where no R up to 4,096 pays. One rank
-# alone computes as slowly as the slowest. Allowed: one `all_reduce` of a single number.
+# Every rank measured its own `compute_s`, and these times differ. Training uses a ring and weak scaling.
+# In every step, all ranks wait for the rank with the largest `compute_s`. What is the smallest number of
+# ranks R ≥ 2 that trains faster than one rank? Assume that one rank alone is as slow as the slowest
+# rank. Return the same int on every rank. Return 0 if no R up to 4,096 pays. You may use one
+# `all_reduce` of a single number.
 
 
 # %% role="answer" question="break_even_ranks" points=3
@@ -178,20 +181,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two steps: first all ranks must know the slowest time, by an `all_reduce` with another operation than
-# the sum. Then every rank works out the rest for itself.
+# You need two steps. First, all ranks must learn the slowest time. Use an `all_reduce` with another
+# operation than the sum. Then every rank computes the result for itself.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Try R = 2, 3, 4, ... and return the first for which $T_\text{sync}(R) < (R - 1)\,T_\text{comp}$. Or use
-# equation (6), and mind that "greater than 4" begins with 5.
+# Try R = 2, 3, 4, ... and return the first R for which $T_\text{sync}(R) < (R - 1)\,T_\text{comp}$. Or
+# use equation (6). Mind that the first whole number "greater than 4" is 5.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `dist.all_reduce(slowest, op=dist.ReduceOp.MAX)`, where `slowest` is a tensor of one number. Take
-# float64: a float32 has seven digits.
+# Call `dist.all_reduce(slowest, op=dist.ReduceOp.MAX)`, where `slowest` is a tensor of one number. Use
+# float64, because a float32 has only seven digits.
 #
 # </details>
 
@@ -212,11 +215,12 @@ print(
 # %% [markdown]
 # ## 2. The quickest epoch (★★★, 35 minutes, 4 points)
 #
-# `batches` batches wait, `compute_s` each. Choose R from 1 to `world_size`, and `tree` or `ring`, for the
-# shortest epoch: $\lceil\text{batches}/R\rceil$ steps. In *each*, ranks 0 to R - 1 call
-# `simlib.compute(compute_s)`, then add up a fresh copy of `gradient`. The others return at once. Return the last
-# sum (R = 1: the gradient), on idle ranks zeros of its shape. Leave `gradient` as it is. Allowed: 2 % more
-# time than the best plan.
+# An epoch has `batches` batches, and each batch takes `compute_s`. Choose R from 1 to `world_size`, and
+# choose `tree` or `ring`, so that the epoch is as short as possible. The epoch has
+# $\lceil\text{batches}/R\rceil$ steps. In *each* step, ranks 0 to R - 1 call
+# `simlib.compute(compute_s)`, then add up a fresh copy of `gradient`. These ranks return the last sum.
+# For R = 1 this is the gradient. The other ranks return at once. They return zeros of the shape of
+# `gradient`. `gradient` must not change. You may take 2 % more time than the best plan.
 
 
 # %% role="answer" question="quickest_epoch" points=4
@@ -387,19 +391,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Every rank knows all it needs to make the same plan by itself: nothing has to be sent for it.
+# Every rank knows enough to make the same plan by itself. So no rank has to send anything for the plan.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# For each R, work out $\lceil\text{batches}/R\rceil\,(T_\text{comp} + T_\text{sync}(R))$ for both algorithms and
-# keep the least. N is in bytes: `gradient.nbytes`. One rank has nothing to add up.
+# For each R and both algorithms, compute
+# $\lceil\text{batches}/R\rceil\,(T_\text{comp} + T_\text{sync}(R))$, and keep the shortest time. N is in
+# bytes: `gradient.nbytes`. One rank alone has nothing to add up.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# In each step: `simlib.compute(compute_s)`, then `total = gradient.clone()`, then `tree(rank, R, total)` or `ring`.
-# Without the `clone` the second step would add up sums.
+# In each step, call `simlib.compute(compute_s)`, then make `total = gradient.clone()`, then call
+# `tree(rank, R, total)` or `ring`. Without the `clone`, the second step would add up sums.
 #
 # </details>
 
@@ -421,11 +426,12 @@ for length, batches in (few, many):
 # %% [markdown]
 # ## 3. Accumulate for an efficiency (★★, 25 minutes, 3 points)
 #
-# Row m of `gradients` is what micro-batch m gives on this rank: call `simlib.compute(compute_s)` for each. An
-# `all_reduce` of a row was measured to take `sync_s` (do not wait for it yourself). Take the smallest k with
-# efficiency $k\,T_\text{comp} / (k\,T_\text{comp} + T_\text{sync}) \ge$ `efficiency`. `all_reduce` once after
-# every k micro-batches. Return one row per `all_reduce`: the mean gradient over its micro-batches and all
-# ranks. The last group may be shorter. Leave `gradients` as they are.
+# Row m of `gradients` is the gradient of micro-batch m on this rank. Call `simlib.compute(compute_s)`
+# for each micro-batch. A measurement showed that an `all_reduce` of a row takes `sync_s`. Do not wait
+# for this time yourself. Find the smallest k with efficiency
+# $k\,T_\text{comp} / (k\,T_\text{comp} + T_\text{sync}) \ge$ `efficiency`. Call `all_reduce` once after
+# every k micro-batches. Return one row per `all_reduce`: the mean gradient over its micro-batches and
+# all ranks. The last group may be shorter. `gradients` must not change.
 
 
 # %% role="answer" question="accumulate" points=3
@@ -549,19 +555,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Solve the efficiency for k: $k \ge \frac{T_\text{sync}}{T_\text{comp}} \cdot \frac{e}{1 - e}$. At least 1, and rounded
-# up: k is a whole number.
+# Solve the efficiency for k: $k \ge \frac{T_\text{sync}}{T_\text{comp}} \cdot \frac{e}{1 - e}$. Round
+# this number up, because k is a whole number. k must be at least 1.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `gradients.split(k)` gives the groups, the last one shorter where k does not divide their number. Begin
-# each group with a tensor of zeros, so that `gradients` stay as they are.
+# `gradients.split(k)` gives the groups. The last group is shorter if k does not divide the number of
+# rows. Begin each group with a tensor of zeros, so that `gradients` does not change.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# After the `all_reduce` divide by `len(group) * world_size`.
+# After the `all_reduce`, divide by `len(group) * world_size`.
 #
 # </details>
 

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Exercises 10: splitting the model
 #
-# Four tasks that go with [lesson 10](../notebooks/10_splitting_the_model.ipynb). In the first two you
-# count memory and place layers; in the others you send a backward pass across ranks, and keep it
-# small.
+# This sheet has four tasks for [lesson 10](../notebooks/10_splitting_the_model.ipynb). In the first two
+# tasks you count memory and place layers. In the other two tasks you send a backward pass across ranks,
+# and you keep its memory small.
 #
-# Besides values, messages and bytes, some checks look at **memory**: an answer that is right on real
-# ranks is simulated, and no rank may hold more than a bound at its peak. An input counts only once
-# the rank computes with it or sends it. Each task has folded hints.
+# Besides values, messages and bytes, some checks look at **memory**. Such a check runs your answer on
+# real ranks first. If the answer is right, the check then simulates it on a modelled cluster. No rank
+# may hold more than a given number of bytes at its peak. An input counts only from the moment when the
+# rank computes with it or sends it. Each task has folded hints.
 
 # %% role="setup"
 import itertools
@@ -53,11 +54,11 @@ def left_none(run, given):
 # %% [markdown]
 # ## 1. The ledger of a stage (★, 10 minutes, 2 points)
 #
-# Each rank holds one stage: for each neighbouring pair in `widths` an `nn.Linear` with bias and an
-# `nn.ReLU`. Everything is float32. Return its ledger as a dict of bytes: `"parameters"`,
-# `"gradients"` and `"optimizer state"` after one step of `"sgd"`, `"momentum"` or `"adam"`, and
-# `"activations"`: what the stage holds after its forward pass on `batch` examples, which is its
-# input and the result of each ReLU. Send nothing.
+# Each rank holds one stage. The stage has an `nn.Linear` with bias and an `nn.ReLU` for each
+# neighbouring pair in `widths`. Everything is float32. Return the ledger of the stage as a dict of
+# bytes. `"parameters"`, `"gradients"` and `"optimizer state"` are the bytes after one step of `"sgd"`,
+# `"momentum"` or `"adam"`. `"activations"` are the bytes that the stage holds after its forward pass on
+# `batch` examples: it then holds its input and the result of each ReLU. Send nothing.
 
 
 # %% role="answer" question="stage_ledger" points=2
@@ -204,19 +205,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A Linear from `a` to `b` has two tensors: a weight of a x b numbers and a bias of b.
+# A Linear from `a` to `b` has two tensors. The weight has a x b numbers, and the bias has b numbers.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Adam has, for each parameter, a mean of its gradients and a mean of their squares. And for each
-# tensor it counts the steps, as one float32.
+# For each parameter, Adam keeps a mean of the gradients and a mean of their squares. For each tensor,
+# Adam also counts the steps in one float32.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The input has `batch * widths[0]` numbers, the results of the ReLUs have `batch * widths[1]`,
-# `batch * widths[2]`, ...
+# The input has `batch * widths[0]` numbers. The results of the ReLUs have `batch * widths[1]`,
+# `batch * widths[2]`, ... numbers.
 #
 # </details>
 
@@ -236,10 +237,11 @@ print(
 # %% [markdown]
 # ## 2. Where to cut (★★, 20 minutes, 3 points)
 #
-# `sizes[k]` is the number of parameters of layer k. Give each rank neighbouring layers, rank 0 the
-# first ones, so that the largest stage is as small as it can be. Of equally good cuts take the one
-# where rank 0 has the most layers, then rank 1, and so on; the last ranks may have none. Return this
-# rank's layers: a list with `torch.zeros(size)` for each. Never hold other layers. Send nothing.
+# `sizes[k]` is the number of parameters of layer k. Give each rank neighbouring layers, and give rank 0
+# the first ones. Make the largest stage as small as possible. If several cuts are equally good, take the
+# one that gives rank 0 the most layers. If several are left, take the one that gives rank 1 the most
+# layers, and so on. The last ranks may have no layers. Return this rank's layers as a list that has a
+# `torch.zeros(size)` for each layer. Never hold the layers of another rank. Send nothing.
 
 
 # %% role="answer" question="my_layers" points=3
@@ -388,19 +390,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Turn the question round. If no stage may be larger than some limit, how many stages are needed?
-# Fill each as far as it goes.
+# Ask the question the other way round: if no stage may be larger than some limit, how many stages do you
+# need? Fill each stage as far as the limit allows.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The limit is at least the largest layer. Raise it until `world_size` stages are enough. That cut is
-# also the one that fills the first ranks first.
+# The limit is at least the size of the largest layer. Raise the limit until `world_size` stages are
+# enough. The cut for this limit also fills the first ranks first.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Do all this with the numbers in `sizes`. Only the last line makes tensors.
+# Work out the cut with the numbers in `sizes`. Make tensors only in the last line.
 #
 # </details>
 
@@ -417,11 +419,11 @@ print(
 # %% [markdown]
 # ## 3. Backward across ranks (★★, 25 minutes, 3 points)
 #
-# Rank r holds the weight matrix `w` of stage r, which makes `torch.tanh(h @ w)` of its input `h`.
-# Rank 0 is given the input `x` of `batch` examples; the others are given None. The last rank's loss
-# is the mean of the squares of its output. Return, on every rank, the gradient of the loss with
-# respect to its own `w`. Over each boundary go one message forward and one backward. Leave the
-# numbers in `w` as they are.
+# Rank r holds the weight matrix `w` of stage r. The stage computes `torch.tanh(h @ w)` from its input
+# `h`. Rank 0 gets the input `x` of `batch` examples, and the other ranks get None. The loss is the mean
+# of the squares of the last rank's output. Every rank returns the gradient of the loss with respect to
+# its own `w`. Send one message forward and one message backward over each boundary. Leave the numbers in
+# `w` as they are.
 
 
 # %% role="answer" question="stage_gradient" points=3
@@ -505,20 +507,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The pair of functions of the lesson works. It also goes without: `y.backward(gradient)` starts a
-# backward pass at any tensor, if you say what the gradient of the loss with respect to it is.
+# You can use the pair of functions of the lesson. You can also do without them: `y.backward(gradient)`
+# starts a backward pass at any tensor. As `gradient`, pass the gradient of the loss with respect to `y`.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Receive `h` into a `torch.empty(batch, w.shape[0])`, then say `h.requires_grad_()`: after
-# `backward`, `h.grad` is what the left neighbour is waiting for.
+# Receive `h` into a `torch.empty(batch, w.shape[0])`, then call `h.requires_grad_()`. After `backward`,
+# send `h.grad` to the left neighbour, which waits for it.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A rank in the middle: receive h, compute y, send `y.detach()` to the right, receive the gradient
-# of y from there, call `y.backward(gradient)`, send `h.grad` to the left.
+# A rank in the middle receives h, computes y, and sends `y.detach()` to the right. Then it receives the
+# gradient of y from the right, calls `y.backward(gradient)`, and sends `h.grad` to the left.
 #
 # </details>
 
@@ -537,11 +539,12 @@ print(measure(stage_gradient, drawn))
 # %% [markdown]
 # ## 4. In small pieces (★★★, 25 minutes, 3 points)
 #
-# The same stages and the same loss, the mean of the squares over **all** examples. Now the input
-# comes in pieces: on rank 0 `xs` is a list of `pieces` tensors of `batch` examples each, elsewhere
-# None. Return the gradient with respect to `w`. Each piece crosses each boundary once forward and
-# once backward. No rank ever holds the activations of more than one piece: the check looks at
-# its memory. Leave `w` and `xs` as they are.
+# The stages and the loss are the same as in task 3: the loss is the mean of the squares over **all**
+# examples. But now the input comes in pieces. On rank 0, `xs` is a list of `pieces` tensors, and each
+# tensor has `batch` examples. On the other ranks, `xs` is None. Return the gradient with respect to `w`.
+# For each piece, send one message forward and one message backward over each boundary. A rank may never
+# hold the activations of more than one piece: the check looks at the memory of every rank. Leave `w` and
+# `xs` as they are.
 
 
 # %% role="answer" question="gradient_in_pieces" points=3
@@ -665,20 +668,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Your answer to task 3, in a loop over the pieces. Which plan of the lesson is that, FFBB or FBFB?
-# The values are right with both; only one keeps the memory small.
+# Put your answer to task 3 in a loop over the pieces. Which plan of the lesson do you get, FFBB or FBFB?
+# Both plans give the right values, but only one keeps the memory small.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Use one `weight` that needs a gradient for all pieces: `backward` adds to `weight.grad`.
+# Make one `weight` that needs a gradient, and use it for all pieces: `backward` adds to `weight.grad`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The mean over all examples is the mean of the pieces' means, because all pieces are equally large:
-# divide each piece's loss by `pieces`. The other ranks need no division, as the gradients they
-# receive are divided already.
+# All pieces are equally large, so the mean over all examples is the mean of the pieces' means. On the
+# last rank, divide the loss of each piece by `pieces`. The other ranks do not divide, because the
+# gradients that they receive are divided already.
 #
 # </details>
 

@@ -1,13 +1,16 @@
 # %% [markdown]
 # # Exercises 11: pipelines
 #
-# Four tasks that go with [lesson 11](../notebooks/11_pipelines.ipynb). In the first you choose the
-# number of micro-batches, in the second the ranks agree on where to cut; then you write the plan of a
-# pipeline within a budget, and mend one that hangs now and then.
+# This sheet has four tasks for lesson 11. In the first task you choose the number of micro-batches. In
+# the second task the ranks agree on a cut. Both tasks need
+# [the first part](../notebooks/11_pipelines.ipynb) of the lesson. In the third task you write the plan
+# of a pipeline within a budget. In the fourth task you fix a pipeline that hangs now and then. These two
+# tasks need [the second part](../notebooks/11_schedules.ipynb) of the lesson.
 #
-# Tasks 3 and 4 use `follow` of a cell below, lesson 11's program for a plan. It does a list of words such
-# as `["F0", "B0"]` on a stage that makes `torch.tanh(h @ w)`, and returns the gradient of the mean of all
-# micro-batches' losses. Some checks also look at **time** and **memory** on a modelled cluster.
+# Tasks 3 and 4 use the function `follow`, which a cell below defines. `follow` is lesson 11's program
+# for a plan. It executes a list of words such as `["F0", "B0"]` on a stage that computes
+# `torch.tanh(h @ w)`. It returns the gradient of the mean of all micro-batches' losses. Some checks also
+# look at **time** and **memory** on a modelled cluster.
 
 # %% role="setup"
 import itertools
@@ -31,7 +34,8 @@ from simlib.checks import (
 )
 
 # %% [markdown]
-# The two exchanges of the lesson. Each message is `(tensor, peer)` or None; `together` makes both at the
+# The next cell has the two exchanges of the lesson. Both functions take two messages, and each message
+# is `(tensor, peer)` or None. `send_first` sends, then receives. `together` sends and receives at the
 # same time.
 
 
@@ -140,11 +144,11 @@ def room(ws, xs, batches, pieces, most):
 # %% [markdown]
 # ## 1. How many micro-batches? (★★, 20 minutes, 3 points)
 #
-# A batch of `examples` examples goes through `world_size` equal stages. Cut it into M micro-batches whose
-# sizes differ by at most one. A micro-batch of n examples keeps each stage busy for `start_s` + n
-# `example_s` seconds, forward and backward together. Messages take no time. Return M and the bubble of the
-# shortest step, as `(M, bubble)`; of equally short ones the smallest M. Send nothing. (Each of
-# the ramps' steps lasts as long as the largest micro-batch.)
+# A batch of `examples` examples goes through `world_size` equal stages. Cut the batch into M
+# micro-batches whose sizes differ by at most one. A micro-batch of n examples keeps each stage busy for
+# `start_s` + n `example_s` seconds. This is the time of its forward and its backward together. Messages
+# take no time. Each step of the ramps takes as long as the largest micro-batch. Find the M with the
+# shortest step. If several M are equally good, take the smallest M. Return `(M, bubble)`. Send nothing.
 
 
 # %% role="answer" question="best_cut" points=3
@@ -306,19 +310,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Lesson 11 has the time for equal micro-batches: M of them, and K - 1 for the ramps. How long is a ramp's
-# step, if one micro-batch is larger than the others?
+# For equal micro-batches and K stages, lesson 11 has a formula for the time: it counts M micro-batches,
+# and K - 1 more steps for the ramps. How long is a step of the ramps if one micro-batch is larger than
+# the others?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The largest has `-(-examples // M)` examples, which is division rounded up. A rank is busy for `M *
-# start_s + examples * example_s`.
+# The largest micro-batch has `-(-examples // M)` examples: this is a division that rounds up. A rank is busy
+# for `M * start_s + examples * example_s`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Try every M from 1 to `examples` and keep the first that is better than all before.
+# Try every M from 1 to `examples`. Keep the first M that is better than every M before it.
 #
 # </details>
 
@@ -334,10 +339,11 @@ print(
 # %% [markdown]
 # ## 2. Balance the stages (★★, 20 minutes, 3 points)
 #
-# Every rank has n layers now, and has measured them: `times_us` is an int64 tensor of n microseconds. The slowest
-# stage sets the pace. Give each rank neighbouring layers, at least one, so that the slowest stage is as
-# fast as it can be; of equally good cuts take the one where rank 0 has the most layers, then rank 1, and
-# so on. Return `(first, end)`: this rank gets layers `first` to `end - 1` of all. One `all_gather`.
+# Every rank now has n layers and has measured them: `times_us` is an int64 tensor of n times in
+# microseconds. The slowest stage sets the pace. Give each rank neighbouring layers, and at least one
+# layer. Make the slowest stage as fast as possible. If several cuts are equally good, take the one that
+# gives rank 0 the most layers. If several are left, take the one that gives rank 1 the most layers, and
+# so on. Return `(first, end)`: this rank gets layers `first` to `end - 1`. Use one `all_gather`.
 
 
 # %% role="answer" question="rebalance" points=3
@@ -479,19 +485,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# After `dist.all_gather(parts, times_us)` every rank knows all times, works out the same cut, and takes
-# its own part.
+# After `dist.all_gather(parts, times_us)` every rank knows all times. So every rank works out the same
+# cut, and takes its own part.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `itertools.combinations(range(1, layers), world_size - 1)` gives all places to cut where no stage is
-# empty. For large nets: raise a limit until stages that are filled up to it are few enough.
+# `itertools.combinations(range(1, layers), world_size - 1)` gives all cuts that leave no stage empty.
+# For a net with many layers, set a limit for the time of a stage, and fill each stage up to this limit.
+# Raise the limit until `world_size` stages are enough.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Let `min` compare `(slowest stage, [-end of stage 0, -end of stage 1, ...])`.
+# Let `min` compare tuples `(slowest stage, [-end of stage 0, -end of stage 1, ...])`.
 #
 # </details>
 
@@ -509,11 +516,12 @@ print(
 # %% [markdown]
 # ## 3. A plan within a budget (★★★, 40 minutes, 4 points)
 #
-# A batch comes in `pieces` micro-batches of `batch` examples; on rank 0 `xs` is their list, elsewhere None.
-# Rank r has `w`. Write this rank's words; `follow` does them with `together`. No rank may ever hold more
-# than `most` micro-batches between forward and backward, and the step must be as short as that allows.
-# Stages are equal, a backward takes twice as long as a forward, messages are free. Return `w`'s gradient.
-# Points: value 2, time 1, memory 1.
+# A batch has `pieces` micro-batches of `batch` examples. On rank 0, `xs` is the list of these
+# micro-batches. On the other ranks, `xs` is None. Rank r holds `w` of stage r. Write this rank's words:
+# `follow` executes them with `together`. A rank may never hold more than `most` micro-batches between
+# forward and backward. Make the step as short as this rule allows. All stages are equal, a backward
+# takes twice as long as a forward, and messages take no time. Return the gradient of `w`. You get 2
+# points for the value, 1 for the time, and 1 for the memory.
 
 
 # %% role="answer" question="in_budget" points={"value": 2, "time": 1, "memory": 1}
@@ -609,20 +617,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# With `most` = `world_size` it is 1F1B. With less, 1F1B with fewer forwards ahead keeps the memory and
-# wastes time: rank 1 then waits for a forward that rank 0 may not do yet, though a backward is there.
+# If `most` = `world_size`, the best plan is 1F1B. If `most` is smaller, 1F1B with fewer forwards ahead
+# keeps the memory small, but it wastes time. Rank 1 then waits for a forward that rank 0 may not do yet,
+# although rank 1 could already do a backward.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Let a forward take 1 and a backward 2. A micro-batch that starts on rank 0 at time s is at rank r's forward
-# at s + r, and at its backward at s + K + 2 (K - 1 - r), with K for `world_size`.
+# Let a forward take 1 and a backward 2, and let K be `world_size`. If a micro-batch starts on rank 0 at
+# time s, its forward on rank r begins at s + r. Its backward on rank r begins at s + K + 2 (K - 1 - r).
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The next micro-batch can start 3 later, but not before the one `most` places ahead of it is back, 3 K
-# after its start. With all times known, sort a rank's words by time.
+# The next micro-batch can start 3 later. But the micro-batch `most` places ahead of it must be back
+# first, and it is back 3 K after its own start. When you know all times, sort a rank's words by time.
 #
 # </details>
 
@@ -646,10 +655,11 @@ for K, most in ((4, 2 + seed % 3), (3, 2)):  # plans for other numbers than the 
 # %% [markdown]
 # ## 4. It hangs now and then (★★, 20 minutes, 3 points)
 #
-# Here micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., by plain sends and receives: `send_first` does.
-# With an even number of micro-batches all is well; with 3 or 5 the program hangs. Find out who waits for
-# whom, and mend the words. Keep the pairs (one micro-batch may be without a partner), the same words on
-# all ranks, and `send_first`.
+# Here the micro-batches go in pairs, `F0 F1 B0 B1 F2 F3 B2 B3` ..., and `send_first` exchanges the
+# tensors with plain sends and receives. With an even number of micro-batches the program is right. With
+# 3 or 5 micro-batches the program hangs. Find out which rank waits for which rank, and fix the words.
+# Keep the pairs: only one micro-batch may be without a partner. Write the same words on all ranks. Keep
+# `send_first`.
 
 
 # %% role="answer" question="in_pairs" points=3
@@ -764,14 +774,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The check shows who waits for whom. Print `words` on ranks 0 and 1 for 3 micro-batches.
+# The check shows which rank waits for which rank. Print `words` on ranks 0 and 1 for 3 micro-batches.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A rank whose words begin with `F0 B0` waits for a gradient that nobody sends before a second forward: the
-# lonely micro-batch comes first on some ranks and last on others. Where it comes matters little, but all have
-# to agree.
+# After `F0 B0`, rank 1 sends a gradient to rank 0. But the words of rank 0 begin with `F0 F1`, so rank 0
+# sends a second forward to rank 1 first. Each of these ranks waits until the other receives. The
+# micro-batch without a partner comes first on some ranks, and last on others. Its place matters little,
+# but all ranks must agree on it.
 #
 # </details>
 

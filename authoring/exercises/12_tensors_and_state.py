@@ -1,11 +1,17 @@
 # %% [markdown]
 # # Exercises 12: splitting tensors and state
 #
-# Five tasks that go with [lesson 12](../notebooks/12_tensors_and_state.ipynb). You write a layer
-# whose matrix is cut by rows, and an Adam whose state is; you place the communication of attention,
-# choose a mesh, and find out how a model of 8 billion parameters fits.
+# This sheet has nine tasks for lesson 12. In tasks 1 and 3 you write a layer whose matrix is cut by
+# rows, and you place the communication of attention. These tasks need
+# [the first part](../notebooks/12_tensors_and_state.ipynb) of the lesson. In task 2 you write an Adam in
+# shards. This task needs [the second part](../notebooks/12_the_state_of_training.ipynb). In task 4 you
+# choose a mesh. This task needs [the fourth part](../notebooks/12_two_axes_at_once.ipynb). In task 5 you
+# find out how a model of 8 billion parameters fits on 8 cards. Tasks 6 to 9 are about placements, HSDP,
+# clipping, and chunks for another number of ranks. They need
+# [the fifth part](../notebooks/12_ways_to_place_tensors.ipynb) and
+# [the last part](../notebooks/12_ways_to_save_and_clip.ipynb).
 #
-# Besides values, the checks look at what every collective carries, and one looks at **memory**.
+# Besides values, the checks look at the bytes of every collective. One check also looks at **memory**.
 # Each task has folded hints.
 
 # %% role="setup"
@@ -19,7 +25,17 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import simlib
-from simlib.checks import Fits, OneOf, brought, check, collectives, measure, messages, only
+from simlib.checks import (
+    Fits,
+    OneOf,
+    brought,
+    check,
+    collectives,
+    measure,
+    messages,
+    nbytes,
+    only,
+)
 
 
 def small_numbers(seed, *shape):
@@ -49,10 +65,11 @@ class Leave(torch.autograd.Function):  # an all_reduce forward, nothing backward
 # %% [markdown]
 # ## 1. By rows (★★, 20 minutes, 2 points)
 #
-# A layer makes $y = x A + b$; `gradient` is that of the loss with respect to y. Each rank is given
-# some columns of x and the rows of A that they meet (another rank may have more), and all of b
-# and `gradient`. Return `(y, x_grad, A_grad, b_grad)`: y and the bias's gradient whole, the others
-# of this rank's part. One all_reduce, as large as y. Leave the inputs as they are.
+# A layer computes $y = x A + b$. `gradient` is the gradient of the loss with respect to y. Each rank
+# gets some columns of x, and the rows of A that belong to these columns. Another rank may get more
+# columns. Every rank gets all of b and all of `gradient`. Return `(y, x_grad, A_grad, b_grad)`. Return y
+# and the bias's gradient whole. Return the other two gradients for this rank's part of x and A only. Use
+# one all_reduce that is as large as y. Leave the inputs as they are.
 
 
 # %% role="answer" question="row_parallel" points=2
@@ -149,18 +166,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which numbers of y does a rank's part of x and A make: some of them, or a part of each?
+# A rank multiplies its part of x by its part of A. Does the product have some of the numbers of y, or a
+# part of every number?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# In one process `x_grad` is `gradient @ A.T` and `A_grad` is `x.T @ gradient`. Which rows and
-# columns of these are this rank's?
+# In one process `x_grad` is `gradient @ A.T` and `A_grad` is `x.T @ gradient`. Which rows
+# of `x_grad` and `A_grad`, and which of their columns, belong to this rank?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `y = x @ A`, then sum it over the ranks, then add b. The rest needs no communication.
+# Compute `y = x @ A`, sum it over the ranks, and then add b. The other results need no communication.
 #
 # </details>
 
@@ -181,11 +199,12 @@ print(
 # %% [markdown]
 # ## 2. Adam in shards (★★★, 30 minutes, 3 points)
 #
-# Every rank has the same flat weights `w`, and its own list `gradients`, a flat tensor a
-# step. Take as many steps of Adam with all ranks' **mean** gradient (`lr=0.1, eps=0.1`, the
-# rest as in torch) and return the new weights, whole. In each step reduce_scatter the gradients
-# and all_gather the new weights. Memory: besides the inputs, which must not change, a rank may
-# hold the new weights and its shard eight times. Points: value 1, traffic 1, memory 1.
+# Every rank has the same flat weights `w`. Every rank also has its own list `gradients`, with one flat
+# tensor for each step. In each step, let Adam use the **mean** gradient of all ranks. Use
+# `lr=0.1, eps=0.1`, and the defaults of torch for the rest. Return the whole new weights. In each step,
+# reduce_scatter the gradients and all_gather the new weights. The inputs must not change. Besides the
+# inputs, a rank may hold the new weights once, and eight tensors of the size of its shard. You get 1
+# point for the value, 1 for the traffic, and 1 for the memory.
 
 
 # %% role="answer" question="sharded_adam" points={"value": 1, "traffic": 1, "memory": 1}
@@ -312,7 +331,7 @@ verdict = check(
     mistakes={
         "That is the sum of the gradients: take their mean.": with_gradients(lambda s: s.sum(0)),
         "Each rank follows its own gradients: where are the others'?": own_gradients,
-        "Adam starts anew in every step: its state has to live on.": without_memory,
+        "Adam starts again in every step: keep its state.": without_memory,
         "eps is 0.1 here, not torch's 1e-8.": with_options(eps=1e-8),
         "lr is 0.1 here, not torch's 1e-3.": with_options(lr=1e-3),
         "That is AdamW, which makes weights smaller besides: Adam is asked for.": with_options(
@@ -343,19 +362,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# An optimizer makes its state for the parameters that it is given. Give it a part.
+# An optimizer makes its state for the parameters that it gets. Give it only a part of the weights.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `shard = torch.nn.Parameter(w.chunk(world_size)[rank])`, an Adam of `[shard]`, and in each step
-# `dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)`: `shard.grad` must be
-# there before.
+# Make `shard = torch.nn.Parameter(w.chunk(world_size)[rank])` and an Adam of `[shard]`. In each step
+# call `dist.reduce_scatter_single(shard.grad, gradient, op=dist.ReduceOp.AVG)`. Before the first step,
+# you must make the tensor `shard.grad`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# After `adam.step()`: `dist.all_gather_single(w, shard.detach())`, where w is your own clone.
+# After `adam.step()`, call `dist.all_gather_single(w, shard.detach())`. Here w must be your own clone of
+# the weights.
 #
 # </details>
 
@@ -381,11 +401,12 @@ print(
 # %% [markdown]
 # ## 3. Attention, cut by heads (★★, 20 minutes, 2 points)
 #
-# The program below is attention with a sum past it, `x + ...`. Each rank is given all of `x` and
-# its own heads: its rows of `q`, `k`, `v`, and its columns of `out`. It returns y and the gradients
-# of the loss, y's squares added up, with respect to x and q. On one rank it is right. Mend it for
-# more, with `Enter.apply` and `Leave.apply` of the first cells, or by hand: one all_reduce forward,
-# one backward.
+# The program below computes attention and adds its input, `x + ...`. Each rank gets all of `x` and the
+# weights of its own heads: its rows of `q`, `k`, `v`, and its columns of `out`. The loss is the sum of
+# the squares of y. The program returns y and the gradients of the loss with respect to x and q. On one
+# rank the program is right. Fix the program for more ranks. Use one all_reduce forward and one
+# all_reduce backward. You can use `Enter.apply` and `Leave.apply` of the first cells, or write the
+# all_reduces by hand.
 
 
 # %% role="answer" question="attention" points=2
@@ -525,18 +546,18 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which tensors are whole on every rank, and which are this rank's own? Communication belongs to the
-# two places where one becomes the other.
+# Which tensors are whole on every rank, and which tensors belong to one rank alone? Find the two places
+# where one kind becomes the other. Communicate at these two places.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The sum past the heads, `x + ...`, works on whole tensors: it stays outside of the pair.
+# The sum `x + ...` skips the heads and adds whole tensors. So keep this `x` outside of the pair.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `h = Enter.apply(x)`; and `Leave.apply` around the last `F.linear`.
+# Write `h = Enter.apply(x)`, and put `Leave.apply` around the last `F.linear`.
 #
 # </details>
 
@@ -558,10 +579,11 @@ print(measure(attention, drawn_heads))
 # %% [markdown]
 # ## 4. The cheapest mesh that fits (★★, 25 minutes, 3 points)
 #
-# A plan is `(dp, tp, stage)`: dp x tp = `job["ranks"]`, tp at most `job["ranks_per_node"]`, ZeRO 0,
-# 1 or 3. It fits if a rank keeps at most `job["memory_bytes"]`. The docstring has what is kept and
-# what takes time. Return the plan that fits and takes least; of equal ones that with the smallest
-# tp, then the smallest stage. Return None if none fits. Send nothing.
+# A plan is `(dp, tp, stage)`. dp x tp is `job["ranks"]`, tp is at most `job["ranks_per_node"]`, and the
+# ZeRO stage is 0, 1 or 3. A plan fits if a rank keeps at most `job["memory_bytes"]`. The docstring says
+# how many bytes a rank keeps, and how much time a plan takes. Return the plan that fits and takes the
+# least time. If several plans are equally fast, take the one with the smallest tp, then the one with the
+# smallest stage. Return None if no plan fits. Send nothing.
 
 
 # %% role="answer" question="cheapest_mesh" points=3
@@ -727,19 +749,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Try all plans: every tp up to `ranks_per_node` that divides `ranks`, with every stage.
+# Try all plans: combine every tp up to `ranks_per_node` that divides `ranks` with every stage.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Leave out those that keep too much. Write the others down as tuples `(seconds, tp, stage, dp)`:
+# Skip the plans that do not fit. Write every remaining plan as a tuple `(seconds, tp, stage, dp)`.
 # Python's `min` compares the first entries first.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Bytes kept per parameter: `{0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage]`, times P / tp, and the
-# activations.
+# For each parameter, a plan keeps `{0: 16, 1: 8 + 8 / dp, 3: 16 / dp}[stage]` bytes. Multiply these
+# bytes by P / tp, then add the activations.
 #
 # </details>
 
@@ -807,11 +829,12 @@ def train(rank, world_size, layers, sharded, again, sequences, V=128_256, length
 # %% [markdown]
 # ## 5. Eight billion parameters on 8 cards (★★, 25 minutes, 2 points)
 #
-# For each configuration of `train` above, Llama 3 8B on 8 H100, `measured` has what
-# `simlib.simulate(train, 8, (layers, ...), data=False)` gave with 2 and with 4 layers: bytes of each column
-# at the peak, and seconds of a step. Every layer adds the same. Return `(name, why)`
-# for `layers` layers: the configuration that fits and takes least time per sequence (or None), and
-# a dict with the largest column of each that does not fit. Send nothing.
+# `train` above can train Llama 3 8B on 8 H100 in several configurations. For each configuration,
+# `measured` has the results of `simlib.simulate(train, 8, (layers, ...), data=False)` with 2 and with 4
+# layers. The results are the bytes of each column at the peak, and the seconds of a step. Every layer
+# adds the same bytes and the same time. Return `(name, why)` for `layers` layers. `name` is the
+# configuration that fits and takes the least time per sequence. If no configuration fits, `name` is
+# None. `why` is a dict: it has the largest column of each configuration that does not fit. Send nothing.
 
 
 # %% role="answer" question="fit_8b" points=2
@@ -942,18 +965,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two more layers add `of[4][key] - of[2][key]`, of each column and of the seconds.
+# Two more layers add `of[4][key] - of[2][key]` to each column, and to the seconds.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# With `layers` layers it is `of[2][key] + (layers - 2) / 2 * (of[4][key] - of[2][key])`.
+# For `layers` layers, each column and the seconds are
+# `of[2][key] + (layers - 2) / 2 * (of[4][key] - of[2][key])`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Collect tuples `(seconds / sequences, name)` of those that fit, and take the `min`. Of the others,
-# `max(at, key=at.get)` is the largest column.
+# Collect tuples `(seconds / sequences, name)` for the configurations that fit, and take the `min`. For
+# each other configuration, put the columns in a dict `at`: `max(at, key=at.get)` is the largest column.
 #
 # </details>
 
@@ -977,3 +1001,630 @@ def drawn_cards(rank, world_size):
 
 
 print(measure(fit_8b, drawn_cards))
+
+# %% [markdown]
+# ## 6. The collective of a redistribute (★★, 20 minutes, 2 points)
+#
+# A tensor of `nbytes` bytes is on a mesh of `shape`. `src` and `dst` have a placement for each axis:
+# `"S0"`, `"S1"`, `"R"` or `"P"`. They differ on one axis. Return `(name, sent)`. `name` is the
+# collective: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `sent`
+# is the number of bytes that a rank sends, as in the lesson: an all_to_all sends each piece to its rank,
+# and the others are rings. The axes have any size above 1, all cuts are even, and no dimension is cut
+# twice. Send nothing.
+
+
+# %% role="answer" question="cost_of" points=2
+def cost_of(rank, world_size, nbytes, shape, src, dst):
+    """Return (name, sent): a str, and the bytes that each rank sends.
+
+    shape has two sizes; src and dst have two placements each, such as ("S0", "R").
+    """
+    ### BEGIN SOLUTION
+    axis = 0 if src[0] != dst[0] else 1
+    n, other = shape[axis], 1 - axis
+    here = nbytes / (shape[other] if src[other].startswith("S") else 1)
+    part = (n - 1) / n * here
+    if src[axis] == "R" or dst[axis] == "P":
+        return "nothing", 0
+    if src[axis] == "P":
+        return ("all_reduce", 2 * part) if dst[axis] == "R" else ("reduce_scatter", part)
+    return ("all_gather", part) if dst[axis] == "R" else ("all_to_all", part / n)
+    ### END SOLUTION
+
+
+# %% role="check" question="cost_of" points=2
+CHANGES = [  # each rank has one; together they tell the mistakes apart
+    (4800, (2, 4), ("S0", "R"), ("R", "R")),
+    (4800, (4, 2), ("S1", "P"), ("S1", "R")),
+    (7200, (2, 6), ("S1", "S0"), ("P", "S0")),
+    (7200, (3, 4), ("P", "S1"), ("S0", "S1")),
+    (9600, (4, 5), ("S0", "R"), ("S1", "R")),
+    (9600, (4, 3), ("P", "R"), ("P", "S0")),
+]
+
+
+def cost_counted(nbytes, shape, src, dst, size=None, here=None, rings=(2, 1, 1), pieces=None):
+    """The right answer; of a mistake, as somebody else counts."""
+    axis = int(src[0] == dst[0])
+    n, other = shape[axis], shape[1 - axis]
+    there = nbytes / (other if src[1 - axis][0] == "S" else 1)
+    there = there if here is None else here(nbytes, n, other)
+    n = n if size is None else size(shape, axis)
+    part = (n - 1) / n * there
+    if src[axis] == "R" or dst[axis] == "P":
+        return "nothing", 0
+    if src[axis] == "P":
+        if dst[axis] == "R":
+            return "all_reduce", rings[0] * part
+        return "reduce_scatter", rings[1] * part
+    if dst[axis] == "R":
+        return "all_gather", rings[2] * part
+    return pieces(part) if pieces else ("all_to_all", part / n)
+
+
+def costs(**otherwise):
+    def found(*given):
+        return [cost_counted(*one, **otherwise) for one in zip(*given, strict=True)]
+
+    return found
+
+
+verdict = check(
+    "cost_of",
+    cost_of,
+    lambda rank, world_size: CHANGES[rank],
+    costs(),
+    collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "The other axis may be sharded, too: then the ranks of this axis share a part of the bytes.": (
+            costs(here=lambda nbytes, n, other: nbytes)
+        ),
+        "Only the ranks of one axis take part: count this axis, not the whole mesh.": (
+            costs(size=lambda shape, axis: shape[0] * shape[1])
+        ),
+        "You count the size of the other axis: the placements differ on the axis that sends.": (
+            costs(size=lambda shape, axis: shape[1 - axis])
+        ),
+        "An all_reduce is a reduce_scatter and an all_gather: a rank sends twice as much.": (
+            costs(rings=(1, 1, 1))
+        ),
+        "From one shard to another, nobody needs the whole tensor: each rank sends each other rank "
+        "one piece.": costs(pieces=lambda part: ("all_gather", part)),
+        "The name all_to_all is right, but a rank sends only the part of its chunk that others need.": (
+            costs(pieces=lambda part: ("all_to_all", part))
+        ),
+        "You divide by the other axis always: a replicated or partial axis does not cut the tensor.": (
+            costs(here=lambda nbytes, n, other: nbytes / other)
+        ),
+    },
+    worlds=(6,),  # each rank has a change of its own: all six are looked at together
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First find the axis on which `src` and `dst` differ. Only the ranks of this axis take part.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# How many bytes do the ranks of this axis share? If the other axis is sharded, they share only a part of
+# the tensor. If it is `"R"` or `"P"`, they share a tensor of the full size.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# With n ranks on the axis and B bytes, an all_gather or a reduce_scatter sends (n - 1) / n * B. An
+# all_reduce sends twice as much. An all_to_all sends an n-th of it.
+#
+# </details>
+
+# %% role="hidden" question="cost_of"
+seed = 1
+
+
+def drawn_change(rank, world_size):
+    k = seed // 7 + 5 * rank
+    n, other = 2 + k % 5, 2 + seed % 4
+    changes = [("S0", "R"), ("P", "R"), ("P", "S0"), ("S0", "S1"), ("R", "S0"), ("S0", "P")]
+    src, dst = changes[(seed + rank) % 6]
+    second = "R" if {src, dst} == {"S0", "S1"} else ("R", "S1", "P")[k % 3]
+    return 3600 * n * n * other, (n, other), (src, second), (dst, second)
+
+
+print(measure(cost_of, drawn_change))
+
+# %% [markdown]
+# ## 7. FSDP or HSDP (★★, 20 minutes, 2 points)
+#
+# A job trains on nodes of several ranks. FSDP cuts over all ranks. HSDP cuts over the ranks of a node and
+# replicates across nodes. Return the one that fits and sends for the shorter time, `"FSDP"` or `"HSDP"`,
+# and its seconds. If neither fits, return `(None, None)`. A ring over k ranks with B bytes takes (k - 1)
+# rounds of latency + B / k / bandwidth. For each micro-batch, both gather twice and reduce_scatter once.
+# At the end of a step, HSDP all_reduces its shards between the nodes: all ranks of a node do so at once,
+# and share the bandwidth. An all_reduce is two rings. Send nothing.
+
+
+# %% role="answer" question="hybrid" points=2
+def hybrid(rank, world_size, job):
+    """Return (name, seconds), or (None, None).
+
+    job has "nodes", "per_node", "N" (bytes of all parameters), "microbatches", "memory_bytes",
+    "inside" and "between", which are (latency in s, bytes per s). FSDP's rings use "between". A rank
+    keeps 8 bytes for each byte of parameters that it holds.
+    """
+    ### BEGIN SOLUTION
+    n, G, N, M = (job[name] for name in ("nodes", "per_node", "N", "microbatches"))
+
+    def ring_s(k, nbytes, link, share=1):
+        latency_s, bandwidth_Bps = link
+        return (k - 1) * (latency_s + nbytes / k / (bandwidth_Bps / share))
+
+    seconds = {
+        "FSDP": 3 * M * ring_s(n * G, N, job["between"]),
+        "HSDP": 3 * M * ring_s(G, N, job["inside"]) + 2 * ring_s(n, N / G, job["between"], G),
+    }
+    kept = {"FSDP": 8 * N / (n * G), "HSDP": 8 * N / G}
+    fitting = [(seconds[name], name) for name in kept if kept[name] <= job["memory_bytes"]]
+    return min(fitting)[::-1] if fitting else (None, None)
+    ### END SOLUTION
+
+
+# %% role="check" question="hybrid" points=2
+def job_on(nodes, per_node, N, microbatches, memory_bytes, between):
+    return {
+        "nodes": nodes,
+        "per_node": per_node,
+        "N": N,
+        "microbatches": microbatches,
+        "memory_bytes": memory_bytes,
+        "inside": (5e-6, 150e9),
+        "between": between,
+    }
+
+
+HYBRIDS = [  # told apart by them
+    job_on(16, 8, 14e9, 4, 80e9, (15e-6, 25e9)),  # HSDP
+    job_on(16, 8, 140e9, 4, 80e9, (15e-6, 25e9)),  # HSDP does not fit
+    job_on(128, 8, 14e9, 1, 80e9, (15e-6, 400e9)),  # a fast network: FSDP
+    job_on(512, 4, 1e8, 2, 80e9, (30e-6, 25e9)),  # latency
+    job_on(2, 4, 400e9, 1, 80e9, (15e-6, 25e9)),  # neither
+]
+
+
+def of_hybrid(
+    job, times=3, all_reduces=2, fits=True, of_shard=True, shared=True, latency=True, each=True,
+    kept_by=8, fsdp_shares=False,
+):  # fmt: skip
+    """The answer; of a mistake, as somebody else counts."""
+    n, G, N, M = (job[name] for name in ("nodes", "per_node", "N", "microbatches"))
+
+    def ring(k, nbytes, link, share=1):
+        return (k - 1) * (link[0] * latency + nbytes * share / k / link[1])
+
+    micro = times * (M if each else 1)
+    after = ring(n, N / G if of_shard else N, job["between"], G if shared else 1)
+    of = {
+        "FSDP": (micro * ring(n * G, N, job["between"], G if fsdp_shares else 1), n * G),
+        "HSDP": (micro * ring(G, N, job["inside"]) + all_reduces * after, G),
+    }
+    fitting = [
+        (seconds, name)
+        for name, (seconds, ranks) in of.items()
+        if kept_by * N / ranks <= job["memory_bytes"] or not fits
+    ]
+    return min(fitting)[::-1] if fitting else (None, None)
+
+
+def hybrids(**otherwise):
+    return lambda jobs: [of_hybrid(job, **otherwise) for job in jobs]
+
+
+verdict = check(
+    "hybrid",
+    hybrid,
+    lambda rank, world_size: (HYBRIDS[rank],),
+    hybrids(),
+    collectives(lambda *given: 0, hint="Each rank can work this out for itself."),
+    messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "That is the faster one, but it does not fit: a rank keeps 8 bytes for each byte it holds.": (
+            hybrids(fits=False)
+        ),
+        "You count only the parameters in memory: with gradients and Adam it is 8 times as much.": (
+            hybrids(kept_by=1)
+        ),
+        "You count one micro-batch: both gather again for each of them.": hybrids(each=False),
+        "Where is the latency? A ring over k ranks has k - 1 rounds, and each has one.": (
+            hybrids(latency=False)
+        ),
+        "Between nodes, HSDP all_reduces its shards, N / per_node bytes, not all parameters.": (
+            hybrids(of_shard=False)
+        ),
+        "All ranks of a node all_reduce at once: each has only a part of the bandwidth.": (
+            hybrids(shared=False)
+        ),
+        "In FSDP's ring, one rank of each node sends to the next node: it need not share.": (
+            hybrids(fsdp_shares=True)
+        ),
+        "An all_reduce is two rings: a reduce_scatter and an all_gather.": hybrids(all_reduces=1),
+        "HSDP's nodes have different gradients: they need the all_reduce between nodes.": (
+            hybrids(all_reduces=0)
+        ),
+        "A micro-batch has two gathers and a reduce_scatter: three rings.": hybrids(times=2),
+    },
+    worlds=(5,),  # each rank has a job of its own: all five are looked at together
+    points=2,
+    within=1e-6,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Write a function `ring_s(k, nbytes, latency_s, bandwidth_Bps)`. All other times are sums of it.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# FSDP has three rings over all ranks for each micro-batch. HSDP has three rings over the ranks of a node
+# for each micro-batch, and afterwards two rings over the nodes.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# HSDP's rings over the nodes carry `N / per_node` bytes each, at `bandwidth / per_node`.
+#
+# </details>
+
+# %% role="hidden" question="hybrid"
+seed = 1
+
+
+def drawn_hybrid(rank, world_size):
+    k = seed + 11 * rank
+    latency_s, bandwidth_Bps = 1e-6 * (5 + k % 40), 1e9 * (5 + 30 * (k % 13))
+    return (
+        job_on(
+            2 ** (1 + k % 8), 2 + k % 7, 1e8 * (1 + 7 * (k % 31)), 1 + k % 5, 80e9,
+            (latency_s, bandwidth_Bps),
+        ),
+    )  # fmt: skip
+
+
+print(measure(hybrid, drawn_hybrid))
+
+# %% [markdown]
+# ## 8. The wrong clip (★★, 20 minutes, 3 points)
+#
+# The program below clips gradients: if their norm is above `limit`, it scales all of them down to it. But
+# it uses the norm of the numbers on each rank. `kinds` says what a rank has of each gradient: a shard
+# (`"S"`), all of it (`"R"`), or one summand of it (`"P"`). Fix the program, so that `norm` is the norm of
+# all whole gradients together. Each rank returns its shards, copies and *summands*, scaled. You may
+# all_reduce each Partial once, and then one number, in the dtype of the gradients. Leave the inputs as
+# they are. You get 2 points for the value and 1 for the traffic.
+
+
+# %% role="answer" question="clipped" points={"value": 2, "traffic": 1}
+def clipped(rank, world_size, gradients, kinds, limit):
+    """Return (norm, gradients): a float, and this rank's scaled tensors.
+
+    gradients is a list of float64 tensors, kinds a list of "S", "R" and "P".
+    """
+    ### BEGIN BROKEN
+    squares = sum(gradient.square().sum() for gradient in gradients)
+    norm = squares.sqrt().item()
+    ### END BROKEN
+    ### BEGIN SOLUTION
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient, kind in zip(gradients, kinds, strict=True):
+        if kind == "P":
+            gradient = gradient.clone()
+            dist.all_reduce(gradient)
+        if kind == "S" or rank == 0:  # what all ranks have counts once
+            squares += gradient.square().sum()
+    dist.all_reduce(squares)
+    norm = squares.sqrt().item()
+    ### END SOLUTION
+    scale = min(1, limit / norm)
+    return norm, [scale * gradient for gradient in gradients]
+
+
+# %% role="check" question="clipped" points={"value": 2, "traffic": 1}
+def gradients_with(limit):
+    """Inputs: two shards of unlike size, a copy and two summands."""
+
+    def inputs(rank, world_size):
+        shards = small_numbers(rank, 3 + rank), small_numbers(50 + rank, 2, 3)
+        copy, summands = small_numbers(99, 4) + 5, [small_numbers(70 + rank, n) for n in (5, 2)]
+        mine = [shards[0], copy, summands[0] + 2, shards[1], summands[1] - 1]
+        return [gradient.double() for gradient in mine], list("SRPSP"), limit
+
+    return inputs
+
+
+def clipped_by(squares_of, up=False, whole=False):
+    """What the ranks return if `squares_of(tensors of all ranks, kind)` is counted.
+
+    Of mistakes: `up`, gradients of a small norm are scaled up; `whole`, partials come back whole.
+    """
+
+    def found(given, kinds, limits):
+        pairs = list(zip(zip(*given, strict=True), kinds[0], strict=True))
+        norm = sum(squares_of(tensors, kind) for tensors, kind in pairs) ** 0.5
+        scale = limits[0] / norm if up else min(1, limits[0] / norm)
+        result = []
+        for rank in range(len(given)):
+            mine = [sum(t) if whole and kind == "P" else t[rank] for t, kind in pairs]
+            result.append((norm, [scale * gradient for gradient in mine]))
+        return result
+
+    return found
+
+
+def squares(tensors, kind, copies=1, of_sum=True):
+    """The squares of a gradient, of which all ranks' tensors are given."""
+    if kind == "R":
+        return copies * tensors[0].square().sum().item()
+    if kind == "P" and of_sum:
+        return sum(tensors).square().sum().item()
+    return sum(tensor.square().sum().item() for tensor in tensors)
+
+
+def with_copies(tensors, kind):
+    return squares(tensors, kind, len(tensors))
+
+
+def with_sums_of_all(tensors, kind):
+    """A whole Partial is counted on every rank, and so is a copy."""
+    times = 1 if kind == "S" else len(tensors)
+    return times * squares(tensors, kind)
+
+
+def of_summands(tensors, kind):
+    return squares(tensors, kind, of_sum=False)
+
+
+def of_all_numbers(tensors, kind):
+    return squares(tensors, kind, len(tensors), of_sum=False)
+
+
+def without_copies(tensors, kind):
+    return squares(tensors, kind, 0)
+
+
+def as_small_messages(given, kinds, limits):
+    """Bytes brought: each Partial, then a number."""
+    if len(given) == 1:
+        return None
+    partials = [g.nbytes for g, kind in zip(given[0], kinds[0], strict=True) if kind == "P"]
+    return [*partials, 8]
+
+
+verdict = check(
+    "clipped",
+    clipped,
+    [gradients_with(1.0), gradients_with(1000.0)],
+    clipped_by(squares),
+    only("all_reduce"),
+    messages(lambda *given: 0),
+    brought(
+        as_small_messages,
+        hint="First all_reduce each Partial, then one sum of squares, as a float64.",
+    ),
+    mistakes={
+        "A copy counts once: you count it once for each rank that has it.": clipped_by(with_copies),
+        "After the all_reduce every rank has the whole Partial, so it counts once, not on each rank.": (
+            clipped_by(with_sums_of_all)
+        ),
+        "The square of a sum is not the sum of squares: first sum the Partials.": (
+            clipped_by(of_summands)
+        ),
+        "You sum the squares of all numbers on all ranks: a copy counts once, and a Partial only as "
+        "a sum.": clipped_by(of_all_numbers),
+        "The norm lacks the copies: they count once.": clipped_by(without_copies),
+        "If the norm is below the limit, gradients stay as they are.": clipped_by(squares, up=True),
+        "The norm is right, but return this rank's summand of a Partial, not the sum.": (
+            clipped_by(squares, whole=True)
+        ),
+    },
+    as_given="7cb78e05",
+    points={"value": 2, "traffic": 1},
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# For each kind, ask on how many ranks a number of the whole gradient is. Such a number must count once.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Sum each Partial in a clone. Afterwards all ranks have the same tensor, as with a copy.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Let only rank 0 add the squares of copies and of whole Partials to its sum. Then all_reduce the sums.
+#
+# </details>
+
+# %% role="hidden" question="clipped"
+seed = 1
+
+
+def drawn_gradients(rank, world_size):
+    kinds = [("S", "R", "P")[(seed + k) % 3] for k in range(4)]
+    sizes = [2 + (seed + k) % 4 for k in range(4)]
+    mine = []
+    for k, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        at = 1000 * seed + 10 * k + (rank if kind != "R" else 0)
+        draw = torch.Generator().manual_seed(at)
+        mine.append(torch.rand(size, generator=draw, dtype=torch.float64) + 0.5)
+    return mine, kinds, 0.5 + seed % 3
+
+
+print(measure(clipped, drawn_gradients))
+
+# %% [markdown]
+# ## 9. From 4 ranks to 6 (★★★, 30 minutes, 3 points)
+#
+# A flat tensor has `total` numbers. It is cut over the first `before` ranks, and you must cut it over the
+# first `after` ranks, with no file. Over k ranks, rank r has the numbers from r * size to (r + 1) * size,
+# where size is total / k, rounded up. The last rank has what is left, at least one number. Return this
+# rank's new chunk. A rank without a chunk has an empty tensor. Send only numbers that the other rank
+# needs, and at most one message from one rank to another. You get 1 point for the value and 2 for the
+# traffic.
+
+
+# %% role="answer" question="resharded" points={"value": 1, "traffic": 2}
+def resharded(rank, world_size, piece, total, before, after):
+    """Return the new chunk of this rank, a float32 tensor.
+
+    piece is the old chunk. before and after are 1 to world_size.
+    """
+    ### BEGIN SOLUTION
+
+    def ends(k, r):
+        size = -(-total // k)
+        return (r * size, min((r + 1) * size, total)) if r < k else (0, 0)
+
+    (old, old_end), (low, high) = ends(before, rank), ends(after, rank)
+    new, ops = torch.empty(high - low), []
+    for other in range(world_size):
+        a, b = ends(after, other)
+        a, b = max(a, old), min(b, old_end)  # mine before, the other's after
+        if a < b and other == rank:
+            new[a - low : b - low] = piece[a - old : b - old]
+        elif a < b:
+            ops.append(dist.P2POp(dist.isend, piece[a - old : b - old], other))
+        a, b = ends(before, other)
+        a, b = max(a, low), min(b, high)  # the other's before, mine after
+        if a < b and other != rank:
+            ops.append(dist.P2POp(dist.irecv, new[a - low : b - low], other))
+    for request in dist.batch_isend_irecv(ops) if ops else []:
+        request.wait()
+    return new
+    ### END SOLUTION
+
+
+# %% role="check" question="resharded" points={"value": 1, "traffic": 2}
+def chunk_of(whole, k, r, round_up=True):
+    """The chunk of rank r of k; of a mistake, with sizes rounded down."""
+    size = -(-len(whole) // k) if round_up else len(whole) // k
+    end = (r + 1) * size if round_up or r < k - 1 else len(whole)
+    return whole[r * size : end].clone() if r < k else whole[:0].clone()
+
+
+def cut(change, total=61):
+    """Inputs: the chunks of 0, 1, 2, ...; `change(n)` gives before and after on n ranks."""
+
+    def inputs(rank, world_size):
+        before, after = change(world_size)
+        return chunk_of(torch.arange(1.0, total + 1), before, rank), total, before, after
+
+    return inputs
+
+
+def more(n):
+    return max(1, 2 * n // 3), n
+
+
+def fewer(n):
+    return max(1, n - 1), max(1, n - 2)
+
+
+def rejoined(pieces, totals, old_ranks, new_ranks, chunk=chunk_of):
+    whole = torch.cat(pieces)
+    return [chunk(whole, new_ranks[0], rank) for rank in range(len(pieces))]
+
+
+def rounded_down(*given):
+    return rejoined(*given, chunk=functools.partial(chunk_of, round_up=False))
+
+
+def dealt_out(*given):
+    return rejoined(*given, chunk=lambda whole, k, r: whole[r::k] if r < k else whole[:0])
+
+
+def whole_everywhere(pieces, *rest):
+    return [torch.cat(pieces)] * len(pieces)
+
+
+def over_all_ranks(pieces, *rest):
+    return [chunk_of(torch.cat(pieces), len(pieces), rank) for rank in range(len(pieces))]
+
+
+def moves(totals, old_ranks, new_ranks):
+    """Of each pair of unlike ranks, how many numbers must go from the first to the second."""
+    place = torch.arange(totals[0])
+    n, found = len(totals), []
+    for src, dst in itertools.permutations(range(n), 2):
+        old, new = chunk_of(place, old_ranks[0], src), chunk_of(place, new_ranks[0], dst)
+        found.append(int(torch.isin(old, new).sum()))
+    return found
+
+
+verdict = check(
+    "resharded",
+    resharded,
+    [cut(more), cut(fewer)],
+    rejoined,
+    only("send", "recv"),
+    messages(
+        lambda pieces, *rest: sum(count > 0 for count in moves(*rest)),
+        hint="What one rank has for another is in one piece: send it in one message.",
+    ),
+    nbytes(
+        lambda pieces, *rest: 4 * sum(moves(*rest)),
+        hint="Send only the numbers that are in your old chunk and in the other's new chunk.",
+    ),
+    mistakes={
+        "That is still the old chunk.": lambda pieces, *rest: pieces,
+        "That is the whole tensor: return this rank's new chunk.": whole_everywhere,
+        "The size of a chunk is rounded up, not down: the last chunk is the small one.": rounded_down,
+        "A rank has neighbouring numbers: you deal them out one by one.": dealt_out,
+        "You cut over all ranks: only the first `after` ranks get a chunk.": over_all_ranks,
+    },
+    points={"value": 1, "traffic": 2},
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Every rank can compute where every old and new chunk begins and ends.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Of two chunks from a to b and from c to d, the common numbers are from `max(a, c)` to `min(b, d)`. If
+# the first is not below the second, there are none.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Make a list of `dist.P2POp(dist.isend, ...)` and `dist.P2POp(dist.irecv, new[...], other)`, and give it
+# to `dist.batch_isend_irecv`. What you keep yourself, copy without a message.
+#
+# </details>
+
+# %% role="hidden" question="resharded"
+seed = 1
+
+
+def drawn_chunks(rank, world_size):
+    small = max(1, world_size - 1 - seed % 2)
+    before, after = (small, world_size) if seed % 3 else (world_size, small)
+    total = (2 + seed % 5) * before * after + seed % 2
+    whole = torch.rand(total, generator=torch.Generator().manual_seed(seed))
+    size = -(-total // before)
+    mine = whole[rank * size : (rank + 1) * size] if rank < before else whole[:0]
+    return mine.clone(), total, before, after
+
+
+print(measure(resharded, drawn_chunks))

@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Exercises 13: asynchronous training
 #
-# Four tasks that go with [lesson 13](../notebooks/13_asynchronous_training.ipynb): a server that knows how old
-# its gradients are, shards that are asked for no more than they hold, local SGD with unequal shards, and a
-# decision. In the first the order in which ranks come is given, in the second it does not matter: each has one
+# This sheet has four tasks for [lesson 13](../notebooks/13_asynchronous_training.ipynb). In the first
+# task you write a server that knows how old its gradients are. In the second task you write shards:
+# workers ask a shard only for numbers that this shard holds. In the third task you write local SGD with
+# unequal shards. In the fourth task you decide whether workers should train together or apart. The first
+# task gives the order of the ranks. In the second task the order does not matter. So each task has one
 # right result.
 #
-# Each task has folded hints. `cost_gradient` is for task 3.
+# Each task has folded hints. Task 3 uses `cost_gradient`.
 
 # %% role="setup"
 import itertools
@@ -36,10 +38,12 @@ def cost_gradient(theta, rows, targets):
 # %% [markdown]
 # ## 1. How old? (★★, 20 minutes, 3 points)
 #
-# Rank 0 is a server with theta = 0 and version 0; the others begin with these. `order` says which worker comes
-# when. Each time, the worker sends its `gradient` together with the version it has; the server subtracts the
-# gradient, adds 1 to its version, and answers with both. Return on rank 0 the list of stalenesses (ints), one for each push; on a
-# worker, the theta it got last. Two messages a push, each one number longer than `gradient`.
+# Rank 0 is a server with theta = 0 and version 0. The workers begin with the same theta and version.
+# `order` lists the workers in the order of their pushes. For a push, the worker sends its `gradient`
+# together with its version. The server subtracts the gradient from theta, adds 1 to its own version, and
+# answers with both theta and version. Rank 0 returns a list of ints: the staleness of each push. A
+# worker returns the theta that it received last. Use two messages for each push. Each message is one
+# number longer than `gradient`.
 
 
 # %% role="answer" question="serve" points=3
@@ -92,7 +96,7 @@ def from_anybody(run, given):
     """Whether the server takes whoever comes, where `order` says who comes."""
     if any(op.any_source for op in run.trace.of_rank(0)):
         return (
-            "Rank 0 receives from whoever comes first, and `order` says who must be next: "
+            "Rank 0 receives from any rank that comes first, but `order` says which one is next: "
             "receive from the worker whose turn it is."
         )
     return None
@@ -149,17 +153,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The version is one more number: `torch.cat([gradient, version])`.
+# Send the version as one more number: `torch.cat([gradient, version])`.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Staleness is the server's version when the gradient comes, minus the version that came with it.
+# When a gradient comes, subtract the version that came with it from the server's version. The difference
+# is the staleness.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Both sides go through `order`; rank 0 receives from `worker`, and only that worker sends.
+# Both the server and the workers go through `order`. Rank 0 receives from `worker`, and only this worker
+# sends.
 #
 # </details>
 
@@ -177,10 +183,12 @@ print(measure(serve, hidden_order_and_gradient, range(2, 6)))
 # %% [markdown]
 # ## 2. Only what is mine (★★★, 25 minutes, 4 points)
 #
-# Theta has `P` numbers. Ranks s < S are shards: `x` is part s of `theta.tensor_split(S)`. Rank S + k computes with
-# the numbers a to b - 1 alone, `a, b = pieces[k]`; its `x` is their gradient. Each sends each shard what that shard holds of
-# it. When a shard has all that concerns it, it subtracts it and sends each what it asks for.
-# Return `x` after that on a shard, theta's numbers a to b - 1 elsewhere.
+# Theta has `P` numbers. Ranks s < S are shards: `x` on rank s is part s of `theta.tensor_split(S)`. Rank
+# S + k is a worker and uses only the numbers a to b - 1 of theta, with `a, b = pieces[k]`. The worker's
+# `x` is the gradient of these numbers. Each worker sends to each shard the part of its gradient that
+# belongs to the shard. When a shard has received all parts, it subtracts them from its `x`. Then the
+# shard sends to each worker the numbers that the worker uses. Return the new `x` on a shard. Return
+# theta's new numbers a to b - 1 on a worker.
 
 
 # %% role="answer" question="push_and_fetch" points=4
@@ -324,18 +332,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Where does each shard begin and end? `tensor_split` makes the first parts one number longer where P is not divisible.
+# Where does each shard begin and end? If S does not divide P, `tensor_split` makes the first parts one
+# number longer.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Shard from c to d, piece from a to b: in common are max(a, c) to min(b, d), if that is not empty.
+# Suppose that a shard has the numbers c to d - 1, and a piece has the numbers a to b - 1. The two share
+# the numbers max(a, c) to min(b, d) - 1. If max(a, c) is not less than min(b, d), they share no number.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Two loops on each rank: first all pushes, then all answers. A slice has to be moved to a begin of its own: a - c on
-# the shard.
+# Use two loops on each rank: do all pushes in the first loop, and all answers in the second. Count the
+# index in a slice from the place where the shard or the piece begins. On a shard, number i of theta has
+# the index i - c. In a piece, number i has the index i - a.
 #
 # </details>
 
@@ -350,9 +361,11 @@ print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), r
 # %% [markdown]
 # ## 3. Local SGD with unequal shards (★★, 15 minutes, 3 points)
 #
-# Each round, a rank takes H steps of `rate` along `cost_gradient` on its own rows, from the common theta. Then all take the mean of
-# their thetas, in which **every row counts the same**. A rank may have no rows. Return theta after
-# all rounds. One `all_reduce` a round, at most one number longer than theta. Leave the inputs as they are.
+# In each round, every rank starts from the common theta. The rank takes H steps of `rate` along
+# `cost_gradient` on its own rows. Then all ranks take the mean of their thetas. In this mean
+# **every row counts the same**. A rank may have no rows. Return theta after all rounds. Use one
+# `all_reduce` in each round. Its tensor may be at most one number longer than theta. Leave the inputs as
+# they are.
 
 
 # %% role="answer" question="local_sgd" points=3
@@ -429,13 +442,13 @@ verdict = check(
         "That is the plain mean of the thetas: a rank with few rows counts as much as one with many.": (
             lambda *given: averaged(*given, weigh=lambda x: 1)
         ),
-        "Ranks without rows must not count; those that have some count by how many.": (
+        "Ranks without rows must not count. Every other rank counts by its number of rows.": (
             lambda *given: averaged(*given, weigh=lambda x: min(len(x), 1))
         ),
-        "A rank without rows counts as if it had one: it must bring zeros, for the count, too.": (
+        "A rank without rows counts as if it had one row: it must contribute zeros, also as its count.": (
             lambda *given: averaged(*given, weigh=lambda x: max(len(x), 1))
         ),
-        "You divide the sum of rows times theta by the number of ranks: divide by that of all rows.": (
+        "You divide the sum of rows times theta by the number of ranks: divide by the number of all rows.": (
             lambda *given: averaged(*given, total=len(given[0]))
         ),
         "The mean is taken once, at the end: each round begins from the common theta.": (
@@ -446,7 +459,7 @@ verdict = check(
             lambda *given: averaged(*given[:5], [-rate for rate in given[5]])
         ),
         "That is one step a round: take H of them.": lambda *given: averaged(*given, H=1),
-        "All is nan: a rank without rows has brought the mean of nothing.": (
+        "All results are nan: a rank without rows has contributed the mean of no rows.": (
             lambda *given: [given[0][0] * torch.nan] * len(given[0])
         ),
     },
@@ -457,17 +470,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Each rank brings its theta times its number of rows. What must the sum be divided by?
+# Each rank contributes its theta, multiplied by its number of rows, to the all_reduce. By which number
+# must you divide the sum?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Put the number of rows behind theta: the all_reduce adds it up, too.
+# Append the number of rows to theta: then the all_reduce adds up the rows, too.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# A rank without rows takes no steps, and brings zeros. It takes part in every all_reduce.
+# A rank without rows takes no steps, and contributes zeros. But such a rank takes part in every
+# all_reduce.
 #
 # </details>
 
@@ -479,10 +494,12 @@ print(measure(local_sgd, lambda rank, n: problem(rank, n, hidden_rows, seed)))
 # %% [markdown]
 # ## 4. Together or apart? (★★, 20 minutes, 3 points)
 #
-# Each of `clusters` is a dict. Of four workers rank 1 takes `slow` times `step_s` for a gradient, the others `step_s`.
-# Together they need `steps` steps, each with a ring of 6 rounds of `nbytes` / 4. Apart, with a server as in lesson 13, they need
-# `updates` updates. A message takes `latency_s` + its bytes / `bandwidth_Bps`. Return a list: `"together"` or
-# `"apart"` for each cluster, whichever reaches the loss first. Send nothing.
+# Each of `clusters` is a dict. There are four workers. Rank 1 takes `slow` times `step_s` for a
+# gradient, and every other worker takes `step_s`. If the workers train together, they need `steps`
+# steps. Each of these steps has a ring of 6 rounds with messages of `nbytes` / 4 bytes. If the workers
+# train apart, with a server as in lesson 13, they need `updates` updates. Both ways then reach the same
+# loss. A message takes `latency_s` + its bytes / `bandwidth_Bps`. For each cluster, find the way that
+# needs less time. Return a list that has `"together"` or `"apart"` for each cluster. Send nothing.
 
 
 # %% role="answer" question="choose" points=3
@@ -654,17 +671,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Together: `steps` times (the slowest gradient + six rounds of the ring).
+# If the workers train together, a step takes the time of the slowest gradient plus the time of six
+# rounds of the ring. Multiply this sum by `steps`.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Apart: a worker's turn is its gradient, a message there and one back. How many turns do all four make in a second?
+# If the workers train apart, one turn of a worker takes the time of its gradient plus the time of two
+# messages: one to the server and one back. How many turns do all four workers make in a second?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The server does at most one update in two messages' time: take the smaller of both numbers.
+# The server needs the time of two messages for one update. This time limits the number of updates in a
+# second: take the smaller of the two numbers.
 #
 # </details>
 

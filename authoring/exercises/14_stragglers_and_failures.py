@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercises 14: stragglers and failures
 #
-# Four tasks that go with [lesson 14](../notebooks/14_stragglers_and_failures.ipynb). In the first you read
-# recorded traces, in the second you share out a batch by speed; then you choose an interval for
-# checkpoints, and write a training that outlives deaths.
+# This sheet has four tasks for [lesson 14](../notebooks/14_stragglers_and_failures.ipynb). In the first
+# task you read recorded traces. In the second task you divide a batch by the speed of the ranks. In the
+# third task you choose an interval for checkpoints. In the fourth task you write a training run that
+# survives deaths.
 
 # %% role="setup"
 import copy
@@ -34,10 +35,12 @@ def int_first(run, given):
 # %% [markdown]
 # ## 1. The culprit (★★, 20 minutes, 2 points)
 #
-# A recorded trace: `came_ms[step, r]` says how many milliseconds after the start of the step rank r of the
-# *recorded* run came to the all_reduce (a float64 tensor). A step goes on when the last one has come. Suppose one
-# rank could be made as quick, in each step in which it is last, as the next to last. Which one saves the most time? Return
-# `(r, ms)`, an int and a float; of equal ones the lowest. Send nothing.
+# You get a recorded trace, the float64 tensor `came_ms`. `came_ms[step, r]` is the time when rank r of
+# the *recorded* run reached the all_reduce, in milliseconds after the start of the step. A step goes on
+# when the last rank has reached the all_reduce. Suppose that you can speed up one rank. In each step in
+# which this rank is last, it would then reach the all_reduce together with the last but one. Which rank
+# saves the most time? Return `(r, ms)`, an int and a float. If several ranks save the same time, take
+# the lowest of them. Send nothing.
 
 
 # %% role="answer" question="culprit" points=2
@@ -159,12 +162,12 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In each step only two numbers count: the last rank's and the next to last one's.
+# In each step only two numbers count: the time of the last rank, and the time of the last but one.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `values, places = came_ms.topk(2, dim=1)` has both for all steps.
+# `values, places = came_ms.topk(2, dim=1)` gives both numbers for all steps.
 #
 # </details>
 
@@ -182,10 +185,12 @@ print(measure(culprit, another_trace))
 # %% [markdown]
 # ## 2. Shards by speed (★★, 25 minutes, 3 points)
 #
-# Each rank has B examples of its own, `xs`, and needs `example_s` seconds for one. A step takes B *in all*: hand them
-# out one by one, each to the rank that would then be done *first* (of equal ones the lowest). Who gets n takes the
-# first n of its `xs`. Return `(share, mean)`: how many this rank gets, and the mean of the B examples taken. One
-# `all_gather`, one `all_reduce`, to which each rank brings its own part.
+# Each rank has B examples of its own, `xs`, and needs `example_s` seconds for one example. A step takes
+# B examples *in all*. Hand out these B examples one by one. Give each example to the rank that would
+# then finish *first*. If several ranks would finish at the same time, take the lowest of them. A rank
+# that gets n examples takes the first n of its `xs`. Return `(share, mean)`. `share` is the number of
+# examples of this rank, and `mean` is the mean of the B examples that the ranks take. Use one
+# `all_gather` and one `all_reduce`. In both calls each rank brings its own part.
 
 
 # %% role="answer" question="by_speed" points=3
@@ -317,17 +322,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# With all times known, every rank hands out all B examples for itself, and comes to the same shares.
+# If every rank knows all times, it can hand out all B examples by itself. Then it gets the same shares
+# as the other ranks.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A rank with n examples would be done with one more after `(n + 1) * time`. Give it to the least.
+# If a rank has n examples and gets one more, it finishes after `(n + 1) * time`. Give the example to the
+# rank with the smallest of these times.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The mean over nothing is `nan`. The sum over nothing is 0: bring `part.sum(0) / len(xs)`.
+# The mean of no examples is `nan`, but the sum of no examples is 0. So bring `part.sum(0) / len(xs)`.
 #
 # </details>
 
@@ -346,11 +353,11 @@ print(measure(by_speed, another_batch))
 # %% [markdown]
 # ## 3. The best interval (★★, 25 minutes, 3 points)
 #
-# This rank fails on average once in `mtbf_s` seconds, independently; the job fails when any
-# rank does. A step takes `step_s`, a checkpoint `save_s`, the same on all ranks. With a checkpoint after every n
-# steps and a mean time M between failures of the job, the goodput is
-# $n\,s / (M\,(e^{(n s + C)/M} - 1))$ for s = `step_s`, C = `save_s`. Return `(n, goodput)` for the n of at least 1 with the highest
-# goodput. One `all_reduce` of one number.
+# This rank fails on average once in `mtbf_s` seconds, independently of the other ranks. The job fails
+# when any rank fails. On all ranks, a step takes `step_s` and a checkpoint takes `save_s`. The job saves
+# a checkpoint after every n steps, and M is the mean time between failures of the job. Then the goodput
+# is $n\,s / (M\,(e^{(n s + C)/M} - 1))$, where s = `step_s` and C = `save_s`. Find the n ≥ 1 with the
+# highest goodput, and return `(n, goodput)`. Use one `all_reduce` of one number.
 
 
 # %% role="answer" question="interval" points=3
@@ -440,19 +447,20 @@ verdict
 # %% [markdown]
 # <details><summary>Where the formula comes from</summary>
 #
-# Deaths come at random: an interval of $x = n s + C$ seconds that begins anew at each death ends after
-# $M (e^{x/M} - 1)$ seconds on average (Daly 2006; restarts left out); n s of them are work.
+# Deaths come at random. An interval has $x = n s + C$ seconds, and it begins again at each death. On
+# average it ends after $M (e^{x/M} - 1)$ seconds, and n s of these seconds are work. The formula is from
+# Daly (2006). It leaves out the time of restarts.
 #
 # </details>
 # <details><summary>Hint 1</summary>
 #
-# A rank fails `1 / mtbf_s` times in a second. How often does the job?
+# A rank fails `1 / mtbf_s` times in a second. How often does the job fail in a second?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Add up the rates by an `all_reduce` in float64; M is one over the sum. Then try n = 1, 2, ...: beyond M it
-# only gets worse.
+# Add up the rates with an `all_reduce` in float64. M is one over the sum. Then try n = 1, 2, ... You can
+# stop when n s is larger than M: after that the goodput only gets worse.
 #
 # </details>
 
@@ -466,7 +474,7 @@ print(
 )
 
 # %% [markdown]
-# What task 4 needs, in virtual seconds:
+# The next cell has the parts that task 4 needs. All times are virtual seconds.
 
 # %% role="setup"
 STEP_S, SAVE_S = 10e-3, 4e-3
@@ -487,10 +495,12 @@ def save(*state):
 # %% [markdown]
 # ## 4. Survive two deaths (★★★, 35 minutes, 4 points)
 #
-# Step i: `g` is the mean over the ranks of `gradient(w, xs[i])`, by one `all_reduce`; `v = 0.9 v + g`, `w = w - 0.1 v`,
-# from zeros. After every `every` steps, `save(step, w, v)` gives a checkpoint. Deaths are *played*: all know
-# `deaths`, and after all_reduces of these numbers (from 1, repeats counted) go on from the checkpoint; what is not saved
-# is lost. Return `(w, v)`, as without deaths. Time: 10 ms a step, *lost* ones too, 4 ms a checkpoint.
+# In step i, `g` is the mean over the ranks of `gradient(w, xs[i])`. Compute this mean with one
+# `all_reduce`. Then set `v = 0.9 v + g` and `w = w - 0.1 v`. Both v and w begin at zero. After every
+# `every` steps, `save(step, w, v)` returns a checkpoint. Deaths are *played*: `deaths` has numbers of
+# all_reduces, and all ranks know them. Count the all_reduces from 1, and count repeated ones too. After
+# each all_reduce in `deaths`, go on from the last checkpoint: later work is lost. Return the `(w, v)` of
+# a run without deaths. A step takes 10 ms, even if it is *lost*. A checkpoint takes 4 ms.
 
 
 # %% role="answer" question="survive" points=4
@@ -662,13 +672,13 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A checkpoint has three parts: what would you need to go on as if nothing had happened?
+# A checkpoint has three parts. Which values do you need to go on as if no rank had died?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `saved = w` keeps no copy: a later `w -= ...` changes it, too. `save(step, w, v)` does. After a death, do not change
-# what was saved: you may need it again.
+# `saved = w` makes no copy: a later `w -= ...` changes `saved`, too. `save(step, w, v)` makes a copy.
+# After a death, do not change the saved tensors: you may need them again.
 #
 # </details>
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 15: frameworks
 #
-# Four tasks that go with [lesson 15](../notebooks/15_frameworks.ipynb): you convert a loop, put a metric
-# together, mend a callback, and find what a framework sends.
+# This sheet has four tasks for [lesson 15](../notebooks/15_frameworks.ipynb). You convert a loop,
+# compute a metric from all ranks, fix a callback, and find the messages that a framework adds.
 #
-# They need no extra: `fit`, below, is a trainer of twenty lines that calls a module's methods as
-# Lightning's Trainer does. So your answer is graded alike wherever it runs, and the class you write is
-# one that Lightning would take. Each task has folded hints.
+# The tasks need no extra package. `fit`, below, is a trainer of twenty lines. It calls a module's
+# methods in the same way as Lightning's Trainer. So the check gives the same result on every machine,
+# and Lightning would take the class that you write. Each task has folded hints.
 
 # %% role="setup"
 from collections import Counter
@@ -49,7 +49,9 @@ def fit(module, data, batch):
 
 
 # %% [markdown]
-# What `fit` asks of a module, the loop to convert (both task 1), and a callback with the trainer that calls it (task 3; it only goes through the steps).
+# The next two cells have the parts for tasks 1 and 3. For task 1 there are the methods that `fit`
+# expects of a module, and the loop that you convert. For task 3 there are a callback and the trainer
+# that calls it. This trainer only goes through the steps.
 
 
 # %% role="setup"
@@ -128,9 +130,10 @@ TRACES = {
 # %% [markdown]
 # ## 1. Convert a loop (★★, 20 minutes, 3 points)
 #
-# `by_hand`, above, trains the weights w of a linear classifier in one process. Write it as a `Module` and give it to
-# `fit`, so that ranks end with the weights that one process would have, from rank 0's `w`. In
-# each step all ranks together take BATCH examples, 60. Nothing is sent but what `fit` sends. Leave w as it is.
+# `by_hand`, above, trains the weights w of a linear classifier in one process. Write this loop as a
+# `Module` and give this module to `fit`. At the end, every rank must have the weights that one process
+# would have if it started from rank 0's `w`. In each step all ranks together take BATCH = 60 examples.
+# Send nothing yourself: `fit` sends all that the ranks need. Leave w as it is.
 
 
 # %% role="answer" question="converted" points=3
@@ -267,19 +270,22 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `zero_grad`, `backward`, `step` and the loop over rows are `fit`'s. What is left of `by_hand`?
+# `fit` already does `zero_grad`, `backward`, `step` and the loop over rows. Which part of `by_hand` is
+# left?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `self.w = nn.Parameter(w.clone())` in `__init__`, after `super().__init__()`. A rank sees 60 / world_size examples,
-# and `fit` averages gradients: which loss has the mean over 60 as its average?
+# Write `self.w = nn.Parameter(w.clone())` in `__init__`, after `super().__init__()`. A rank sees
+# 60 / world_size examples in a step, and `fit` averages the gradients. Which loss must a rank return, so
+# that the average of these losses is the mean over all 60 examples?
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `return F.cross_entropy(batch[0] @ self.w, batch[1])`, and `fit(module, (x, y), BATCH // world_size)`.
-# With `lightning.LightningModule` in the place of `Module`, Lightning's Trainer takes the same class.
+# Write `return F.cross_entropy(batch[0] @ self.w, batch[1])`, and call
+# `fit(module, (x, y), BATCH // world_size)`. If you write `lightning.LightningModule` instead of
+# `Module`, Lightning's Trainer takes the same class.
 #
 # </details>
 
@@ -290,10 +296,11 @@ print(measure(converted, examples(seed + 10, steps=1 + seed % 4, features=2 + se
 # %% [markdown]
 # ## 2. A metric that must not be averaged (★★, 20 minutes, 2 points)
 #
-# Each rank has guessed the classes of its own examples: `guessed` and `labels`, whole numbers from 0 to
-# `classes - 1`; ranks have different numbers of examples. Return macro F1 over **all** examples: the mean over classes of
-# 2 TP / (2 TP + FP + FN), where a class that nobody has and nobody guesses counts 0. One all_reduce, and no rank
-# brings more than 24 bytes a class.
+# Each rank has guessed the classes of its own examples: `guessed` and `labels` are whole numbers from 0
+# to `classes - 1`. Ranks have different numbers of examples. Return macro F1 over **all** examples: it
+# is the mean over the classes of 2 TP / (2 TP + FP + FN). A class counts as 0 if no example has it and
+# no guess names it. Use one all_reduce. In this all_reduce a rank may bring at most 24 bytes for each
+# class.
 
 
 # %% role="answer" question="macro_f1" points=2
@@ -407,18 +414,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# F1 is a ratio. Of which three sums over examples is it made, for each class?
+# F1 is a ratio. Which three sums over examples do you need for the F1 of a class?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# 2 TP + FP + FN is how often a class was guessed plus how often it was there. `torch.bincount(x, minlength=classes)`
-# counts.
+# 2 TP + FP + FN is the number of guesses of a class plus the number of examples with that class.
+# `torch.bincount(x, minlength=classes)` counts them.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Stack three counts (right, guessed, there), all_reduce the stack, and only then divide, by at least 1.
+# For each class, count the right guesses, all guesses, and all examples that have this class. Stack the
+# three counts, and all_reduce the stack. Divide only after that, and divide by at least 1.
 #
 # </details>
 
@@ -429,9 +437,10 @@ print(measure(macro_f1, guesses(seed + 50, classes=3 + seed % 4)))
 # %% [markdown]
 # ## 3. A callback that hangs nobody (★★, 15 minutes, 2 points)
 #
-# The program logs, after every `every` steps, the mean loss of these steps **over all ranks**, as
-# `(step, mean)`; only rank 0's log has entries. On one rank it is right, on two it hangs. Mend it: one
-# all_reduce of one number for each entry. Steps left over at the end are not logged. Leave the losses as they are.
+# After every `every` steps, the program logs the mean loss of these steps **over all ranks**. An entry
+# of the log is `(step, mean)`. Only rank 0's log has entries. On one rank the program is right. On two
+# ranks the program hangs. Fix the program, and use one all_reduce of one number for each entry. Do not
+# log steps that are left over at the end. Leave the losses as they are.
 
 
 # %% role="answer" question="log_means" points=2
@@ -543,19 +552,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Who waits for whom? Which lines must every rank reach, and which is for rank 0 alone?
+# Which rank waits for which rank? Which lines must every rank reach, and which line is for rank 0 alone?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `(step + 1) % every == 0` is the same on all ranks, `rank == 0` is not. (A collective below an `if` that
-# differs by rank is the commonest hang in callbacks.)
+# `(step + 1) % every == 0` is the same on all ranks, but `rank == 0` is not. The most common reason why
+# a callback hangs is a collective below an `if` that differs by rank.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Take `rank == 0` out of the condition, and put `if rank == 0:` before `log.append`. `since.clear()` is
-# for all ranks.
+# Take `rank == 0` out of the condition, and put `if rank == 0:` before `log.append`. All ranks must call
+# `since.clear()`.
 #
 # </details>
 
@@ -566,10 +575,11 @@ print(measure(log_means, losses_of(seed + 20, steps=6 + seed % 7, every=1 + seed
 # %% [markdown]
 # ## 4. What does it send more? (★★, 20 minutes, 2 points)
 #
-# `one` and `other` are what a rank sent under two frameworks: lists of `(call, nbytes, line)`, recorded in
-# lesson 15. Return what `other` sends **more often** than `one`: a list of `(call, nbytes, times, lines)`, sorted;
-# times: how many more; lines: all of `other`'s lines from which this op came, sorted, each once. An op is its
-# call with its bytes. Nothing need be sent.
+# `one` and `other` are lists of the calls that a rank made under two frameworks. They have entries
+# `(call, nbytes, line)`, which lesson 15 has recorded. An op is a call with its bytes. Return the ops
+# that `other` sends **more often** than `one`, as a sorted list of `(call, nbytes, times, lines)`.
+# `times` counts the additional calls of the op. `lines` has all of `other`'s lines that sent this op.
+# Sort these lines, and list each line once. You need not send anything.
 
 
 # %% role="answer" question="sends_more" points=2
@@ -660,14 +670,14 @@ verdict = check(
             each(times=lambda a, b: b)
         ),
         "That is what `one` sends more often: the other way round.": each(swap=True),
-        "A line stands there as often as it sent the op: each once.": each(lines=list),
+        "A line is listed as often as it sent the op: list each line once.": each(lines=list),
         "The entries are right, but not sorted: by call, then by bytes.": (
             lambda *given: [as_sent(*mine) for mine in zip(*given, strict=True)]
         ),
         "What both send equally often is there, too, 0 times.": each(
             wanted=lambda a, b: True, times=lambda a, b: max(b - a, 0)
         ),
-        "An op that came from several lines stands there several times: a line is no part of it.": (
+        "An op that came from several lines is listed several times: its line is not part of an op.": (
             each(key=lambda op: op)
         ),
         "What `other` sends *less* often is there, too: where `!=` stands, `>` is asked.": (
@@ -692,17 +702,18 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Count `op[:2]` in both traces. A set would forget how often.
+# Count `op[:2]` in both traces. A set would not say how often an op occurs.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `Counter(...) - Counter(...)` keeps what is positive.
+# `Counter(...) - Counter(...)` keeps only positive counts.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# For each op in the difference: `sorted({line for call, nbytes, line in other if (call, nbytes) == op})`.
+# For each op in the difference, the lines are
+# `sorted({line for call, nbytes, line in other if (call, nbytes) == op})`.
 #
 # </details>
 

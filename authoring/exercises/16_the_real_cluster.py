@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 16: the real cluster
 #
-# Three tasks that go with [lesson 16](../notebooks/16_the_real_cluster.ipynb), and none of them needs a
-# cluster: your functions are called on worlds of 1 to 6 ranks of this machine, and given what a
-# cluster would have told them. A check looks at the value on every rank, and at every message and
-# collective. Stuck? Each task has folded hints, from gentle to strong.
+# This sheet has three tasks for [lesson 16](../notebooks/16_the_real_cluster.ipynb). No task needs a
+# cluster. The check calls your functions on worlds of 1 to 6 ranks of this machine, and gives them the
+# data that a cluster would give them. The check looks at the value on every rank, and at every message
+# and collective. Each task has folded hints, from gentle to strong. Open them if you are stuck.
 
 # %% role="setup"
 import torch
@@ -24,10 +24,12 @@ from simlib.checks import (
 # %% [markdown]
 # ## 1. Who am I, and do all agree? (★★, 15 minutes, 3 points)
 #
-# `environ` is a process's environment under MPICH, Open MPI, Slurm or torchrun. Return `(rank, world size,
-# rank on its node)` as the launcher says (*our* `rank` differs). Under `sbatch` the batch script's `SLURM_` words are left standing.
-# `mpi_size` is the MPI library's. If sizes differ on **any** rank, the MPI is *mixed* (the launcher of one MPI,
-# the library of another, lesson 01): **all** return None. At most one collective, 8 bytes from each rank.
+# `environ` is a process's environment under MPICH, Open MPI, Slurm or torchrun. Return the launcher's
+# `(rank, world size, rank on its node)`. *Our* `rank` may differ from the launcher's. Under `sbatch` the
+# environment also still contains the `SLURM_` variables of the batch script. `mpi_size` is the world
+# size that the MPI library reports. If the two sizes differ on **any** rank, the MPI is *mixed*: the
+# launcher belongs to one MPI, and the library belongs to another (lesson 01). Then **all** ranks return
+# None. Use at most one collective, with 8 bytes from each rank.
 
 
 # %% role="answer" question="who_am_i" points=3
@@ -146,19 +148,21 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Lesson 16 prints the words of each launcher. Which of them can be there although that launcher did not
-# start this process? Ask for those last.
+# Lesson 16 prints the variables of each launcher. Which of these variables can be set although their
+# launcher did not start this process? Look for those variables last.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A rank that sees nothing wrong cannot know that another one does. What must all ranks tell all, and in how
-# many bits? Every rank has to take part in it, whatever it has seen itself.
+# A rank that sees no error cannot know that another rank sees one. Which information must each rank give
+# to all others, and how many bits does this information need? Every rank has to take part, even a rank
+# that sees no error.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# An int64 tensor with 1 for "mixed" and 0 for "well", summed over all ranks: more than 0 means None.
+# Make an int64 tensor that is 1 for "mixed" and 0 for "not mixed". Sum this tensor over all ranks. If
+# the sum is more than 0, return None.
 #
 # </details>
 
@@ -181,10 +185,12 @@ print(measure(who_am_i, launched))
 # %% [markdown]
 # ## 2. Another host's clock (★★, 20 minutes, 3 points)
 #
-# Rank 0 has played ping-pong with every other rank. Its `stamps[r]` has a row for each trip with rank r: sent
-# $t_0$, back $t_3$ (ms). Rank r's `stamps` has rows $t_1$ (came), $t_2$ (sent back), by *its* clock. Return
-# `(offset, error)` on every rank, in ms: how far its clock is ahead of rank 0's, by how much that may be wrong,
-# from the trip that tells most. Rank 0 returns `(0.0, 0.0)`. At most `world_size - 1` messages.
+# Rank 0 has played ping-pong with every other rank. On rank 0, `stamps[r]` has a row for each trip with
+# rank r: the message left at $t_0$ and was back at $t_3$ (ms). On rank r, `stamps` has rows with $t_1$
+# and $t_2$, by *its own* clock: the message arrived at $t_1$, and rank r sent it back at $t_2$. Every
+# rank returns `(offset, error)` in ms. `offset` says how far the rank's clock is ahead of rank 0's
+# clock. `error` is the largest possible error of `offset`. Take both from the trip with the smallest
+# error. Rank 0 returns `(0.0, 0.0)`. Use at most `world_size - 1` messages.
 
 
 # %% role="answer" question="clock_offset" points=3
@@ -283,19 +289,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# The formula needs all four readings of a trip. Two are here, two are there. Who sends, so that each rank can work
-# out its own?
+# The formula needs all four times of a trip. Rank 0 has two of them, and rank r has the other two. Which
+# rank must send its times, so that each rank can work out its own offset?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# $\theta = ((t_1 - t_0) + (t_2 - t_3)) / 2$. Under way is what is left of $t_3 - t_0$ without $t_2 - t_1$. Half
-# of it bounds the error.
+# The offset is $\theta = ((t_1 - t_0) + (t_2 - t_3)) / 2$. The message is under way for $t_3 - t_0$
+# minus $t_2 - t_1$. Return half of this time as the error.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `stamps.T` gives the two columns. `under_way.argmin()` is the trip that tells most. Rank 0 sends `stamps[other]`.
+# `stamps.T` gives the two columns. `under_way.argmin()` is the trip with the smallest error. Rank 0
+# sends `stamps[other]`.
 #
 # </details>
 
@@ -322,10 +329,11 @@ print(measure(clock_offset, stamped))
 # %% [markdown]
 # ## 3. As slow as its slowest link (★★★, 20 minutes, 3 points)
 #
-# Each rank has measured the link to its right neighbour: `points`, a list of `(nbytes, ms)`, exactly on a line. Return
-# on every rank how many ms the ring all_reduce of lesson 05 takes for `nbytes` bytes: 2(n - 1) steps, in each
-# of which every rank sends a chunk of `nbytes / n`, and all wait for the slowest. In a world of one: 0.0. At
-# most one collective, 8 bytes from each rank.
+# Each rank has measured the link to its right neighbour. `points` is a list of `(nbytes, ms)`, and the
+# points lie exactly on a line. Every rank returns the time in ms that the ring all_reduce of lesson 05
+# takes for `nbytes` bytes. This all_reduce has 2(n - 1) steps. In each step every rank sends a chunk of
+# `nbytes / n`, and all ranks wait for the slowest link. In a world of one, return 0.0. Use at most one
+# collective, with 8 bytes from each rank.
 
 
 # %% role="answer" question="ring_ms" points=3
@@ -436,18 +444,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# A line through two of the points gives ms per byte; what is left at 0 bytes is the latency.
+# A line through two of the points gives the ms per byte. The latency is the time that the line gives for
+# 0 bytes.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Which link is the slowest depends on the size of the chunk. So work out one step on your own link first, and then
-# compare with the others.
+# The size of the chunk decides which link is the slowest. So work out the time of one step on your own
+# link first. Then compare this time with the times of the other ranks.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `dist.all_reduce(step_ms, op=dist.ReduceOp.MAX)`, with one float64 number.
+# Call `dist.all_reduce(step_ms, op=dist.ReduceOp.MAX)` with one float64 number.
 #
 # </details>
 

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Exercises 17: plan a training run
 #
-# Three tasks that go with [lesson 17](../notebooks/17_plan_a_training_run.ipynb). You find a rank's place in a
-# mesh, plan a run in numbers, and write a program that takes as long as it says.
+# This sheet has three tasks for lesson 17, parts [a](../notebooks/17_plan_a_training_run.ipynb),
+# [b](../notebooks/17_prove_it_wrong.ipynb) and [c](../notebooks/17_what_the_run_costs.ipynb). You find a
+# rank's place in a mesh, plan a run in numbers, and write a program that takes as long as it predicts.
 #
-# The second task is graded with a tolerance, the third by the virtual clock of a simulation. Each task has
-# folded hints.
+# The check of the second task accepts numbers within a tolerance. The check of the third task uses the
+# virtual clock of a simulation. Each task has folded hints.
 
 # %% role="setup"
 import math
@@ -20,9 +21,12 @@ from simlib.checks import OneOf, Rule, Timed, check, collectives, measure, messa
 # %% [markdown]
 # ## 1. The place of a rank (★, 15 minutes, 2 points)
 #
-# A mesh is given as a dict such as `{"tp": 4, "dp": 2, "pp": 3}`: axes with their sizes. Neighbouring ranks lie along the one
-# that stands **first**; which one that is differs. Return for `number`, one of its ranks, two dicts by axis: its
-# coordinate, and the sorted list of ranks of its group along that axis, itself among them. Your own rank does not matter, and nothing is sent.
+# A mesh is a dict such as `{"tp": 4, "dp": 2, "pp": 3}` that has the axes with their sizes. Neighbouring
+# ranks lie along the **first** axis of the dict. The order of the axes differs from mesh to mesh.
+# `number` is one of the mesh's ranks. Return two dicts, and use the axes as keys of both. The first dict
+# has the coordinate of `number` along each axis. The second dict has, for each axis, the sorted list of
+# the ranks in the group of `number` along that axis. This list includes `number` itself. Your own rank
+# does not matter. Send nothing.
 
 
 # %% role="answer" question="place_of" points=2
@@ -144,13 +148,13 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How far apart are neighbours along the first axis? Along the second?
+# How far apart are neighbours along the first axis? How far apart are they along the second axis?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Like digits: with `stride` the product of the sizes before, the coordinate is `number // stride %
-# size`.
+# The coordinates are like the digits of a number. If `stride` is the product of the sizes of all earlier
+# axes, the coordinate is `number // stride % size`.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -174,9 +178,10 @@ print(measure(place_of, drawn_mesh))
 # %% [markdown]
 # ## 2. A plan (★★★, 40 minutes, 4 points)
 #
-# Choose tp and pp for `job`, and return the plan as a dict; the docstring has what a rank keeps and what
-# takes time. Of the choices that fit take the one with the shortest step. Return None if none fits.
-# Numbers may be 2 % off, so Young's formula will do for checkpoints, or a better one. Send nothing.
+# Choose tp and pp for `job`, and return the plan as a dict. The docstring says how many bytes a rank
+# keeps, and how much time a step takes. Take the choice that fits and has the shortest step. Return None
+# if no choice fits. Your numbers may be 2 % off, so Young's formula is good enough for the checkpoints.
+# Send nothing.
 
 
 # %% role="answer" question="plan" points=4
@@ -190,9 +195,11 @@ def plan(rank, world_size, job):
     A rank keeps 16 bytes for each of P / (tp * pp) parameters, and job["activation_bytes"] /
     (tp * pp) for each micro-batch in flight: min(M, pp) of them. It has job["memory_bytes"].
 
-    A step takes M + pp - 1 turns and then the all_reduce over dp. A turn is job["work_s"] / (tp *
-    pp), and 2 (tp - 1) / tp * job["tp_bytes"] / pp bytes at job["inside_Bps"]. The all_reduce
-    moves 2 (dp - 1) / dp times 2 P / (tp * pp) bytes at job["between_Bps"].
+    A step takes pp - 1 turns of an ordinary stage, M turns of the last one, and then the
+    all_reduce over dp. A turn is job["work_s"] / (tp * pp), and 2 (tp - 1) / tp *
+    job["tp_bytes"] / pp bytes at job["inside_Bps"]. The last stage has the logits, too: each of
+    its turns takes job["logits_s"] / tp longer. The all_reduce moves 2 (dp - 1) / dp times
+    2 P / (tp * pp) bytes at job["between_Bps"].
 
     A checkpoint has 14 P bytes, at job["disk_Bps"]; a rank fails once in job["mtbf_s"]. Of
     job["steps"] steps simlib.scale.time_with_failures has the time (a restart takes none). A rank
@@ -212,7 +219,8 @@ def plan(rank, world_size, job):
             if kept > job["memory_bytes"]:
                 continue
             sums_s = 2 * (tp - 1) / tp * job["tp_bytes"] / pp / job["inside_Bps"]
-            step_s = (M + pp - 1) * (job["work_s"] / (tp * pp) + sums_s)
+            turn_s = job["work_s"] / (tp * pp) + sums_s
+            step_s = (pp - 1) * turn_s + M * (turn_s + job["logits_s"] / tp)
             step_s += 2 * (dp - 1) / dp * 2 * P / (tp * pp) / job["between_Bps"]
             found.append((step_s, tp, pp, kept))
     if not found:
@@ -230,7 +238,9 @@ def plan(rank, world_size, job):
 
 
 # %% role="check" question="plan" points=4
-def job_of(P, ranks, ranks_per_node, layers, batch, work_s, tp_bytes, memory_bytes=80e9, **more):
+def job_of(
+    P, ranks, ranks_per_node, layers, batch, work_s, logits_s, tp_bytes, memory_bytes=80e9, **more
+):
     return {
         "P": P,
         "ranks": ranks,
@@ -238,6 +248,7 @@ def job_of(P, ranks, ranks_per_node, layers, batch, work_s, tp_bytes, memory_byt
         "layers": layers,
         "batch": batch,
         "work_s": work_s,
+        "logits_s": logits_s,
         "tp_bytes": tp_bytes,
         "activation_bytes": 20e9,
         "memory_bytes": memory_bytes,
@@ -250,14 +261,16 @@ def job_of(P, ranks, ranks_per_node, layers, batch, work_s, tp_bytes, memory_byt
     } | more
 
 
+ETHERNET = {"between_Bps": 1.25e9, "activation_bytes": 1e9}
+LAPTOPS = {"between_Bps": 0.125e9, "activation_bytes": 2e9}
 TASKS = [  # told apart by them: each mistake below gives a list of plans of its own
-    job_of(175e9, 1024, 8, 96, 1536, 25.0, 40e9),
-    job_of(0.33e9, 64, 4, 24, 1024, 0.05, 0.4e9, 16e9, between_Bps=1.25e9, activation_bytes=1e9),
-    job_of(0.36e9, 8, 1, 24, 64, 6.0, 1e9, 6e9, between_Bps=0.125e9, activation_bytes=2e9),
-    job_of(20e9, 64, 8, 32, 512, 3.0, 15e9, 40e9, activation_bytes=60e9),
-    job_of(400e9, 8, 8, 96, 64, 60.0, 80e9),  # none fits
+    job_of(175e9, 1024, 8, 96, 1536, 25.0, 1.5, 40e9),
+    job_of(0.33e9, 64, 4, 24, 1024, 0.05, 0.005, 0.4e9, 16e9, **ETHERNET),
+    job_of(0.36e9, 8, 1, 24, 64, 6.0, 0.9, 1e9, 6e9, **LAPTOPS),
+    job_of(20e9, 64, 8, 32, 512, 3.0, 0.3, 15e9, 40e9, activation_bytes=60e9),
+    job_of(400e9, 8, 8, 96, 64, 60.0, 1.0, 80e9),  # none fits
     job_of(
-        20e9, 64, 2, 24, 24, 3.0, 15e9, 100e9
+        20e9, 64, 2, 24, 24, 3.0, 0.3, 15e9, 100e9
     ),  # fewer micro-batches than stages; dp = 16 is none
 ]
 
@@ -265,7 +278,7 @@ TASKS = [  # told apart by them: each mistake below gives a list of plans of its
 def planned(
     job, wide=False, fits=True, flight=min, divides=True, more=-1, sums=True, dp_sums=True,
     itemsize=2, bytes_of_state=16, cut_by_tp=True, whole=False, machine=True, failing=True, saved=14,
-    minute=1, hour=3600, failures=True, all_ranks=True, worst=False,
+    minute=1, hour=3600, failures=True, all_ranks=True, worst=False, logits="last", logits_cut=True,
 ):  # fmt: skip
     """The plan; of a mistake, as somebody else counts."""
     P, ranks, found = job["P"], job["ranks"], []
@@ -281,7 +294,10 @@ def planned(
         kept = (bytes_of_state * P + held) / (tp * pp)
         turn_s = job["work_s"] / (tp * pp)
         turn_s += sums * 2 * (tp - 1) / tp * job["tp_bytes"] / pp / job["inside_Bps"]
-        step_s = (M + (0 if more is None else pp + more)) * turn_s
+        logits_s = job["logits_s"] / (tp if logits_cut else 1)
+        turn_s += {"last": 0, "even": logits_s / pp, "all": logits_s, "none": 0}[logits]
+        ahead = 0 if more is None else pp + more
+        step_s = ahead * turn_s + M * (turn_s + (logits == "last") * logits_s)
         cut = 1 if whole else tp * pp
         step_s += dp_sums * 2 * (dp - 1) / dp * itemsize * P / cut / job["between_Bps"]
         if kept <= job["memory_bytes"] or not fits:
@@ -325,10 +341,22 @@ verdict = check(
         ),
         "tp divides the activations, too.": counted(cut_by_tp=False),
         "dp has to divide the batch.": counted(divides=False),
-        "Where is the bubble? A step has M + pp - 1 turns.": counted(more=None),
-        "That is a turn too many: the first of M needs pp, the others one more each.": (
+        "Where is the bubble? Before the M turns of the last stage come pp - 1 of ordinary stages.": (
+            counted(more=None)
+        ),
+        "That is a turn too many: before the M turns of the last stage come pp - 1, not pp.": (
             counted(more=0)
         ),
+        "You spread the logits over all stages: the last one computes all of them.": (
+            counted(logits="even")
+        ),
+        "You have logits on every stage: only the turns of the last one are longer.": (
+            counted(logits="all")
+        ),
+        "Where are the logits? The turns of the last stage are longer by them.": (
+            counted(logits="none")
+        ),
+        "tp divides the logits, too.": counted(logits_cut=False),
         "A rank sums its own gradients over dp, P / (tp * pp) of them, not all P.": (
             counted(whole=True)
         ),
@@ -370,18 +398,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Two loops over powers of two; `continue` where the choice is not allowed, or does not fit.
+# Write two loops over powers of two. Use `continue` if a choice is not allowed, or if it does not fit.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Collect tuples `(step_s, tp, pp, kept)`: `min` takes the fastest. The rest follows from it.
+# Collect tuples `(step_s, tp, pp, kept)`, and take the fastest one with `min`. Then work out the other
+# numbers of the plan from this tuple.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# With `save_s = 14 * P / disk_Bps`: the interval is `simlib.scale.checkpoint_interval(save_s, mtbf_s,
-# ranks)`, the time `simlib.scale.time_with_failures(steps * step_s, every_s, save_s, mtbf_s, ranks)`.
+# A checkpoint takes `save_s = 14 * P / disk_Bps`. The interval is
+# `simlib.scale.checkpoint_interval(save_s, mtbf_s, ranks)`. The whole run takes
+# `simlib.scale.time_with_failures(steps * step_s, every_s, save_s, mtbf_s, ranks)`.
 #
 # </details>
 
@@ -392,7 +422,14 @@ seed = 1
 def drawn_task(rank, world_size):
     k = seed + 5 * rank
     job = job_of(
-        1e9 * (1 + k % 50), 64, 2 ** (k % 4), 32, 1024, 0.5 * (1 + k % 7), 1e9 * (1 + k % 9)
+        1e9 * (1 + k % 50),
+        64,
+        2 ** (k % 4),
+        32,
+        1024,
+        0.5 * (1 + k % 7),
+        0.1 * (1 + k % 3),
+        1e9 * (1 + k % 9),
     )
     return (job | {"memory_bytes": 1e10 * (2 + k % 7), "between_Bps": 1e9 * (1 + k % 25)},)
 
@@ -402,10 +439,12 @@ print(measure(plan, drawn_task))
 # %% [markdown]
 # ## 3. As long as it says (★★★, 40 minutes, 4 points)
 #
-# GPipe with a stage on each rank: all forwards, then all backwards. In a stage y = w x, forward takes
-# `simlib.compute(forward_s)`, backward twice that. Rank 0 has the micro-batches `xs`; the last rank's gradient
-# of y is y itself. Return `(w_grad, predicted_s)`: the sum over micro-batches of (gradient of y times x).sum(), and the step's
-# time, *before it has run*, to 5 %. Use `isend`, and `recv` when you need the tensor (early `irecv`s have another formula).
+# Write GPipe with one stage on each rank: do all forwards first, then all backwards. A stage computes
+# y = w x. Its forward takes `simlib.compute(forward_s)`, and its backward takes twice as long. Rank 0
+# has the micro-batches `xs`. On the last rank the gradient of y is y itself. Return
+# `(w_grad, predicted_s)`. `w_grad` is the sum over micro-batches of (gradient of y times x).sum().
+# `predicted_s` is the step's time. Predict this time *before the step runs*. The prediction may be 5 %
+# off. Use `isend`, and call `recv` when you need the tensor. Early `irecv`s follow another formula.
 
 
 # %% role="answer" question="as_predicted" points=4
@@ -599,18 +638,19 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Lesson 11: equal stages take (M + K - 1)(forward + backward). Where do messages come in?
+# In lesson 11, equal stages take (M + K - 1)(forward + backward). Which time for messages must you add?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A rank that receives, computes and sends with `isend` waits for one message per micro-batch. Each of the two phases has M + K - 2 such waits in a row.
+# Think of a rank that receives, computes, and sends with `isend`. This rank waits for one message per
+# micro-batch. In each of the two phases, M + K - 2 such waits follow each other.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `(M + K - 1) * 3 * forward_s + 2 * (M + K - 2) * message_s`; alone, there are no messages. Wait for
-# all `isend`s at the very end.
+# The step takes `(M + K - 1) * 3 * forward_s + 2 * (M + K - 2) * message_s`. In a world of one there are
+# no messages. Wait for all `isend`s at the very end.
 #
 # </details>
 

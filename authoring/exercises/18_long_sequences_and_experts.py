@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Exercises 18: long sequences and experts
 #
-# Two tasks that go with [lesson 18](../notebooks/18_long_sequences_and_experts.ipynb). In the first
-# you merge results of attention; in the second you send tokens to experts and back.
+# This sheet has two tasks for lesson 18. In the first task you merge results of attention. This task
+# needs the [first part](../notebooks/18_long_sequences_and_experts.ipynb) of the lesson. In the second
+# task you send tokens to experts and back. This task needs the
+# [last part](../notebooks/18_tokens_to_experts.ipynb).
 #
-# A check calls your function on worlds of 1 to 5 ranks and looks at the value on every rank, at
-# messages or collectives, and at their bytes. Each task has folded hints.
+# A check calls your function on worlds of 1 to 5 ranks. The check looks at the value on every rank, at
+# the messages or collectives, and at their bytes. Each task has folded hints.
 
 # %% role="setup"
 import torch
@@ -26,11 +28,11 @@ def double_precision(run, given):
 # %% [markdown]
 # ## 1. One query, many keys (★★, 25 minutes, 3 points)
 #
-# A long text is cut over the ranks: `keys` and `values`, of shape (numbers of keys, d),
-# with at least one key and not equally many on all ranks. All ranks have the same query `q`, of
-# shape (d). Return on every rank the attention of `q` over the keys of **all** ranks:
-# softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. With send and
-# recv: 2 (world_size - 1) messages at most, none with keys.
+# A long text is cut over the ranks. `keys` and `values` have the shape (number of keys, d). Each rank
+# has at least one key, and the ranks have different numbers of keys. All ranks have the same query `q`,
+# of shape (d). Every rank returns the attention of `q` over the keys of **all** ranks: this is
+# softmax($q \cdot k / \sqrt d$) times values. Scores may be in the hundreds. Use send and recv, with at
+# most 2 (world_size - 1) messages. Send no keys.
 
 
 # %% role="answer" question="attend" points=3
@@ -169,19 +171,20 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `merge` of the lesson is all that is needed: for one query, m and z are single numbers and u has d.
+# You need only `merge` of the lesson. For one query, m and z are single numbers, and u has d numbers.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Go along the ranks: each receives what those before it have, merges its own, and sends it on. The
-# last rank has the result, and sends it back the same way.
+# Pass a result along the ranks. Each rank receives the merged result of all ranks before it. The rank
+# merges this result with its own, and sends the new result to the next rank. The last rank then has the
+# result for all keys. This rank sends it back the same way.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# `torch.cat([u, z[None], m[None]])` is one tensor of d + 2 numbers, for one message. u and z are
-# multiplied by the same factor.
+# `torch.cat([u, z[None], m[None]])` is one tensor of d + 2 numbers, so you need only one message for it.
+# A merge multiplies u and z by the same factor.
 #
 # </details>
 
@@ -202,11 +205,12 @@ print(measure(attend, drawn_parts))
 # %% [markdown]
 # ## 2. To the experts and back (★★★, 30 minutes, 4 points)
 #
-# Rank r holds expert r: `torch.tanh(t @ w)` for rows t, with its own matrix `w`. Each rank has
-# tokens `x`, of shape (tokens, d), and `choice`: the number of the expert for each. Ranks differ in
-# tokens; a rank, or an expert, may have none. Return the experts' results for your own tokens, in
-# their order. Three all_to_alls at most (`dist.all_to_all_single`), the first with the counts. A
-# token travels to its expert only, and once back.
+# Rank r holds expert r. The expert computes `torch.tanh(t @ w)` for rows t, with its own matrix `w`.
+# Each rank has tokens `x`, of shape (tokens, d). `choice` has the number of the expert for each token.
+# Ranks have different numbers of tokens. A rank or an expert may have no tokens. Return the experts'
+# results for your own tokens, in the order of the tokens. Use at most three all_to_alls
+# (`dist.all_to_all_single`). Send the counts with the first one. Send each token only once to its
+# expert, and only once back.
 
 
 # %% role="answer" question="through_experts" points=4
@@ -303,7 +307,7 @@ def too_many_bytes(run, given):
             what += f": rows of {wide[0]} numbers travel, and a token has {d}"
         return (
             f"The values are right, but {what}. A token goes to its own expert only, its result "
-            "comes back, and beside them go the counts."
+            "comes back, and the counts come on top of that."
         )
     return None
 
@@ -342,21 +346,22 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Sort the tokens by expert: `order = choice.argsort(stable=True)`. Then the rows for rank 0 come
-# first in `x[order]`, those for rank 1 next, and so on. `choice.bincount(minlength=world_size)` says
-# how many there are for each.
+# Sort the tokens by expert: `order = choice.argsort(stable=True)`. Then the rows for rank 0 come first
+# in `x[order]`, and the rows for rank 1 follow. `choice.bincount(minlength=world_size)` gives the number
+# of rows for each rank.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A rank cannot know how many tokens will come: an all_to_all of the counts tells. Then
-# `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes)`, with lists of
-# numbers of rows.
+# A rank cannot know how many tokens will come. So exchange the counts first, with an all_to_all. Then
+# call `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes)`. Both `split_sizes`
+# are lists. The input sizes say how many rows go to each rank, and the output sizes say how many rows
+# come from each rank.
 #
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# The way back is the same call with the two lists swapped. What comes back is in the order of
+# For the way back, make the same call and swap the two lists. The results come back in the order of
 # `x[order]`.
 #
 # </details>

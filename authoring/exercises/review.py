@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Review: ten short tasks that mix the lessons
 #
-# For some two weeks after lesson 10, when part of it is forgotten. Each task takes 5 to 8 minutes, the last
-# one 15, and 1 to 8 lines. It mixes lessons, which its heading names. None repeats an exercise. Do a few on one day, in any
-# order, and try before you look anything up: to recall is what makes it stay. A check calls your function on
-# worlds of 1 to 5 ranks; inputs are drawn for each.
+# Take this review about two weeks after lesson 10, when you have forgotten a part of the lessons. A task
+# takes 5 to 8 minutes and 1 to 8 lines of code. The last task takes 15 minutes. Each task mixes several
+# lessons, and its heading names them. No task repeats an exercise. Do a few tasks on one day, in any
+# order. Try each task before you look anything up, because recalling helps you to remember. A check
+# calls your function on worlds of 1 to 5 ranks, and it draws new inputs for each world.
 #
-# Some tasks are programs to mend, some ask you to predict. Each has folded hints; the last one says where
-# the lessons have it. `cost_gradient` is for task 10.
+# In some tasks you fix a program, and in other tasks you predict a result. Each task has folded hints.
+# The last hint says which lessons explain the task. Use `cost_gradient` in task 10.
 
 # %% role="setup"
 import math
@@ -68,10 +69,11 @@ def alike(counts):
 # %% [markdown]
 # ## 1. Only odd rings hang: lessons 02 and 03 (★★, 7 minutes, 1 point)
 #
-# The ranks stand in a ring, and each wants the mean of three tensors: its own, its left and its right
-# neighbour's. Even ranks swap with the right neighbour first, odd ones with the left. So everybody has a
-# partner, in even worlds. In odd ones it hangs: why? Mend it without more messages: two a rank, by
-# sends and receives only. `x` stays as it is.
+# The ranks form a ring. Each rank needs the mean of three tensors: its own tensor, its left neighbour's
+# and its right neighbour's. Even ranks swap with the right neighbour first, and odd ranks swap with the
+# left neighbour first. So every rank has a partner in an even world. In an odd world the program hangs.
+# Find out why. Fix the program, but do not send more messages: each rank sends two. Use only sends and
+# receives, and do not change `x`.
 
 
 # %% role="answer" question="ring_mean" points=1
@@ -161,15 +163,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# In a ring of five, ranks 4 and 0 are neighbours, and both are even. What does each of them do first with the
-# other?
+# In a ring of five, ranks 4 and 0 are neighbours, and both are even. With which neighbour does rank 4
+# swap first? With which neighbour does rank 0 swap first?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Nobody has to wait for a send before it receives: `isend`, and wait at the end. Look up:
-# [lesson 02](../notebooks/02_send_and_recv.ipynb) for requests, [lesson 03](../notebooks/03_when_it_hangs.ipynb) for
-# rings of waiting.
+# No rank has to wait for a send before it receives. Use `isend`, and wait at the end. Look up requests
+# in [lesson 02](../notebooks/02_send_and_recv.ipynb) and rings of waiting in
+# [lesson 03](../notebooks/03_when_it_hangs.ipynb).
 #
 # </details>
 
@@ -181,9 +183,9 @@ print(measure(ring_mean, *draws(a_tensor, seed)))
 # ## 2. How perplexed are all? Lessons 04 and 07 (★, 6 minutes, 1 point)
 #
 # The perplexity of a language model is `exp` of the mean loss over its tokens. Every rank is given the
-# `losses` of its own tokens and their `targets`; a token with target -100 is padding and does not count.
-# A rank may have padding only, or nothing. Return on every rank the perplexity over all tokens of all
-# ranks, as a float. One `all_reduce` of at most 8 bytes.
+# `losses` of its own tokens and their `targets`. A token with target -100 is padding and does not count.
+# A rank may have only padding, or no tokens at all. Every rank returns the perplexity over all tokens of
+# all ranks, as a float. Use one `all_reduce` of at most 8 bytes.
 
 
 # %% role="answer" question="perplexity" points=1
@@ -275,14 +277,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Which two numbers of each rank can be added up, so that the mean over all tokens comes out?
+# Which two numbers of each rank must you add up to compute the mean over all tokens?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `losses[targets != -100]` are those that count. `exp` comes last, once. Look up:
-# [lesson 04](../notebooks/04_collectives.ipynb) for sums of sums,
-# [lesson 07](../notebooks/07_data_parallel_training.ipynb) for uneven numbers of examples.
+# `losses[targets != -100]` gives you the losses that count. Call `exp` last, and call it once. Look up
+# sums over all ranks in [lesson 04](../notebooks/04_collectives.ipynb) and uneven numbers of examples in
+# [lesson 07](../notebooks/07_data_parallel_training.ipynb).
 #
 # </details>
 
@@ -293,10 +295,11 @@ print(measure(perplexity, *draws(some_tokens, seed + 100)))
 # %% [markdown]
 # ## 3. Everybody has something for everybody: lessons 02 and 04 (★★, 7 minutes, 1 point)
 #
-# Every rank has a list of `world_size` blocks, and block j is meant for rank j. Return the blocks that are
-# meant for this rank, as a list in the order of the ranks that had them; its own is among them. It is what
-# `all_to_all` promises. By sends and receives only: `world_size - 1` messages a rank, each straight to whom it
-# is for. Mind who waits for whom. `blocks` stay as they are.
+# Every rank has a list of `world_size` blocks, and block j is meant for rank j. Return the blocks that
+# are meant for this rank, its own block included, as a list in the order of the ranks that had them. The
+# collective `all_to_all` promises the same result. Use only sends and receives. Each rank sends
+# `world_size - 1` messages, each straight to the rank for which it is meant. Take care that the ranks do
+# not wait for each other for ever. `blocks` must not change.
 
 
 # %% role="answer" question="swap_blocks" points=1
@@ -420,14 +423,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# If all begin with a blocking send to somebody, who receives?
+# If all ranks begin with a blocking send, which rank receives?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Post all sends as requests, receive from each other rank, wait for the requests. Look up:
-# [lesson 02](../notebooks/02_send_and_recv.ipynb) for `isend`,
-# [lesson 04](../notebooks/04_collectives.ipynb) for what each collective promises.
+# Post all sends as requests, receive from each other rank, and wait for the requests. Look up `isend` in
+# [lesson 02](../notebooks/02_send_and_recv.ipynb) and the promise of each collective in
+# [lesson 04](../notebooks/04_collectives.ipynb).
 #
 # </details>
 
@@ -438,10 +441,11 @@ print(measure(swap_blocks, *draws(blocks_for_all, seed + 200)))
 # %% [markdown]
 # ## 4. Predict the end of a step: lessons 05, 08 and 09 (★★, 8 minutes, 1 point)
 #
-# In backward every rank measured when its bucket k was full, `ready_s[k]`; the ranks differ. The
-# ring `all_reduce` of a bucket begins when it is full on **all** ranks and that of the bucket before is over.
-# Return on every rank when the last one is over, as a float. A ring takes
-# $2(R-1)(\alpha + N/(R\beta))$. One `all_reduce`, of at most 8 bytes for each bucket.
+# In backward, every rank measured the time `ready_s[k]` when its bucket k was full. These times differ
+# from rank to rank. The ring `all_reduce` of a bucket begins when two things are true: the bucket is
+# full on **all** ranks, and the `all_reduce` of the previous bucket is over. Every rank returns the time
+# when the last `all_reduce` is over, as a float. A ring takes $2(R-1)(\alpha + N/(R\beta))$. Use one
+# `all_reduce`, of at most 8 bytes for each bucket.
 
 
 # %% role="answer" question="step_end" points=1
@@ -550,15 +554,17 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# First make all ranks know when each bucket is full on the last rank. Which operation does that?
+# For each bucket, all ranks must first learn the time when the last rank has filled it. Which operation
+# gives them this time?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Go through the buckets with one number: when is the network free? A ring begins at the later of "free" and
-# "full". Look up: [lesson 05](../notebooks/05_building_all_reduce.ipynb) for the ring,
-# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb) for overlap,
-# [lesson 09](../notebooks/09_when_does_it_pay.ipynb) for times.
+# Go through the buckets and keep one number: the time when the network is free. A ring begins when the
+# network is free and the bucket is full, so take the later of the two times. Look up the ring in
+# [lesson 05](../notebooks/05_building_all_reduce.ipynb), overlap in
+# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb), and times in
+# [lesson 09](../notebooks/09_when_does_it_pay.ipynb).
 #
 # </details>
 
@@ -569,10 +575,12 @@ print(measure(step_end, *draws(a_backward, seed + 300)))
 # %% [markdown]
 # ## 5. Go on with another number of ranks: lessons 01 and 07 (★★, 6 minutes, 1 point)
 #
-# An epoch was begun on `old` ranks: of a shuffled `order`, `torch.randperm(n)` by a generator with the
-# seed `seed + epoch`, rank r took elements r, r + `old`, r + 2 `old`, ..., `batch` in each step. After
-# `steps` steps the job was stopped. Now there are `world_size` ranks. Return the examples that this rank has yet to
-# see: what nobody has seen, in its order, dealt out in turn as before, without padding. Send nothing.
+# An epoch began on `old` ranks. The examples were shuffled: `order` was `torch.randperm(n)` made by a
+# generator with the seed `seed + epoch`. Rank r took elements r, r + `old`, r + 2 `old`, ... of `order`.
+# In each step it took `batch` elements. After `steps` steps the job stopped. Now there are `world_size`
+# ranks. Return the examples that this rank has yet to see. To find them, take the examples that no rank
+# has seen, in the order of `order`. Deal these examples out in turn as before, without padding. Send
+# nothing.
 
 
 # %% role="answer" question="still_to_see" points=1
@@ -664,15 +672,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Write down `order` for n = 12 and the elements that 2 ranks see in 2 steps with batches of 2. Where in `order` do
-# they stand?
+# Write down `order` for n = 12 and the elements that 2 ranks see in 2 steps with batches of 2. At which
+# places of `order` are these elements?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# All `old` ranks together have seen the front of `order`. `rest[rank::world_size]` deals out the rest. Look up:
-# [lesson 01](../notebooks/01_ranks_and_clusters.ipynb) for who does which part,
-# [lesson 07](../notebooks/07_data_parallel_training.ipynb) for the sampler and `set_epoch`.
+# All `old` ranks together have seen the front of `order`. `rest[rank::world_size]` deals out the rest.
+# Look up the division of work in [lesson 01](../notebooks/01_ranks_and_clusters.ipynb), and the sampler
+# and `set_epoch` in [lesson 07](../notebooks/07_data_parallel_training.ipynb).
 #
 # </details>
 
@@ -683,10 +691,10 @@ print(measure(still_to_see, *draws(a_stopped_epoch, seed + 400)))
 # %% [markdown]
 # ## 6. Not every rank uses every weight: lessons 03 and 08 (★★, 8 minutes, 1 point)
 #
-# `gradients` has three numbers for each weight, or `None` where this rank's forward went another way. The
-# program hangs, or its calls meet those for another weight. Return the list of means over **all** ranks:
-# where a rank has `None`, it brings zeros. Where no rank has a gradient, `None` stays. Use one
-# `all_reduce`, of at most four numbers a weight.
+# `gradients` has one entry for each weight: three numbers, or `None` if the forward pass of this rank
+# did not use the weight. The program hangs, or its calls meet the calls for another weight. Return the
+# list of means over **all** ranks. If a rank has `None`, it brings zeros. If no rank has a gradient, the
+# entry stays `None`. Use one `all_reduce`, of at most four numbers per weight.
 
 
 # %% role="answer" question="mean_where_used" points=1
@@ -764,7 +772,7 @@ verdict = check(
     somebody_sends(),
     collectives(
         lambda lists: 1 if len(lists) > 1 else len(lists[0]),
-        hint="Who has a gradient can travel beside it, as a number of 0 or 1.",
+        hint="Whether a rank has a gradient can travel with it, as a number 0 or 1.",
     ),
     collective_nbytes(lambda lists: 16 * len(lists[0]), hint="A sum needs no room for each rank."),
     mistakes={
@@ -792,14 +800,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many calls does each rank make? By what are they matched?
+# How many calls does each rank make? How are the calls of the ranks paired?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A table of zeros with a row for each weight: three numbers, and a 1 where there is a gradient. Look up:
-# [lesson 03](../notebooks/03_when_it_hangs.ipynb) for calls that meet others,
-# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb) for `find_unused_parameters`.
+# Make a table of zeros with a row for each weight. Write the three numbers into the row, and write a 1
+# behind them if there is a gradient. Look up wrongly paired calls in
+# [lesson 03](../notebooks/03_when_it_hangs.ipynb), and `find_unused_parameters` in
+# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb).
 #
 # </details>
 
@@ -811,9 +820,10 @@ print(measure(mean_where_used, *draws(some_gradients, seed + 500)))
 # ## 7. Count before you run: lessons 05, 07 and 08 (★★, 6 minutes, 1 point)
 #
 # `DistributedSampler` deals out `n` examples, padded to equal shares. Each rank cuts its share into
-# micro-batches of `micro`; the last may be smaller. Every `every`-th micro-batch and the last one are followed
-# by an optimizer step, the others are under `no_sync`. In a step DDP reduces each bucket by a ring of its own.
-# Predict this rank's epoch: `(optimizer steps, all_reduces, bytes it sends)`, three ints. Send nothing.
+# micro-batches of `micro` examples, and the last micro-batch may be smaller. The rank runs an optimizer
+# step after every `every`-th micro-batch and after the last one. It runs the other micro-batches under
+# `no_sync`. In a step, DDP reduces each bucket with a ring of its own. Predict this rank's epoch: return
+# `(optimizer steps, all_reduces, bytes it sends)` as three ints. Send nothing.
 
 
 # %% role="answer" question="traffic" points=1
@@ -918,14 +928,16 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Three divisions, each rounded up: examples by ranks, a share by `micro`, micro-batches by `every`.
+# You need three divisions, and you must round each result up. Divide the examples by the ranks, a share
+# by `micro`, and the micro-batches by `every`.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A ring sends $2\frac{R-1}{R}N$ bytes a rank. Look up: [lesson 05](../notebooks/05_building_all_reduce.ipynb) for
-# the ring, [lesson 07](../notebooks/07_data_parallel_training.ipynb) for padding,
-# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb) for buckets and `no_sync`.
+# In a ring each rank sends $2\frac{R-1}{R}N$ bytes. Look up the ring in
+# [lesson 05](../notebooks/05_building_all_reduce.ipynb), padding in
+# [lesson 07](../notebooks/07_data_parallel_training.ipynb), and buckets and `no_sync` in
+# [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb).
 #
 # </details>
 
@@ -937,10 +949,11 @@ print(measure(traffic, *draws(an_epoch, seed + 600, rest=lambda R, micro: 1)))
 # %% [markdown]
 # ## 8. What fits on all? Lessons 04 and 10 (★, 5 minutes, 1 point)
 #
-# A model is split by layers. This rank's layers have `params` parameters, and keep `example_bytes` of
-# activations for each example of the batch. All is float32, and the optimizer is Adam; leave its work space
-# aside. Every rank may hold `capacity` bytes. Return the largest batch that fits on **every** rank, an int,
-# the same everywhere; 0 where none does. One `all_reduce` of at most 8 bytes.
+# A model is split by layers. This rank's layers have `params` parameters, and the layers keep
+# `example_bytes` of activations for each example of the batch. All numbers are float32, and the
+# optimizer is Adam. Ignore Adam's work space. Every rank may keep `capacity` bytes. Return the largest
+# batch that fits on **every** rank, as an int. It must be the same int on every rank. Return 0 if no
+# batch fits. Use one `all_reduce` of at most 8 bytes.
 
 
 # %% role="answer" question="largest_batch" points=1
@@ -1017,14 +1030,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# How many numbers does a rank keep for each parameter: itself, its gradient, and what of Adam?
+# A rank keeps each parameter, its gradient, and some numbers of Adam. How many numbers are these for one
+# parameter?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# 16 bytes a parameter; the rest of `capacity` is for activations. Then ask all ranks for the smallest batch.
-# Look up: [lesson 10](../notebooks/10_splitting_the_model.ipynb) for the ledger,
-# [lesson 04](../notebooks/04_collectives.ipynb) for other operations than the sum.
+# Each parameter needs 16 bytes, and the rest of `capacity` is for activations. Then find the smallest
+# batch over all ranks. Look up the ledger in [lesson 10](../notebooks/10_splitting_the_model.ipynb), and
+# other operations than the sum in [lesson 04](../notebooks/04_collectives.ipynb).
 #
 # </details>
 
@@ -1035,10 +1049,10 @@ print(measure(largest_batch, *draws(a_split_model, seed + 700)))
 # %% [markdown]
 # ## 9. Clip what is split: lessons 06 and 10 (★★, 7 minutes, 1 point)
 #
-# A model is split over the ranks: `own` is the gradient of this rank's layers. One embedding is held by every rank:
-# its gradient `shared` has been added up already, and is the same on all. Clip the gradient of the **whole** model
-# to the length `most`, and return this rank's `(own, shared)`; a shorter one stays as it is. One `all_reduce` of at
-# most 8 bytes. Inputs stay as they are.
+# A model is split over the ranks: `own` is the gradient of this rank's layers. Every rank also has the
+# same embedding. Its gradient `shared` has been added up already, so it is the same on all ranks. Clip
+# the gradient of the **whole** model to the length `most`, and return this rank's `(own, shared)`. A
+# shorter gradient must not change. Use one `all_reduce` of at most 8 bytes. The inputs must not change.
 
 
 # %% role="answer" question="clip_split" points=1
@@ -1157,14 +1171,15 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Lay all parts of the model's gradient end to end, each once. What is the square of its length?
+# Join all parts of the model's gradient to one vector, and use each part once. What is the square of
+# this vector's length?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# The sum over the ranks of `(own**2).sum()`, and `shared`'s squares once. Look up:
-# [lesson 06](../notebooks/06_synchronous_sgd.ipynb) for clipping,
-# [lesson 10](../notebooks/10_splitting_the_model.ipynb) for split models.
+# Add up `(own**2).sum()` over the ranks, and add the squares of `shared` once. Look up clipping in
+# [lesson 06](../notebooks/06_synchronous_sgd.ipynb) and split models in
+# [lesson 10](../notebooks/10_splitting_the_model.ipynb).
 #
 # </details>
 
@@ -1176,10 +1191,11 @@ print(measure(clip_split, *draws(a_split_gradient, seed + 800, stretch=20.0)))
 # %% [markdown]
 # ## 10. Three mistakes: lessons 03, 06 and 07 (★★★, 15 minutes, 1 point)
 #
-# Mend this training. It shall return on every rank the `theta` that one process with all rows would come
-# to, beginning with that of rank 0. Three things are wrong, each from another lesson. Ranks have different
-# numbers of rows, and may have none; `cost_gradient` is then nan. Use `broadcast` and `all_reduce`,
-# at most `steps + 2` in all, none with more than one number beside a `theta`. Inputs stay as they are.
+# Fix this training. Every rank should return the `theta` that one process with all rows would reach from
+# the `theta` of rank 0. The program has three mistakes, each from another lesson. The ranks have
+# different numbers of rows. A rank may have no rows, and then its `cost_gradient` is nan. Use only
+# `broadcast` and `all_reduce`, with at most `steps + 2` calls in all. No call may carry more than a
+# `theta` and one more number. The inputs must not change.
 
 
 # %% role="answer" question="train" points=1
@@ -1327,16 +1343,16 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# With which `theta` does rank 1 begin? What does a rank without rows call? Does a rank with one row count as
-# much as one with seven?
+# With which `theta` does rank 1 begin? Which collectives does a rank without rows call? Does a rank with
+# one row count as much as a rank with seven?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Everybody calls `all_reduce` in every step: with the sum over its rows, or zeros, and the number of its
-# rows behind it. Look up:
-# [lesson 03](../notebooks/03_when_it_hangs.ipynb), [lesson 06](../notebooks/06_synchronous_sgd.ipynb),
-# [lesson 07](../notebooks/07_data_parallel_training.ipynb).
+# Every rank must call `all_reduce` in every step. It brings the sum over its rows, or zeros, and then
+# the number of its rows as one more number. Look up more in
+# [lesson 03](../notebooks/03_when_it_hangs.ipynb), [lesson 06](../notebooks/06_synchronous_sgd.ipynb)
+# and [lesson 07](../notebooks/07_data_parallel_training.ipynb).
 #
 # </details>
 

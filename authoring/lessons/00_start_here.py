@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 00 Start here
 #
-# A large model is trained by many processes at once, on many machines. In this course you write
-# what **one** of these processes does, and run as many of them as you like, here, on your own
-# machine, from a notebook cell. Every run shows you who said what to whom.
+# A large model is trained by many processes at once, on many machines. In this course you write what
+# **one** of these processes does. You then run as many of them as you like from a notebook cell, on your
+# own machine. After every run you see which process sent which message to which other process.
 #
 # In the next 25 minutes you will
 #
@@ -11,20 +11,21 @@
 # - start four processes from one cell,
 # - read the picture of a run,
 # - run the same function on a cluster that you do not have,
-# - break a run and go on,
-# - meet the three answers an exercise check can give.
+# - break a run, and then continue,
+# - see the three kinds of answer that an exercise check can give.
 #
-# Run the cells from top to bottom with Shift+Enter. Lessons ask you to **predict** before you run:
-# write your guess in place of the `None` where a cell says `guess = None`. If it is a number or one of few,
-# the cell answers. Nobody reads it but you, and a wrong guess teaches more than a cell that was only read.
-# Where you are to *write*, it is a line or two, and the cell says whether they are right.
+# Run the cells from top to bottom with Shift+Enter. Lessons ask you to **predict** before you run: where
+# a cell says `guess = None`, replace the `None` with your guess. If your guess is a number, or one of a
+# few words, the cell says whether it is right. Nobody else reads your guess. A wrong guess teaches you
+# more than a cell that you only read. Where you have to *write* code, it is one or two lines, and the
+# cell says whether they are right.
 #
 # ## Is this machine ready?
 #
-# The course needs Python, PyTorch and the part of PyTorch that lets processes talk,
-# `torch.distributed`. The talking is done by a *backend*. Ours is **Gloo**: it comes with PyTorch
-# and needs neither a GPU nor a network. The next cell looks for all of them and says in words what
-# it found.
+# The course needs Python, PyTorch, and `torch.distributed`, which is the part of PyTorch through which
+# processes communicate. A *backend* does the communication itself. Our backend is **Gloo**: it comes
+# with PyTorch, and it needs neither a GPU nor a network. The next cell looks for all of them and prints
+# what it found.
 
 # %% tags=["nbval-ignore-output"]
 import os
@@ -47,14 +48,14 @@ else:
 # %% [markdown]
 # ## Four processes from one cell
 #
-# A process that takes part in a run is called a **rank**, and it is known by its number: 0, 1, 2
-# and so on. The number of ranks is the **world size**. What the ranks do is written once, as a
-# function of these two numbers. We call it a *rank function*.
+# A process that takes part in a run is called a **rank**. Each rank has a number: 0, 1, 2 and so on. The
+# number of ranks is the **world size**. You write down once what the ranks do, as a function of these
+# two numbers. We call it a *rank function*.
 #
-# `simlib.run` calls the function on every rank, each in a process of its own. Here every rank
-# prints one line and returns one number. How many lines will you see below the cell? What is in
-# `run.results`? Guess, then run. (The first run in a notebook takes some seconds. PyTorch is loaded
-# for all later ones.)
+# `simlib.run` calls the function on every rank, each in its own process. Here every rank prints one line
+# and returns one number. How many lines will you see below the cell? What will `run.results` contain?
+# Guess, then run. (The first run in a notebook takes some seconds, because it loads PyTorch for all
+# later runs.)
 
 # %%
 guess = None  # how many lines?
@@ -70,16 +71,16 @@ simlib.guess(guess, len(run.results))
 run.results
 
 # %% [markdown]
-# Four lines from one `print`: every rank runs the **whole** function. The ranks differ in one thing
-# only, their number. This style has a name, *single program, multiple data* (SPMD), and nearly all
-# distributed training is written in it.
+# One `print` gave four lines, because every rank runs the **whole** function. The ranks differ only in
+# their number. This style is called *single program, multiple data* (SPMD). Nearly all distributed
+# training is written in it.
 #
-# The number in brackets in front of a line says which rank printed it. The lines are shown in the
-# order of the ranks, whoever was first. `run.results` holds what the ranks returned: `results[3]`
-# comes from rank 3.
+# The number in brackets at the start of a line says which rank printed it. The lines are sorted by rank,
+# not by time. `run.results` contains what the ranks returned: `results[3]` comes from rank 3.
 #
-# **Now you write it.** The ranks stand in a ring: the neighbour of rank 0 is rank 1, and that of the last rank
-# is rank 0. Return the number of one's neighbour, in a world of any size.
+# **Now you write it.** The ranks form a ring: the neighbour of rank 0 is rank 1, and so on, and the
+# neighbour of the last rank is rank 0. Return the number of this rank's neighbour. It must be right for
+# every world size.
 
 
 # %%
@@ -99,8 +100,8 @@ print(found, "right" if found == [[0], [1, 0], [1, 2, 3, 0]] else "not yet")
 #
 # ## Each rank has its own memory
 #
-# The function below changes a variable of this notebook. There are four ranks, and each adds its
-# own rank. What does `counter` hold afterwards, here in the notebook?
+# The function below changes a variable of this notebook. There are four ranks, and each rank adds its
+# own number. What is the value of `counter` in the notebook after the run?
 
 # %%
 guess = None  # counter after the run?
@@ -120,22 +121,24 @@ print("here counter is", counter)
 simlib.guess(guess, counter)
 
 # %% [markdown]
-# Each rank was given its own copy of the function and of the variables it uses, changed its copy,
-# and ended. Nothing is shared, neither with the other ranks nor with the notebook. So there are
-# exactly two ways for a value to leave a rank: it **returns** it, or it **sends** it to another
-# rank. Random numbers are each rank's own too: torch's are the same on all ranks and in every run,
-# until the rank function seeds them otherwise (`torch.manual_seed(rank)`); those of `random` and
-# `numpy` differ, as in processes just started.
+# Each rank got its own copy of the function and of the variables that the function uses. It changed its
+# copy, and ended. Ranks share no memory, neither with each other nor with the notebook. So a value can
+# leave a rank in exactly two ways: the rank **returns** it, or the rank **sends** it to another rank.
+#
+# Each rank also has its own random numbers. Those of torch are the same on all ranks and in every run,
+# unless the rank function sets another seed (`torch.manual_seed(rank)`). Those of `random` and `numpy`
+# differ between ranks, as they do in newly started processes.
 #
 # ## The picture of a run
 #
-# Now the ranks talk. Rank 0 works for a fifth of a second (it sleeps, which takes as long) and then
-# sends one number to each other rank, one after the other, with a pause after each. Each of the
-# others receives it first and then works for a twentieth of a second. `dist.send(x, dst=1)` means
-# "to rank 1"; `dist.recv(holder, src=0)` means "from rank 0, into this tensor".
+# Now the ranks communicate. Rank 0 works for a fifth of a second. (It sleeps, which takes just as long.)
+# Then it sends one number to each other rank, one rank after the other, with a pause after each message.
+# Each of the other ranks first receives its number, and then works for a twentieth of a second.
+# `dist.send(x, dst=1)` means "send x to rank 1". `dist.recv(holder, src=0)` means "receive from rank 0,
+# into the tensor `holder`".
 #
-# A run that stands alone on the last line of a cell draws itself. What will ranks 1, 2 and 3 be
-# doing during the first 200 ms?
+# If the last line of a cell is just the name of a run, the notebook draws the run. What will ranks 1, 2
+# and 3 be doing during the first 200 ms?
 
 # %%
 import time
@@ -161,28 +164,28 @@ simlib.guess(guess, "wait", of=("work", "wait"))
 run
 
 # %% [markdown]
-# How to read it:
+# How to read the picture:
 #
-# - Every rank has a **lane** and a **colour**, the same in all pictures of this course. Rank 0 is
-#   on top. Time runs from left to right; read its unit below the axis. ("Real" ranks are processes
-#   of this machine, and their times are measured.)
+# - Every rank has a **lane** and a **colour**. Both are the same in all pictures of this course. Rank 0
+#   is on top. Time runs from left to right, and its unit is given below the axis. ("Real" ranks are
+#   processes of this machine, and their times are measured.)
 # - The lanes begin at different times, because processes do not start at the same moment. Time 0 is
 #   where the first rank begins.
-# - **Filled** means: the rank computes (here: sleeps).
-# - **Hatched** means: the rank waits in a call for somebody else. Ranks 1, 2 and 3 wait for 200 ms
-#   and more: they have nothing to do until rank 0 has done its work and comes to them. To make such
-#   areas small is half of the art of distributed training.
-# - A **pale** fill means: nobody is waited for any more, the data are on their way (*transferring*).
-#   Three numbers take no time to see; later pictures have more of it. A hardly visible fill: the rank is
-#   inside a call, but does not wait yet.
-# - A thin **line** through a lane is where a call begins. The calls of rank 0 are so short
-#   that nothing else is seen of them.
-# - An **arrow** is a message. It runs from the sender's call to the end of the receiver's. These
-#   three are nearly upright, because the receivers are already there.
+# - **Filled** means that the rank computes. (Here it sleeps.)
+# - **Hatched** means that the rank is inside a call and waits for another rank. Ranks 1, 2 and 3 wait
+#   for at least 200 ms: they have nothing to do until rank 0 has finished its work and sends to them. A
+#   large part of distributed training is about making such areas small.
+# - **Pale** means that the rank waits for no other rank any more, but the data are still on their way
+#   (*transferring*). Single numbers travel too fast to see this here. Later pictures show more of it. If
+#   a fill is hardly visible, the rank is inside a call, but does not wait yet.
+# - A thin **line** across a lane marks where a call begins. The calls of rank 0 are so short that you
+#   see nothing else of them.
+# - An **arrow** is a message. It runs from the sender's call to the end of the receiver's call. These
+#   three arrows are nearly vertical, because the receivers were already waiting.
 #
-# The text form of the same run is a table without times, the same for every repeat. Everything it says
-# can also be had as data: messages and bytes by rank, and every single call, with the line of your
-# program that made it. (A number of type float32 takes 4 bytes.)
+# As text, the same run is a table without times. The table is the same in every repeat. You can also get
+# everything in it as data: the messages and bytes of each rank, and every single call, with the line of
+# your program that made it. (A number of type float32 takes 4 bytes.)
 
 # %%
 print(run)
@@ -192,17 +195,17 @@ first = run.trace.of_rank(1)[0]
 print("rank 1 called", first.call, "with", first.nbytes, "bytes, in the line", first.site.line_text)
 
 # %% [markdown]
-# The picture can also be **played**. Press the triangle, or drag through the picture: what is to come
-# is pale, a message on its way is a dot, and below stands what each rank does at that moment. Point
-# at a call, and you see its bytes and the line of your program. (Where this page is only read, the
-# picture stands here once more.)
+# You can also **play** the picture. Press the triangle, or drag through the picture. Later events are
+# pale, and a message on its way is a dot. Below the picture you read what each rank does at that moment.
+# Hover over a call to see its size in bytes and the line of your program that made it. If you only read
+# this page and cannot run it, you see the still picture again.
 
 # %%
 run.play()
 
 # %% [markdown]
-# **Now you write it.** The last rank sends the tensor `x` to rank 0, and rank 0 returns the number that came.
-# Four lines, with an `if`.
+# **Now you write it.** The last rank sends the tensor `x` to rank 0, and rank 0 returns the number that
+# it received. You need four lines, with an `if`.
 
 
 # %%
@@ -227,15 +230,15 @@ print(run.results[0], run.messages, "right" if run.results[0] == 20 else "not ye
 #
 # ## The same function on another cluster
 #
-# `simlib.run` uses this machine and measures with the clock on the wall. `simlib.simulate` calls
-# the same function, unchanged, on a **modelled cluster**. Its ranks compute and exchange real
-# tensors, but time is worked out, not measured: each rank has a **virtual clock**, and each message
-# moves it by what the modelled network needs for it. `time.sleep(0.2)` moves it by 0.2 s, and you
-# do not wait.
+# `simlib.run` uses this machine and measures wall-clock time. `simlib.simulate` calls the same function,
+# unchanged, on a **modelled cluster**. Its ranks compute with real tensors and exchange them. But their
+# time is calculated, not measured. Each rank has a **virtual clock**. Each message moves that clock
+# forward by the time that the modelled network needs for it. `time.sleep(0.2)` moves it by 0.2 s, and
+# you do not wait.
 #
-# The next cell runs `tell_everyone` three times with each, and prints the seconds of each run. Rank
-# 0 sleeps for 200 ms and then three times for 50 ms: 350 ms. How many of the six numbers will be
-# equal? Will the results be?
+# The next cell runs `tell_everyone` three times with `run` and three times with `simulate`, and prints
+# how many seconds each run took. Rank 0 sleeps for 200 ms and then three times for 50 ms, which is 350
+# ms in all. How many of the six times will be equal? Will the results be equal?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # how many of six times are equal?
@@ -249,17 +252,18 @@ for engine in (simlib.run, simlib.simulate):
 simlib.guess(guess, max(times_s.count(time_s) for time_s in times_s))
 
 # %% [markdown]
-# The results are the same. The times of `run` differ in every repeat, because your machine also
-# does other things. Those of `simulate` are equal to the last digit, today and on every other
-# machine. And each digit has a reason. Unless you name another cluster, the ranks are on computers
-# joined by Ethernet of 10 Gbit/s. There each message takes 30 microseconds (us) before anything
-# arrives; then its bytes come, 1.25 billion per second. So a message of 4 bytes takes 30.0032 us.
-# There are three, and the sleeps: 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits
+# The results are the same. The times of `run` differ in every repeat, because your machine also does
+# other things. The times of `simulate` are equal to the last digit, today and on every other machine.
+#
+# Every digit also has a reason. Unless you name another cluster, the ranks are on computers that are
+# connected by 10 Gbit/s Ethernet. On this network it takes 30 microseconds (us) before anything of a
+# message arrives. Then its bytes arrive, 1.25 billion per second. So a message of 4 bytes takes 30.0032
+# us. Three messages and the sleeps take 0.35 + 3 x 0.0000300032 = 0.3500900096 s. (The very last digits
 # may come from rounding.)
 #
-# Now name a slower network, and take 1,000 ranks: no laptop likes to start so many processes. How
-# long will they take on Ethernet of 1 Gbit/s, where each message takes 50 us before anything
-# arrives? And how long will you wait?
+# Now take a slower network and 1,000 ranks. A laptop could hardly start so many processes. The network
+# is Ethernet of 1 Gbit/s, where it takes 50 us before anything of a message arrives. How long will the
+# run take on this cluster? And how long will you wait?
 
 # %%
 guess = None  # virtual seconds?
@@ -271,12 +275,12 @@ print(f"rank 999 returned {run.results[999]}; virtual time {run.time_s:.6f} s")
 simlib.guess(guess, run.time_s, within=0.1)
 
 # %% [markdown]
-# You waited some seconds at most; on that cluster it would be 50. Almost all of them are the pauses
-# of rank 0, which talks to 999 ranks one after the other. Lesson 04 shows how 1,000 ranks are told
-# in 10 steps.
+# You waited some seconds at most. On the modelled cluster the run takes 50 seconds. Almost all of this
+# time is the pauses of rank 0, which sends to 999 ranks one after the other. Lesson 04 shows how a
+# message reaches 1,000 ranks in 10 steps.
 #
 # **Now you write it.** A run ends when its last rank ends. Let a run of 4 ranks take exactly one virtual
-# second, and let only rank 3 work. One or two lines.
+# second, and let only rank 3 work. You need one or two lines.
 
 
 # %%
@@ -294,29 +298,29 @@ print(ends_s, "right" if ends_s == [0, 0, 0, 1] else "not yet")
 #     if rank == 3:
 #         time.sleep(1)
 #
-# You waited for nothing.
+# The virtual second cost you no waiting.
 #
 # </details>
 #
-# You will use both engines, often on one function:
+# You will use both engines, often with the same function:
 #
 # | | `simlib.run` | `simlib.simulate` |
 # |---|---|---|
 # | ranks | processes of this machine, a handful | modelled, up to 4,096 |
 # | network | this machine's memory | the one you name |
-# | time | the clock on the wall, noisy | a virtual clock, the same every time |
+# | time | wall clock, differs in every run | a virtual clock, the same every time |
 # | good for | what your program really does here | "what if", large worlds, exact times |
 #
-# One thing to know: computing takes **no** virtual time, unless the cluster is given a device with
-# a speed. Only messages and sleeps move the clock here. Pictures of simulated runs say *virtual
-# time* below the axis.
+# Remember one thing: computing takes **no** virtual time, unless you give the cluster a device with a
+# speed. Here only messages and sleeps move the clock. Pictures of simulated runs say *virtual time*
+# below the axis.
 #
 # ## When a rank fails
 #
-# You will write many programs that go wrong: that is what the course is for. In this one, rank 2
-# fails while the others wait for a message that will never come. On a real cluster this often looks
-# like nothing at all: a job that stands still. What do you expect here? (The error below is meant
-# to be there. Run All goes on after it.)
+# You will write many programs that go wrong: that is what the course is for. In the next program, rank 2
+# fails while the other ranks wait for it. On a real cluster such a job often shows no error at all: it
+# just stops making progress. What do you expect here? (The error below is intended. Run All continues
+# after it.)
 
 
 # %% tags=["raises-exception"]
@@ -329,9 +333,9 @@ def divide(rank, world_size):
 simlib.run(divide, world_size=4)
 
 # %% [markdown]
-# One message, and it names the rank that made the mistake, the error and the line. The waiting
-# ranks were ended. The mend is a line of ordinary Python, and the next run starts at once, with
-# fresh processes.
+# There is one error message. It names the rank that made the mistake, the error and the line. `simlib`
+# has ended the ranks that were waiting. To fix the program, change one line of ordinary Python. The next
+# run starts at once, with new processes.
 
 
 # %%
@@ -344,13 +348,13 @@ def divide(rank, world_size):
 simlib.run(divide, world_size=4).results
 
 # %% [markdown]
-# If a cell does not end, press the Stop button (the square) above the notebook. The ranks end too.
+# If a cell does not end, press the Stop button (the square) above the notebook. This also ends the ranks.
 #
 # ## How exercises are checked
 #
-# An exercise gives you a stub and, directly below, a check. The check calls your function on worlds
-# of several sizes and answers in one of three voices. Try all three. The task: return the double of
-# `x`, without sending anything. First the stub, as you would find it.
+# An exercise gives you a stub, which is an unfinished function, and a check directly below it. The check
+# calls your function with several world sizes. It gives one of three kinds of answer. Try all three. The
+# task is to return twice `x` without sending anything. First try the stub as you would find it.
 
 # %%
 from simlib.checks import check, messages
@@ -374,9 +378,9 @@ verdict = check_double(double)
 verdict
 
 # %% [markdown]
-# Now an answer that is wrong. It is right on one rank: a world of size 1 passes. The check names
-# the smallest world that fails, what each rank returned and should have returned, and a likely
-# cause where it knows one.
+# Now try a wrong answer. It is right for one rank, so a world of size 1 passes. The check names the
+# smallest world size that fails. It shows what each rank returned and what it should have returned. If
+# it knows a likely cause, it names that too.
 
 
 # %%
@@ -388,9 +392,9 @@ verdict = check_double(double)
 verdict
 
 # %% [markdown]
-# And a right one. Note what the check counts besides the value. Many tasks in this course could be
-# solved by sending everything to everyone. A check lets pass only as many messages and bytes as the
-# task needs.
+# And now a right answer. Note what the check counts besides the value. You could solve many tasks in
+# this course by sending everything to all ranks. But a check accepts only as many messages and bytes as
+# the task needs.
 
 
 # %%
@@ -406,24 +410,24 @@ verdict
 #
 # Answer without looking up, then unfold.
 #
-# 1. A rank function contains one `print`. It is run with `world_size=8`. How many lines are
-#    printed?
-# 2. Rank 3 sets a global variable. Who sees the new value?
+# 1. A rank function contains one `print`. You run it with `world_size=8`. How many lines are printed?
+# 2. Rank 3 sets a global variable. Which ranks see the new value?
 # 3. What does a hatched area in the picture mean?
-# 4. Two simulated runs of one function take 0.35009 s each, two real ones 0.36 and 0.41 s. Why?
+# 4. Two simulated runs of one function take 0.35009 s each. Two real runs of it take 0.36 s and 0.41 s.
+#    Why?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Eight: every rank runs the whole function.
-# 2. Rank 3 alone. Others see it if rank 3 sends or returns it.
-# 3. The rank waits, inside a call, for another rank.
-# 4. Virtual time is worked out from the network's numbers; wall time is measured, with all that the
-#    machine does besides.
+# 1. Eight lines are printed, because every rank runs the whole function.
+# 2. Only rank 3 sees it. Other ranks see it only if rank 3 sends it.
+# 3. The rank is inside a call and waits for another rank.
+# 4. Virtual time is calculated from the network's numbers, so it is the same in every run. Wall-clock
+#    time is measured, and it includes everything else that the machine does.
 #
 # </details>
 #
 # **Next:** the second half of lesson 00, [your first training](00_your_first_training.ipynb), in which a
-# net of your own learns to read digits on two ranks.
+# neural network of your own learns to read digits on two ranks.
 #
 # ## Appendix: where things are, and a lab
 #
@@ -434,15 +438,16 @@ verdict
 # | `solutions/` | one good answer to each exercise; look after you have tried |
 # | `simlib/` | the library behind `run` and `simulate`, written to be read |
 #
-# `START.md` lists all lessons and exercises. Lessons stand alone: open any of them, choose *Restart
-# Kernel and Run All Cells*, and it runs to its end.
+# `START.md` lists all lessons and exercises. No lesson needs variables of another: open any of them,
+# choose *Restart Kernel and Run All Cells*, and it runs to its end.
 #
-# Here is `tell_everyone` with 8 ranks on Ethernet of 1 Gbit/s. Each rank
-# more adds one message and one pause. So when will the last arrow stand?
+# The next picture shows `tell_everyone` with 8 ranks on Ethernet of 1 Gbit/s. Each additional rank adds
+# one message and one pause. So at what time will the last arrow begin?
 #
-# Below the picture it stands once more as a **lab**: a picture with sliders, for the mouse or the arrow keys. Move
-# the number of ranks, and read below the axis when each of these runs ends. Then let rank 0 take twice as long for
-# its sleeps. Predict first: who else loses time by that, and how does one see it?
+# Below the picture you find it again as a **lab**, which is a picture with sliders. Move them with the
+# mouse or the arrow keys. Change the number of ranks, and read below the axis when each of these runs
+# ends. Then let rank 0 sleep twice as long. Predict first: which other ranks lose time because of that,
+# and how can you see it?
 
 # %%
 from simlib import labs
@@ -457,8 +462,9 @@ labs.draw_world_size(runs, 8)
 labs.world_size_lab(runs, 8)
 
 # %% [markdown]
-# A staircase with 7 steps. A message and the pause after it take 50.05 ms, and six of them come
-# before the last message: it begins at 200 + 6 x 50.05 = 500.3 ms. Each rank more makes the
-# staircase one step longer.
+# The arrows form a staircase with 7 steps. A message and the pause after it take 50.05 ms. Six of them
+# come before the last message, so the last message begins at 200 + 6 x 50.05 = 500.3 ms. Each additional
+# rank makes the staircase one step longer.
 #
-# Who loses by a slow rank 0? Everybody: the hatched parts of all others grow, though they have no more to do than before.
+# All other ranks lose time when rank 0 is slow. Their hatched areas grow, although they have no more
+# work than before.

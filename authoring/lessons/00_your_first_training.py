@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 00 Your first training
 #
-# The second half of lesson 00 (10 minutes): a small net of your own learns to
-# read digits on two ranks. The result is **equal** to that of one process, it comes
-# **faster**, and **one wrong number** goes unnoticed. *How* this is so is lessons 02 to 08.
+# This is the second half of lesson 00 (10 minutes). Two ranks train a small neural network of your own,
+# until it reads digits. You will see three things. The two ranks get a result **equal** to the result of
+# one process. Two ranks are **faster** than one. And nobody notices **one wrong number**. Lessons 02 to
+# 08 explain *why*. The cell below loads pictures of handwritten digits and shows ten of them.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,15 +22,18 @@ plt.axis("off")
 plt.show()
 
 # %% [markdown]
-# ## Your own net
+# ## Your own network
 #
-# A net takes the 28 x 28 pixels of a digit and answers with ten numbers: the largest says which digit
-# it takes it for. In the one below, `Conv2d` tells how well 8 patterns of 5 x 5 pixels fit at 24 x 24 places;
-# `ReLU` makes negative numbers 0; `MaxPool2d` keeps the best of each 2 x 2 places, so 12 x 12 are left;
-# `Linear` weighs all these.
+# The network takes the 28 x 28 pixels of a picture and returns ten numbers, one for each digit. Its
+# answer is the digit with the largest number. In the network below, `Conv2d` compares 8 patterns of 5 x
+# 5 pixels with the picture at 24 x 24 positions, and measures how well each of them matches. `ReLU`
+# replaces negative numbers by 0. `MaxPool2d` keeps the best match of each block of 2 x 2 positions, so
+# 12 x 12 positions are left. For each digit, `Linear` multiplies all these numbers by weights and adds
+# them up.
 #
-# **Now you write it**: a net of your own. Take 4 or 6 patterns (the number stands twice), or put one layer
-# between `Flatten` and the end (more layers need more than 30 steps).
+# **Now you write it**: a network of your own. Use 4 or 6 patterns instead of 8 (change the 8 in both
+# places), or add one layer between `Flatten` and the end. (With more layers, 30 steps of training are
+# not enough.)
 
 
 # %%
@@ -53,20 +57,22 @@ print("right," if answers == (2, 10) and size != 11_738 else "not yet,", f"{size
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# One of many: `nn.Conv2d(1, 6, 5)` and `nn.Linear(6 * 12 * 12, 10)`. "Not yet" with 11,738 weights is the net
-# that stood there; with others, a layer does not take what the one before gives.
+# There are many answers. One is `nn.Conv2d(1, 6, 5)` with `nn.Linear(6 * 12 * 12, 10)`. If you see "not
+# yet" with 11,738 weights, the network is still the original one. If you see "not yet" with another
+# number of weights, one layer returns a size that the next layer does not take.
 #
 # </details>
 #
 # ## One process, two ranks: equal?
 #
-# Training is a loop. The **loss** says how wrong the answers are; `backward` finds for each weight how the
-# loss changes with it, the **gradient**; then each weight takes a small step the other way.
+# Training is a loop. The **loss** measures how wrong the answers are. `backward` calculates for each
+# weight how much the loss changes when this weight changes. These numbers are the **gradient**. Then
+# each weight takes a small step in the direction that makes the loss smaller.
 #
-# On two ranks each takes **its share** of the pictures: rank 0 every second one, rank 1 the others.
-# After `backward` they **share their gradients**: `all_reduce` gives each the sum over
-# all ranks; divided by their number, the mean. Will the weights be those of one process that saw
-# all pictures?
+# With two ranks, each rank takes **its share** of 1,280 pictures: rank 0 takes every second one, and
+# rank 1 takes the others. After `backward` the ranks **share their gradients**: `all_reduce` gives every
+# rank the sum of all ranks' gradients. Each rank divides this sum by the number of ranks, which gives
+# the mean. Will the weights be equal to the weights of one process that uses all pictures?
 
 # %%
 same = None  # your guess: "yes" or "no"
@@ -118,13 +124,15 @@ is_equal = beside_one_process(simlib.run(train, world_size=2))
 simlib.guess(same, "yes" if is_equal else "no", of=("yes", "no"))
 
 # %% [markdown]
-# **Equal**, up to rounding: two halves are added in another order than a whole.
+# The weights are **equal**, except for rounding. Two ranks add the same numbers in another order than
+# one process does, so the last digits of the weights differ.
 #
 # ## Faster?
 #
-# Each rank has half of the work. First by the clock on the wall: your machine, on this day, the better of two
-# runs. (It takes two free cores.) Then in `simulate`, where the same net gives the same number everywhere: two
-# computers of 100 billion operations per second, on 10 Gbit/s Ethernet.
+# Each rank has half of the work. First we measure wall-clock time on your machine, and take the better
+# of two runs. (Your machine needs two free cores.) Then we use `simulate`, which calculates the same
+# time on every machine. The cell models two computers. Each computer does 100 billion operations per
+# second. Ethernet of 10 Gbit/s connects them.
 
 # %% tags=["nbval-ignore-output"]
 one_s, two_s = (
@@ -143,12 +151,12 @@ one_s, two_s = step_s(1), step_s(2)
 print(f"a step: one {one_s * 1e3:.2f} ms, two {two_s * 1e3:.2f}: {one_s / two_s:.2f} times as fast")
 
 # %% [markdown]
-# **Faster**. What is missing to twice is the price of the talk.
+# Two ranks are **faster**, but not twice as fast, because they also need time to communicate.
 #
 # ## One wrong number
 #
-# Instead of by `world_size` we divide by 1: the sum of the gradients, not their mean. Will
-# Python, PyTorch or `simlib` say a word?
+# Now each rank divides by 1 instead of `world_size`. So the ranks use the sum of the gradients, not the
+# mean. Will Python, PyTorch or `simlib` report anything?
 
 # %%
 who_notices = None  # your guess: "somebody" or "nobody"
@@ -165,27 +173,34 @@ beside_one_process(run)
 simlib.guess(who_notices, "somebody" if run.findings else "nobody", of=("somebody", "nobody"))
 
 # %% [markdown]
-# Nobody. All calls are legal, and the ranks agree with each other. Only the comparison with one process tells:
-# the sum of two gradients is a step twice as long. Such silent
-# mistakes are what this course trains your eye for. Mend the number, and run the cell again.
+# Nobody notices. All calls are legal, and the ranks agree with each other. Only the comparison with one
+# process shows the mistake. The sum of two gradients is twice their mean, so each step changes the
+# weights twice as much, and the loss may jump up. This course trains you to find such silent mistakes.
+# Fix the number, and run the cell again.
 #
-# How this is so: messages, lesson [02](02_send_and_recv.ipynb); `all_reduce`,
-# [04](04_collectives.ipynb) and [05](05_building_all_reduce.ipynb); why the mean,
-# [06](06_synchronous_sgd.ipynb); real data, [07](07_data_parallel_training.ipynb); PyTorch's
-# DDP, [08](08_from_loops_to_ddp.ipynb). Whether it pays: [09](09_when_does_it_pay.ipynb).
+# Later lessons explain each part of this one:
+#
+# - lesson [02](02_send_and_recv.ipynb): messages,
+# - lessons [04](04_collectives.ipynb) and [05](05_building_all_reduce.ipynb): `all_reduce`,
+# - lesson [06](06_synchronous_sgd.ipynb): why we take the mean,
+# - lesson [07](07_data_parallel_training.ipynb): real data,
+# - lesson [08](08_from_loops_to_ddp.ipynb): PyTorch's DDP,
+# - lesson [09](09_when_does_it_pay.ipynb): when more ranks are worth it.
 #
 # **Next:** [lesson 01, ranks and clusters](01_ranks_and_clusters.ipynb).
 #
-# ## Appendix: for those who want more at once
+# ## Appendix: three experiments for those who want more now
 #
-# Three things that nobody needs before lesson 01. Unfold them, also the cells: they run by themselves.
+# You do not need this appendix before lesson 01. Unfold the texts and also the cells below them. Each
+# cell runs without the others.
 #
-# <details><summary>Three nets: who gains from a second rank?</summary>
+# <details><summary>Three networks: which of them gain from a second rank?</summary>
 #
-# Measured, for three nets: yours; a *wide* one, whose 407,050 weights are each used once a picture; and a
-# *narrow* one, with little work of any sort. The patterns of `my_net` are used at hundreds of places: much work, few
-# gradients. The wide net shares 407,050 gradients in every step, and gains less, or nothing. The narrow
-# one has so little to do that talking costs more than the second rank saves: it becomes *slower*.
+# We measure three networks. The first is yours. The second is *wide*: it has 407,050 weights, and uses
+# each weight once per picture. The third is *narrow*: it has little work of any kind. `my_net` uses each
+# pattern at hundreds of positions, so it has much work and few gradients. The wide network shares
+# 407,050 gradients in every step, so it gains less, or nothing. The narrow network has so little work
+# that communication costs more than the second rank saves. It becomes *slower*.
 #
 # </details>
 
@@ -211,10 +226,13 @@ for name, net in nets.items():
 # %% [markdown]
 # <details><summary>The same on 64 computers that you do not have</summary>
 #
-# Not 64 times as fast. The work shrinks as it should. What is left is talk: four calls of `all_reduce` a step
-# (with the net that stood there), each of several messages one after the other. InfiniBand, a network of
-# supercomputers, has a shorter latency *and* more bandwidth; the line between has its latency alone. A good part
-# of this course is about that talk.
+# 64 computers are not 64 times as fast as one. Each computer has only a 64th of the work. But most of a
+# step is now communication. With the original network, each step calls `all_reduce` four times, and each
+# call sends several messages one after the other. Each message takes some time before anything of it
+# arrives. This time is the **latency**. InfiniBand is a network of supercomputers. It has a shorter
+# latency *and* more bandwidth, so it also carries more bytes per second. The last three lines of the
+# output compare networks. The first is Ethernet, the last is InfiniBand, and the middle one is Ethernet
+# with the latency of InfiniBand. A large part of this course is about the cost of communication.
 #
 # </details>
 
@@ -238,12 +256,14 @@ for network in (simlib.clusters.ethernet_10g, short_latency, simlib.clusters.inf
     print(f"{link.bandwidth_Bps / 1e9:5.2f} GB/s: {one_s / time_s:.1f} times as fast")
 
 # %% [markdown]
-# <details><summary>A loud mistake, if somebody listens</summary>
+# <details><summary>A mistake that `simlib` reports</summary>
 #
-# `[rank:]` lets each rank begin with the tensor of its own number, so what one rank adds up does not fit what the
-# other brings. First with `check=False`, where nobody compares what the ranks ask for, as on a plain cluster: a
-# process is gone, and no word says why. Then as you will run it: who, what, and in which line of *yours*. (The
-# error is meant to be there; Run All goes on after it.)
+# In the loop, `[dist.get_rank():]` skips one tensor on rank 1 and none on rank 0. So in the first call
+# the two ranks bring tensors of different sizes. The first run uses `check=False`. Then `simlib` does
+# not compare the calls of the ranks. An ordinary cluster does not compare them either. A process ends,
+# and no message says why. The second run uses the check, which is the default. Its message says which
+# rank is wrong, what is wrong, and which of *your* lines made the call. (The error is intended. Run All
+# continues after it.)
 #
 # </details>
 

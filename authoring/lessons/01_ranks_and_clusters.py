@@ -1,17 +1,18 @@
 # %% [markdown]
 # # 01 Ranks and clusters
 #
-# Lesson 00 started four ranks on your machine. This one says why anybody wants more than one, where ranks
-# live, and who starts them. In about 50 minutes you will
+# Lesson 00 started four ranks on your machine. This lesson says why we want more than one rank, where
+# ranks run, and what starts them. In about 50 minutes you will
 #
 # - work out why one device is not enough, for training, evaluation and inference,
-# - start processes by a real launcher, and know the symptom of ranks that have none,
+# - start processes with a real launcher, and learn how to see that a launcher is missing,
 # - find out what `-n` counts, and whether rank 0 is special,
-# - ask torch for a backend it does not have,
-# - put five networks under one program.
+# - ask torch for a backend that it does not have,
+# - run one program on five networks.
 #
-# Where it says **now you write it**, put in a line or a few; the cell says whether they are right.
-# MPI's history, words of vendors, what ssh carries, and devices stand in the appendix.
+# Where a cell says **now you write it**, write one or a few lines. The cell says whether they are right.
+# The appendix covers the history of MPI, what ssh carries, what a cluster needs, and numbers that
+# vendors give for their devices.
 
 # %%
 import os
@@ -31,14 +32,17 @@ import simlib
 # %% [markdown]
 # ## Why distribute at all?
 #
-# There are three reasons: more **examples** than one device can go through in good time, more
-# **parameters** than one device can hold, and people who wait for the **answer**. Put numbers to
-# the second. GPT-3 has 175 billion parameters. While it is trained, each needs 16 bytes: itself and its
-# gradient in 16 bits, then once more itself and two averages (those of Adam) in 32. (Lesson 10 has 16 bytes,
-# too, of another sum: everything in 32 bits. They agree by chance.) A device, here Nvidia's H100, holds
-# 80 GB.
+# There are three reasons. You may have more **examples** than one device can process in good time. You
+# may have more **parameters** than one device can store. Or people wait for the **answer**, and one
+# device is too slow. (A *device* is a processor with its own memory, for example a GPU.)
 #
-# **Now you write it:** how many devices are needed only to *hold* such a model?
+# We begin with the second reason. GPT-3 has 175 billion parameters. In training, each parameter needs 16
+# bytes. The parameter and its gradient take 2 bytes each (16 bits). A more exact copy of the parameter
+# and two averages that the optimizer Adam keeps take 4 bytes each (32 bits). (Lesson 10 also counts 16
+# bytes, but there everything takes 4 bytes. The two sums agree by chance.) Our device is Nvidia's H100.
+# It stores 80 GB.
+#
+# **Now you write it:** how many devices do you need just to *store* such a model?
 
 
 # %%
@@ -54,14 +58,15 @@ print(needed, "right" if needed == [35, 2, 1] else "not yet")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `return -(-parameters * bytes_each // device_nbytes)`, or `math.ceil` of the quotient. 1.4 devices, which 7 billion
-# parameters need, are two.
+# `return -(-parameters * bytes_each // device_nbytes)`, or `math.ceil` of the quotient. (`//` rounds
+# down. The two minus signs make it round up.) 7 billion parameters need 1.4 devices, so you need two.
 #
 # </details>
 #
-# Now the first reason. GPT-3's training took 3.14e23 operations; a device does 989e12 per second at
-# best. How many years would one take? And ResNet-50 was trained in one hour on 256 GPUs, at 90 % of
-# what 32 times 8 GPUs should give. How many hours does that make on 8?
+# Now the first reason. GPT-3's training took 3.14e23 operations. An H100 does at most 989e12 operations
+# per second. How many years would one H100 take? Another example is ResNet-50, a network that classifies
+# images. It was trained in one hour on 256 GPUs. 256 GPUs are 32 times as many as 8 GPUs, but they
+# reached only 90 % of 32 times the speed of 8 GPUs. How many hours would 8 GPUs take?
 
 # %%
 years, hours = None, None  # your guesses
@@ -77,13 +82,15 @@ simlib.guess(years, right_years, within=0.3)
 simlib.guess(hours, right_hours, within=0.1)
 
 # %% [markdown]
-# So a large model *cannot* be trained on one device, and a middle-sized one takes a day, not an hour.
-# **Distributed computing** means: several computers, joined by a network, work on one problem, and each has
-# a memory of its own. One such computer is a **node**, all of them are a **cluster**.
+# So one device *cannot* train a large model. Even for a medium-sized model, 8 GPUs need more than a day
+# instead of an hour. **Distributed computing** means that several computers work on one problem. A
+# network connects them, and each computer has its own memory. One such computer is a **node**. All of
+# them together are a **cluster**.
 #
-# It is not only for training. Below, four ranks share the data of three jobs: a training step, an evaluation, and
-# inference (giving answers). Each looks at its own five examples with the same model of 3 parameters, of 4 bytes
-# each. How many bytes must each rank hand over?
+# Training is not the only job that we distribute. Below, four ranks do three jobs: a training step, an
+# evaluation, and inference, which means giving answers to users. Each rank has its own five examples.
+# All ranks have the same model of 3 parameters, with 4 bytes each. How many bytes must each rank
+# contribute to sums over all ranks, in each job?
 
 
 # %%
@@ -113,27 +120,28 @@ for kind, guess in guesses.items():
 
 # %% [markdown]
 # `all_reduce` adds up a tensor over all ranks. It is a **collective**: a call that all ranks make
-# together (lesson 04). Training needs the sum of the gradients **in every step**, as many numbers as the
-# model has parameters; this is **data parallel training**. Evaluation needs two numbers **once**: how many
-# were right, and of how many. Inference on examples that do not depend on each other needs **nothing**, as
-# long as the model fits into one device.
+# together (lesson 04). Training needs the sum of the gradients **in every step**, and there are as many
+# gradients as parameters. This is **data parallel training**. Evaluation needs two sums **once**: the
+# number of right answers, and the number of all answers. Inference on independent examples needs **no
+# sum**, as long as the model fits into one device.
 #
 # ## Layers of parallelism
 #
-# | layer | they share | they talk through |
+# | layer | they share | they communicate through |
 # |---|---|---|
 # | **threads** of one process | its memory | that memory |
 # | **devices** (GPUs, TPUs) of one computer | the computer, not their memories | PCIe (the computer's own bus), NVLink (between GPUs) |
 # | **nodes** (computers) of a cluster | a network, perhaps a filesystem | messages |
 #
-# A large run uses all. This course is about the last two: processes that share no memory and send
-# messages.
+# A large run uses all three layers. This course is about the last two layers. There, processes share no
+# memory and send messages.
 #
 # ## What a launcher does
 #
-# Who starts ranks outside of a notebook? A **launcher**. One is `mpiexec`, of **MPI** (Message Passing
-# Interface), a *standard*: a text that says which functions there are and what they mean. The course has installed
-# MPICH, which does what the text says, and `mpi4py`, which gives it to Python. `-n 4` asks for four. What will this print?
+# Outside a notebook, a **launcher** starts the ranks. One launcher is `mpiexec`. It belongs to **MPI**
+# (Message Passing Interface). MPI is a *standard*, which is a text that defines functions and what they
+# do. The course has installed MPICH, a library that implements this standard, and `mpi4py`, which makes
+# MPI available in Python. `-n 4` asks for four processes. What will the cell print?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # which lines, in which order?
@@ -159,14 +167,17 @@ print("I am rank", comm.Get_rank(), "of", comm.Get_size())
 print(run_command(MPIEXEC, "-n", 4, python, "hello.py"))
 
 # %% [markdown]
-# Four processes ran the same file, and each found out who it is. `COMM_WORLD` is the
-# **communicator** of all processes that were started together, the **world**. A process's number in
-# it, from 0 on, is its **rank**. The lines come in any order: run the cell again. (`simlib` shows them by rank. Only
-# messages order events, as the appendix shows.)
+# Four processes ran the same file, and each found its own number. A **communicator** is a group of
+# processes that can exchange messages. `COMM_WORLD` is the communicator of all processes that were
+# started together. These processes are the **world**. Each process has a number in its world, counted
+# from 0. This number is its **rank**. (We also call the process itself a rank.) The lines can come in
+# any order. Run the cell again to see another order. (`simlib` sorts lines by rank. So the order of
+# lines does not tell you which event came first. Only messages tell you this, as the appendix shows.)
 #
-# What did `mpiexec` do that you could not? Start `hello.py` twice without it. Rank 0 of how many will
-# each be? Then look for what `mpiexec` leaves in the environment of each process, whatever
-# it runs (MPICH calls it `PMI_RANK` and `PMI_SIZE`; others have other names).
+# What did `mpiexec` add? The next cell starts `hello.py` twice without `mpiexec`. Each process will
+# print "I am rank 0 of" and a number. Which number? Then the cell prints two environment variables that
+# `mpiexec` sets for each process. (MPICH calls them `PMI_RANK` and `PMI_SIZE`. Other implementations use
+# other names.)
 
 # %%
 world = None  # rank 0 of ...?
@@ -178,13 +189,14 @@ look = "import os; print('PMI_RANK', os.environ['PMI_RANK'], 'PMI_SIZE', os.envi
 print(*sorted(run_command(MPIEXEC, "-n", 4, python, "-c", look).splitlines()), sep="\n")
 
 # %% [markdown]
-# Without a launcher each process is alone in a world of its own. With it, each is told
-# its rank, the world size, and where to find the others. Remember the symptom: **every process says "rank 0
-# of 1"**. No launcher was there, or that of another MPI. Such a job often raises no error: it does the same work
-# four times.
+# Without a launcher each process is alone in its own world. A launcher gives each process its rank, the
+# world size, and the addresses of the others. If **every process says "rank 0 of 1"**, there was no
+# launcher, or the launcher belongs to another MPI implementation. Remember this symptom. Such a job
+# often raises no error: four processes all do the same work.
 #
-# So a program should compare the size of its world with what was asked for. **Now you write it**, one line of
-# the script: where they differ, end it by `sys.exit("...")`.
+# So a program should compare the size of its world with the size that was asked for. **Now you write
+# it**: add one line to the script, which is the text between the triple quotes. If `size` and `asked`
+# differ, the line ends the program with `sys.exit("...")`.
 
 # %%
 (here / "guarded.py").write_text("""
@@ -210,8 +222,9 @@ print("right" if is_right else "not yet: alone it goes on, or two no longer do")
 #
 # ## The same in torch
 #
-# Side by side: every rank brings its number, and all add them up. The first program is started by
-# `mpiexec`, the second by `simlib.run`. What do they have in common, call by call?
+# In both programs every rank has one number, and all ranks get the sum of these numbers. `mpiexec`
+# starts the first program, and `simlib.run` starts the second. Which call of the first program
+# corresponds to which call of the second?
 
 # %%
 (here / "sum.py").write_text("""
@@ -236,16 +249,19 @@ def main(rank, world_size):
 run = simlib.run(main, world_size=4)
 
 # %% [markdown]
-# One program for all, which branches by rank (`if rank == 0: ... elif ...`): *single program, multiple data*,
-# **SPMD**. On a cluster torch's own launcher is `torchrun` (lesson 16); `simlib.run` is ours.
+# `Get_rank` corresponds to `get_rank`, `Get_size` to `get_world_size`, and `Allreduce` to `all_reduce`.
+# (The appendix has a longer table.) In both cases all ranks run one program. Where ranks have different
+# tasks, the program says `if rank == 0: ... elif ...`. This style is *single program, multiple data*,
+# **SPMD**. On a cluster, torch's own launcher is `torchrun` (lesson 16). Our launcher is `simlib.run`.
 #
 # ## What does `-n` count?
 #
 # An article says that `-n 2` is "the number of nodes", and that the world is "all the nodes" (A. Das,
-# *Setting up distributed cluster*, December 2018). But above, four ranks had one computer. It **counts processes**, and
-# the world is made of them. Where they live is said by `-hosts node1,node2 -ppn 4` (processes per node): ranks 0 to 3 on
-# the first. **Now you write it**, one line: on which node, counted from 0, does a rank live, and which is its
-# **local rank**, its number on that node?
+# *Setting up distributed cluster*, December 2018). But above, four ranks ran on one computer. `-n`
+# **counts processes**, and the world consists of processes. `-hosts node1,node2 -ppn 4` says on which
+# nodes the processes run. It puts 4 processes on each node, so ranks 0 to 3 run on the first node. **Now
+# you write it**, in one line: return two numbers. The first is the node on which a rank runs. The second
+# is the rank's number on that node, which is called its **local rank**. Count both from 0.
 
 
 # %%
@@ -260,14 +276,15 @@ print(places, "right" if places == expected else "not yet")
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `return rank // per_node, rank % per_node`, or `divmod(rank, per_node)`. Exercise 3 has nodes that are not
-# filled in this order.
+# `return rank // per_node, rank % per_node`, or `divmod(rank, per_node)`. In the third exercise of this
+# lesson, ranks fill the nodes in another order.
 #
 # </details>
 #
-# Does it matter where ranks live? Eight ranks add up 10 MB each, on 8 nodes with
-# one rank, on 2 nodes with four, and on one node; the nodes are joined by 10 Gbit/s, a node's
-# inside carries 50 GB/s. Will the sums differ? Which is fastest, which slowest?
+# Does it matter where ranks run? Each of eight ranks has a tensor of 10 MB, and `all_reduce` adds up
+# these tensors. We do this three times: on 8 nodes with one rank each, on 2 nodes with four ranks each,
+# and on one node. Between nodes, the network carries 10 Gbit/s, which is 1.25 GB/s. Inside a node, ranks
+# exchange 50 GB/s. Will the sums differ? Which number of nodes is fastest, and which is slowest?
 
 # %%
 fastest, slowest = None, None  # 8, 2 or 1 nodes
@@ -288,14 +305,16 @@ simlib.guess(fastest, 1, of=(8, 2, 1))
 simlib.guess(slowest, 8, of=(8, 2, 1))
 
 # %% [markdown]
-# The world is the same, and so is the sum. The time is not. One node is fastest: nothing leaves it.
-# Two nodes beat eight, as this algorithm adds up inside the nodes first; with its steps in another order they lose
+# The world size and the sum are the same in all three runs. The times differ. One node is fastest,
+# because no message leaves the node. Two nodes are faster than eight, because this algorithm first adds
+# up inside the nodes. With its steps in another order, it would be slower on two nodes than on eight
 # (lesson 05).
 #
-# ## Backends: who does the work?
+# ## Backends: what moves the data?
 #
-# `torch.distributed` is a front. A **backend** behind it moves the data: Gloo for CPUs, NCCL for Nvidia's GPUs. Many
-# tutorials begin with `init_process_group("mpi")`, and MPI is installed here, as you saw. Will it work?
+# `torch.distributed` is only an interface. A **backend** behind it moves the data: Gloo for CPUs, NCCL
+# for Nvidia's GPUs. Many tutorials begin with `init_process_group("mpi")`, and MPI is installed here.
+# Will this call work?
 
 # %%
 works = None  # True or False
@@ -316,20 +335,25 @@ with warnings.catch_warnings():
 simlib.guess(works, dist.is_initialized(), of=(True, False))
 
 # %% [markdown]
-# pip's torch was built without MPI, and an MPI installed later does not change that. Three
-# ways: build torch yourself; use Gloo; or speak MPI through mpi4py. (Inside `simlib.run`, `"mpi"` means
-# "what is there", so that listings from the web run.) `is_available()` says that torch was built with the
-# package, no more; `is_initialized()` is false in the notebook, which is no rank.
+# The call fails. The torch that pip installs was built without MPI, and installing MPI later does not
+# change that. You can build torch yourself, use Gloo, or use MPI through mpi4py. (Inside `simlib.run`,
+# `"mpi"` means "the backend that is available". So you can run programs from the web without changing
+# them.) `is_available()` only says that this torch contains `torch.distributed`. `is_initialized()` is
+# false in the notebook, because the notebook is not a rank.
 #
 # ## Rank 0 is a convention
 #
-# "Rank 0: main, Rank >0: worker" says a slide of a good course (N. S. Detlefsen, *Scaling applications*,
-# DTU course 02476, January 2024). But a rank is a number; any may be the **root** of a collective, from which, or
-# to which, it goes. Below, one rank sets a learning rate, and **then all meet at a barrier**. Run it: what have the others?
-# A barrier orders time; it carries no data. Whoever decides must send.
+# A slide of a good course says "Rank 0: main, Rank >0: worker" (N. S. Detlefsen, *Scaling applications*,
+# DTU course 02476, January 2024). But a rank is only a number. The **root** of a collective is the rank
+# that gives or receives the data. Any rank can be the root.
 #
-# `dist.broadcast_object_list(chosen, src=3)` sends the list `chosen`, of any Python objects, from rank 3 to
-# all others, into lists as long. **Now you write it**, for every `decider`.
+# Below, one rank sets a learning rate, and **then all ranks meet at a barrier**: each rank waits there
+# until all have arrived. Which rate do the other ranks have after the barrier? They still have their
+# own, 0.1, because a barrier carries no data. So the rank that decides must also send its decision.
+#
+# Every rank calls `dist.broadcast_object_list(chosen, src=3)` with a list `chosen` of the same length.
+# Then all these lists contain what rank 3's list contains. A list may contain any Python objects. **Now
+# you write it**, for every `decider`.
 
 
 # %%
@@ -354,19 +378,32 @@ for decider in (0, 2, 3):
 #
 # </details>
 #
-# People choose 0 because it exists in every world. But a rank that gathers, logs and saves for all makes the others
-# wait: different ranks can have such jobs.
+# People choose rank 0 because it exists in every world. But if one rank gathers, logs and saves for all
+# ranks, the other ranks wait for it. You can give these jobs to different ranks.
 #
 # ## Ethernet, and faster networks
 #
-# **Ethernet** joins nearly all computers: 1 Gbit/s in a room, 10 to 100 and more in a data centre. A
-# message goes through the operating system on both sides. **InfiniBand** (HDR: 200 Gbit/s) lets the network
-# card write into the other node's memory, past the operating system (RDMA). Between GPUs of one node there is
-# **NVLink**, here 150 GB/s each way. Rates are those of the standards, latencies round figures: a message pays 50, 30
-# and 20 us on Ethernet of 1, 10 and 100 Gbit/s, 2 on InfiniBand, 5 on NVLink. `simlib.clusters` names each source.
+# **Ethernet** connects nearly all computers. On Ethernet a message passes through the operating system
+# on both sides. With **InfiniBand** the network card writes directly into the other node's memory,
+# without the operating system. This is called RDMA (remote direct memory access). **NVLink** connects
+# the GPUs of one node.
 #
-# Eight ranks add up a tensor. InfiniBand's rate is 200 times that of 1 Gbit/s. How many times
-# faster will it be for one number? For ten million bytes?
+# Two numbers describe a network. The **bandwidth** is the number of bits or bytes that it carries per
+# second. The **latency** is the time that every message takes, however small it is.
+#
+# | network | where | bandwidth | latency |
+# |---|---|---|---|
+# | Ethernet | in a room | 1 Gbit/s | 50 us |
+# | Ethernet | in a data centre | 10 Gbit/s | 30 us |
+# | Ethernet | in a data centre | 100 Gbit/s | 20 us |
+# | InfiniBand (HDR) | in a data centre | 200 Gbit/s | 2 us |
+# | NVLink | inside a node | 150 GB/s each way | 5 us |
+#
+# The bandwidths come from the standards. The latencies are rounded. `simlib.clusters` names each source.
+#
+# Eight ranks add up a tensor. InfiniBand has 200 times the bandwidth of the slowest Ethernet. How many
+# times faster than this Ethernet will InfiniBand be for a tensor of one number? And for a tensor of ten
+# million bytes?
 
 # %%
 small_times, large_times = None, None  # InfiniBand against 1 Gbit/s
@@ -395,30 +432,36 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# 25 times for one number: small tensors pay **latency**, and there InfiniBand is 25 times better. Nearly 200
-# times for ten megabytes: large tensors pay **bandwidth**. The lines are flat on the left and steep on the
-# right: a network is two numbers, not one. InfiniBand and NVLink cross: NVLink has the
-# higher rate, and in our model the higher latency too, that of starting a program on the GPU. Which
-# network is "faster" depends on the size of what you send. Lesson 02 measures both numbers on your machine.
+# For one number, InfiniBand is 25 times faster. A small tensor needs nearly all of its time for
+# **latency**, and InfiniBand's latency is 25 times shorter (2 us instead of 50 us). For ten megabytes,
+# InfiniBand is nearly 200 times faster, because a large tensor needs most of its time for its bytes, and
+# these depend on the **bandwidth**. The lines in the picture are flat on the left, where latency
+# dominates. They are steep on the right, where bandwidth dominates. The lines of InfiniBand and NVLink
+# cross. NVLink has the higher bandwidth. But in our model it also has the higher latency, because a
+# program must first start on the GPU. So the size of a tensor decides which network is "faster". Lesson
+# 02 measures latency and bandwidth on your machine.
 #
 # ## Your turn
 #
-# [Exercises 01](../exercises/01_ranks_and_clusters.ipynb): deal out examples fairly, bring a report to
-# any root, and find out who lives on your node.
+# [Exercises 01](../exercises/01_ranks_and_clusters.ipynb): distribute examples evenly, bring a report to
+# any root, and find out which ranks run on your node.
 #
 # ## Exit ticket
 #
 # 1. Every process of a job says "rank 0 of 1". What is the likely cause?
-# 2. A training step, an evaluation, inference: which of them sends most, and how often?
+# 2. Think of training, evaluation and inference. Which of them sends most, and how often?
 # 3. MPI is installed, and `init_process_group("mpi")` fails. Why?
-# 4. You replace 1 Gbit/s by InfiniBand. Which program gets 25 times faster, not 200 times?
+# 4. You replace Ethernet of 1 Gbit/s by InfiniBand. What kind of program gets 25 times faster, not 200
+#    times?
 #
 # <details><summary>Answers</summary>
 #
-# 1. No launcher, or the launcher of another MPI than the library's.
-# 2. Training: all its gradients, in every step. Evaluation two numbers once, inference nothing.
+# 1. There was no launcher, or the launcher belongs to another MPI implementation than the library.
+# 2. Training sends most: all its gradients, in every step. Evaluation sends two numbers once. Inference
+#    sends nothing.
 # 3. This torch was built without MPI. Installing MPI later does not change it.
-# 4. One of many small messages: it pays latency, not bandwidth. (If it computes as well, less.)
+# 4. It is a program that sends many small messages. Their time is latency, and the bandwidth hardly
+#    matters. If the program also computes, it gains less.
 #
 # </details>
 #
@@ -426,16 +469,17 @@ plt.show()
 #
 # ## Appendix: what lessons 02 to 10 do not need
 #
-# Unfold what you want to know, also the cells below it: they run by themselves.
+# Unfold the texts that you want to read, and the cells below them. Each cell runs without the other
+# cells of the appendix.
 #
-# ### MPI: a text, and four programs
+# ### MPI: one standard, four implementations
 #
-# <details><summary>Who writes it, who implements it, and what if two are mixed</summary>
+# <details><summary>Who writes it, who implements it, and what happens if you mix two</summary>
 #
-# The **MPI Forum** writes the standard, people from universities,
-# laboratories and companies; talks began in 1991, version 1.0 is of 1994, 5.0 of June 2025 (mpi-forum.org). MPI does not
-# say how messages travel, and it only suggests how processes are started. Programs that do what it
-# says are *implementations*:
+# The **MPI Forum**, people from universities, laboratories and companies, writes the standard. Talks
+# began in 1991. Version 1.0 is from 1994, and 5.0 from June 2025 (mpi-forum.org). MPI does not say how
+# messages travel, and it only suggests how to start processes. A library that follows the standard is an
+# *implementation*:
 #
 # | implementation | written by (their own sites) |
 # |---|---|
@@ -444,21 +488,24 @@ plt.show()
 # | MVAPICH | Ohio State University, for fast networks (mvapich.cse.ohio-state.edu) |
 # | Intel MPI | Intel, compatible with MPICH (intel.com) |
 #
-# Das's article calls these four the work of "hardware vendors". Only the last one is a vendor's own.
+# Das's article calls these four the work of "hardware vendors". But of the four, only Intel MPI comes
+# from a hardware vendor.
 #
-# **Mixed.** A `mpiexec` tells the ranks of its own implementation who they are; another's library may not understand.
-# Then every process says "rank 0 of 1", as if started alone (MPICH's FAQ describes it). We tried two: MPICH 5.0.2's `mpiexec`
-# with Open MPI 5.0.11's library does so, and mpi4py prints a warning. Open MPI's `mpiexec` with MPICH's library
-# ends with an error.
+# **What happens if you mix two?** The `mpiexec` of one implementation gives ranks their numbers in its
+# own form. The library of another implementation may not understand this form. Then every process says
+# "rank 0 of 1", as if you had started it alone. (MPICH's FAQ describes this.) We tried two combinations.
+# With MPICH 5.0.2's `mpiexec` and Open MPI 5.0.11's library, every process says "rank 0 of 1", and
+# mpi4py prints a warning. With Open MPI's `mpiexec` and MPICH's library, the program ends with an error.
 #
 # </details>
 #
-# ### One thing, three words
+# ### The same calls in MPI, torch and NCCL
 #
-# <details><summary>MPI, torch and NCCL side by side, and two names that are gone</summary>
+# <details><summary>A table of names, and two names that are gone</summary>
 #
-# NCCL is Nvidia's library, between GPUs. (Since its version 2.28 scatter, gather and all-to-all are calls of its own.)
-# In mpi4py `comm.Send` moves arrays; `comm.send`, in lower case, moves any Python object and is slower.
+# NCCL is Nvidia's library for communication between GPUs. (Since version 2.28, NCCL also has one call
+# each for scatter, gather and all-to-all.) In mpi4py, `comm.Send` sends arrays. `comm.send`, in lower
+# case, sends any Python object and is slower.
 #
 # | MPI (C) | torch.distributed | NCCL |
 # |---|---|---|
@@ -479,10 +526,10 @@ plt.show()
 # | `MPI_Barrier` | `barrier` | none |
 # | `MPI_SUM` | `ReduceOp.SUM` | `ncclSum` |
 #
-# Two old names. The backend `tcp` of tutorials of 2018 is
-# **gone**: in the documentation of torch 1.0 it already stands under `torch.distributed.deprecated` only, and
-# Gloo took its place. `init_method="tcp://..."` still exists and is something else: an *address* where
-# ranks meet. `dist.reduce_op.SUM` is `ReduceOp.SUM` today.
+# Two names of older tutorials are gone. Tutorials of 2018 use the backend `tcp`, which torch **no longer
+# has**. The documentation of torch 1.0 already lists it only under `torch.distributed.deprecated`. Gloo
+# replaced it. `init_method="tcp://..."` still exists, but it is an *address* where ranks meet.
+# `dist.reduce_op.SUM` is `ReduceOp.SUM` today.
 #
 # </details>
 
@@ -500,17 +547,19 @@ print("the same operation:", same)
 # %% [markdown]
 # ### What ssh carries
 #
-# <details><summary>80 MB through an ssh that is closed</summary>
+# <details><summary>80 MB arrive although ssh can carry no byte</summary>
 #
-# The article says that synchronization goes over `ssh`. We have no second
-# computer, but `mpiexec` does not know that: it reaches `node1` and `node2` through whatever program we
-# name, and calls it as it would call ssh, with `-x node1 COMMAND`. Ours drops the `-x`, writes
-# down the node, and runs the command **here**, with its input and output closed. Then a rank of one "node" sends 80 MB to one of the other.
+# Das's article says that synchronization goes over `ssh`. We have no second computer, but `mpiexec` does
+# not know that. To reach `node1` and `node2`, `mpiexec` calls ssh, or any other program that we name. It
+# calls this program as it would call ssh, with `-x node1 COMMAND`. Our program drops the `-x`, writes
+# down the name of the node, and runs the command **here**, on this machine. It closes the input and
+# output of the command. Then a rank of one "node" sends 80 MB to a rank of the other.
 #
-# Two calls for four ranks: **ssh only starts** one helper per node. The 80 MB arrive, although our ssh could not carry
-# a byte. Even the printed line comes by another road: each
-# helper connects to `mpiexec` itself, at the address after `-localhost`. And the ranks find roads of their
-# own: here, where both "nodes" are one computer, its memory; between two computers, connections over the network.
+# There were four ranks, but only two calls of our ssh: **ssh only starts** one helper per node. The 80
+# MB arrive, although our ssh could not carry a byte. Even the printed line does not travel through ssh:
+# each helper connects directly to `mpiexec`, at the address after `-localhost`. The ranks also connect
+# to each other without ssh. Here both "nodes" are one computer, so they use its memory. Between two
+# computers they use network connections.
 #
 # </details>
 
@@ -541,20 +590,21 @@ print("ssh was called for", sorted((here / "calls").read_text().split()))
 # %% [markdown]
 # ### What a cluster needs
 #
-# <details><summary>Five things, and a doctor that looks for them</summary>
+# <details><summary>Five things, and a command that looks for them</summary>
 #
 # | needed | because |
 # |---|---|
-# | nodes in one network, that find each other by name (addresses that stay, and a line for each host in `/etc/hosts` or a name server) | ranks connect to each other |
-# | the same account on every node | files and processes belong to somebody; and no command has to name a user |
+# | nodes in one network that find each other by name (fixed addresses, and a line for each host in `/etc/hosts` or a name server) | ranks connect to each other |
+# | the same account on every node | files and processes have an owner, and no command has to name a user |
 # | ssh without a password (or a scheduler such as Slurm) | `mpiexec` starts a helper on each node, and nobody is there to type |
-# | the same MPI and the same Python, at the same place | every node runs the same command |
-# | a common filesystem | every node needs the program, and the data |
+# | the same MPI and the same Python, in the same place | every node runs the same command |
+# | a common filesystem | every node needs the program and the data |
 #
-# The account and ssh have done their work when the ranks run. `simlib.doctor(["node1", "node2"])`, or `simlib doctor --hosts node1,node2`
-# in a terminal, asks each host and says what to mend. Without names it examines this machine alone: Python, torch and MPI, and two
-# ranks that greet each other and time a ping-pong; it cannot ask for ssh, the account and the common filesystem.
-# [Lesson 16](16_the_real_cluster.ipynb) takes it to real hosts.
+# Once the ranks run, the account and ssh are no longer needed. `simlib.doctor(["node1", "node2"])`, or
+# `simlib doctor --hosts node1,node2` in a terminal, checks each host and says what to fix. Without names
+# it examines this machine alone: Python, torch and MPI, and two ranks that exchange messages and measure
+# a ping-pong. It cannot check ssh, the account and the common filesystem. [Lesson
+# 16](16_the_real_cluster.ipynb) runs it on real hosts.
 #
 # </details>
 
@@ -564,16 +614,17 @@ simlib.doctor()
 # %% [markdown]
 # ### Is the order of lines the order of events?
 #
-# <details><summary>An effect above its cause</summary>
+# <details><summary>The line of an effect can come before the line of its cause</summary>
 #
-# Rank 0 prints, **then** sends. Rank 1 receives, **then** prints. Yet rank 1's line is on top.
-# A process keeps its lines in a **buffer**; rank 1 empties its own
-# at once (`flush=True`), rank 0 only at its end. Then `mpiexec` mixes what arrives. With
-# `flush=True` everywhere it becomes rarer, not impossible: two lines still travel on two roads.
+# Rank 0 prints, **then** sends. Rank 1 receives, **then** prints. But rank 1's line is on top. A process
+# keeps its lines in a **buffer**. Rank 1 empties its buffer at once (`flush=True`). Rank 0 empties its
+# buffer only when it finishes. `mpiexec` prints lines in the order in which they arrive. If every
+# `print` has `flush=True`, the wrong order becomes rarer, but it is still possible: the two lines still
+# arrive over two connections.
 #
-# `simlib` does not pretend: it shows lines **by rank**. In the second cell a **token**, a message that means "now it is
-# your turn", goes from the last rank to the first. Read from the bottom, its lines are in order of time. What orders
-# events is the chain of **messages**, nothing else.
+# `simlib` shows lines **by rank**, not by time. In the second cell a **token**, a message that means
+# "now it is your turn", goes from the last rank to the first. If you read the lines from the bottom,
+# they are in order of time. Only the chain of **messages** determines the order of events.
 #
 # </details>
 
@@ -612,8 +663,9 @@ run = simlib.run(from_the_right, world_size=4)
 #
 # <details><summary>Will two threads halve the time?</summary>
 #
-# Torch multiplies matrices with several threads. On an idle machine with two cores two need nearly half the time. Where other
-# programs want the cores too, they may even be slower than one. So a rank of this course has one.
+# Torch multiplies matrices with several threads. On an idle machine with two cores, two threads need
+# about half the time of one thread. If other programs also use the cores, two threads may even be slower
+# than one thread. So each rank of this course has one thread.
 #
 # </details>
 
@@ -640,12 +692,13 @@ print("threads of each rank:", simlib.run(threads_here, world_size=2).results)
 # %% [markdown]
 # ### Devices and their memory
 #
-# <details><summary>Numbers of vendors: of one device, of a node, or of the whole?</summary>
+# <details><summary>Is a vendor's number for one device, for a node, or for a cluster?</summary>
 #
-# A **CPU** has few fast cores for every purpose. A **GPU** has thousands of slower lanes that do the same
-# on many numbers. A **TPU** is built around units that multiply whole matrices, 128 x 128 numbers in
-# early ones, 256 x 256 in the v6e (Google's Cloud TPU documentation). Each has its own memory. Detlefsen's slides
-# say how much; beside them what vendors say of later devices (read in 2026):
+# A **CPU** has few fast cores for every purpose. A **GPU** has thousands of slower lanes. They do the
+# same operation on many numbers. A **TPU** is built around units that multiply whole matrices. In early
+# TPUs a unit has 128 x 128 numbers, and in the v6e 256 x 256 (Google's Cloud TPU documentation). Each
+# device has its own memory. The table shows how large this memory is. Two columns are from Detlefsen's
+# slides. The last one is from vendors' pages about later devices (read in 2026):
 #
 # | | slide, "standard" | slide, "maximum" | later |
 # |---|---|---|---|
@@ -653,9 +706,12 @@ print("threads of each rank:", simlib.run(threads_here, world_size=2).results)
 # | GPU | 12 GiB | 80 GiB | 141 GB (Nvidia, H200), 288 GB (B300) |
 # | TPU | 64 GiB | **32 TiB** | 192 GiB per chip (Google, TPU7x) |
 #
-# A TPU with 400 times the memory of a GPU? The row compares one GPU with a **cluster**: the cell counts chips. NVLink, too, is sold as
-# "300 GB/s" in Nvidia's DGX-2H (Shoeybi et al. 2019): both directions together. One GPU sends at 150
-# GB/s, over six links of 25 GB/s each way (Nvidia's page on NVLink), and that is what `simlib` takes.
+# Does a TPU have 400 times the memory of a GPU? No: the column "maximum" compares one GPU with a
+# **cluster** of TPU chips. The cell below counts the chips.
+#
+# For NVLink in Nvidia's DGX-2H, a paper gives "300 GB/s" (Shoeybi et al. 2019). This number counts both
+# directions together. In one direction a GPU sends 150 GB/s, over six links of 25 GB/s each (Nvidia's
+# page on NVLink). `simlib` uses 150 GB/s.
 #
 # </details>
 
@@ -669,11 +725,15 @@ print(f"by the same count a Pod of 9,216 TPU7x chips has {9216 * 192 / 1024:,.0f
 #
 # <details><summary>"With more memory you get faster data transfer"</summary>
 #
-# So the slide goes on. Take a step that
-# reads 10 GB of weights once, as a language model of that size does for each word it writes. The largest memory is
-# the second slowest, and two devices with the same 16 GB differ by 2.6. Capacity decides *whether* something fits,
-# bandwidth how long it takes to read. The last cell shows the first half: simlib's `Device` has a capacity, and
-# no bandwidth, and three that differ in capacity only are equally fast, or fail.
+# Detlefsen's slides also make this claim. To test it, take a step that reads 10 GB of weights once. A
+# language model of 10 GB does this for each word that it writes. The first cell below prints how long
+# the step takes on seven devices. The CPU has by far the largest memory, but it is the second slowest
+# device. Two devices have the same 16 GB, but their times differ by a factor of 2.6.
+#
+# Capacity decides *whether* the weights fit. Bandwidth decides how long it takes to read them. The
+# second cell shows what capacity does. simlib's `Device` has a capacity but no memory bandwidth. The
+# cell runs three devices that differ only in capacity. Two of them are equally fast, and the third runs
+# out of memory.
 #
 # </details>
 

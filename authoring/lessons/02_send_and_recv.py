@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 02 Send and receive
 #
-# Everything that ranks ever do together can be built from two calls: one rank sends a tensor,
-# another receives it. In this lesson (85 minutes) you will
+# You can build everything that ranks do together from two calls: one rank sends a tensor, and another
+# rank receives it. In this lesson (85 minutes) you will
 #
 # - run the first program of nearly every tutorial, as a function and as a script,
-# - see what `send` promises when it returns, and what it does not,
+# - see what `send` promises when it returns, and what it does not promise,
 # - send and receive at the same time with `isend`, `irecv` and `wait`,
-# - pass a value around a ring, and tell messages apart by tags,
-# - measure this machine: how long does a message take, and why?
-# - put other networks in its place, without changing the program,
-# - break the first program with a third rank, and mend it.
+# - pass a value around a ring, and distinguish messages by tags,
+# - measure how long a message takes on this machine, and explain its time with two numbers,
+# - replace the network by others, without changing the program,
+# - break the first program with a third rank, and fix it.
 
 # %%
 import subprocess
@@ -31,8 +31,8 @@ from simlib import cli, labs
 # %% [markdown]
 # ## One message
 #
-# Rank 0 has two numbers, rank 1 wants them. Both run the same function, and the `if` says which
-# part is whose. The receiver must bring a **holder**: a tensor into which the numbers will be
+# Rank 0 has two numbers, and rank 1 wants them. Both run the same function, and the `if` decides which
+# part each rank runs. The receiver must provide a **holder**: a tensor into which the numbers will be
 # written. What will rank 1 print before the message, and what after it?
 
 # %%
@@ -56,26 +56,27 @@ print("now simulated:")
 simlib.simulate(main, world_size=2)
 
 # %% [markdown]
-# Rank 1 began with zeros and ended with the numbers of rank 0. Note what did *not* happen: `recv`
-# returned no tensor. It wrote into the one it was given. And the two tensors are two: what rank 0
-# does to `x` afterwards does not reach rank 1, which is another process.
+# Rank 1 began with zeros and ended with the numbers of rank 0. Note that `recv` returned no tensor: it
+# wrote into the holder. There are two tensors now, `x` and the holder. If rank 0 changes `x` afterwards,
+# rank 1 does not see the change, because rank 1 is another process.
 #
-# The picture is that of the simulation, which is the same in every repeat; a real one also shows what
-# else the machine was doing. Both ranks come at once, and for 30 us the message is on its way (pale).
-# On real ranks one comes first and waits for the other (hatched).
+# The picture shows the simulated run, which is the same in every repeat. (A real run also shows what
+# else the machine was doing.) Both ranks begin their calls at the same time. Then the message is on its
+# way for 30 us, so both lanes are pale. Two real ranks do not begin at the same time. One waits for the
+# other, so their picture also has a hatched part.
 #
 # ## The same as a script
 #
 # On the web this program is a file, usually called `ptdist.py`, which starts the process group itself.
-# Older ones name the backend `mpi` (lesson 01). PyTorch from pip does not contain it, so `simlib` takes
-# Gloo in its place, and such files run here as they are. In a terminal you would type
+# Older versions name the backend `mpi` (lesson 01). PyTorch from pip has no such backend, so `simlib`
+# uses Gloo instead, and such files run here unchanged. In a terminal you would type
 #
 #     python -m simlib run -n 2 ptdist.py
 #     python -m simlib simulate -n 2 ptdist.py
 #
-# for two real ranks, or for two of a modelled cluster (lesson 00). The cell gives `simlib` the same
-# two commands without a terminal, because a new Python would spend seconds on loading PyTorch. What
-# will differ between the two tables?
+# The first command starts two real ranks, and the second starts two ranks of a modelled cluster (lesson
+# 00). The cell gives the same commands to `simlib` without a terminal, so no new Python has to load
+# PyTorch. Each command prints a table. How will the two tables differ?
 
 # %%
 guess = None  # what differs?
@@ -103,21 +104,23 @@ for how in ("run", "simulate"):
     cli.main([how, "-n", "2", str(script)])
 
 # %% [markdown]
-# One message of 8 bytes in both: two float32 numbers, 4 bytes each. The last line of a table says
-# which line of the file sent it. The second table says *simulated* and ends with a time, because a
-# virtual clock gives the same time in every repeat: 30 us (microseconds) before anything arrives,
-# then 8 bytes at 1.25 billion bytes per second. That is Ethernet of 10 Gbit/s, which `simulate`
-# takes unless you name another network.
+# Both runs sent one message of 8 bytes: two float32 numbers, 4 bytes each. In each table, the line with
+# `0 -> 1` says which line of the file sent the message. The second table says *simulated*. It also shows
+# times, because a virtual clock gives the same times in every repeat. The message takes 30 us
+# (microseconds) before anything of it arrives. Then its 8 bytes arrive, at 1.25 billion bytes per
+# second. These are the numbers of 10 Gbit/s Ethernet, which `simulate` uses unless you name another
+# network.
 #
 # ## "ssh carries the data"
 #
-# On a cluster, one line typed on one machine starts the same file:
+# On a cluster, you type one line on one machine, and it starts the same file on several machines:
 #
 #     mpiexec -n 2 -ppn 1 -hosts node1,node2 python ptdist.py
 #
-# `-n 2` asks for two **processes** in all, not for two machines; `-ppn 1` puts one on each node.
-# It needs a PyTorch with MPI, or `python -m simlib.mpi`, which brings mpi4py's MPI under that
-# name. Here it runs with real MPI on this machine; [lesson 16](16_the_real_cluster.ipynb) adds `-hosts`.
+# `-n 2` asks for two **processes** in all, not for two machines. `-ppn 1` puts one process on each node.
+# This line needs a PyTorch that contains MPI. If yours does not, write `python -m simlib.mpi` instead of
+# `python`. Then `simlib` provides the backend `mpi`, and uses mpi4py for it. The next cell does this
+# with two processes of real MPI on this machine. [Lesson 16](16_the_real_cluster.ipynb) adds `-hosts`.
 
 # %%
 mpiexec = Path(sys.executable).with_name("mpiexec")
@@ -128,11 +131,11 @@ else:
     print('no MPI is installed here: pip install "simlib[cluster]"')
 
 # %% [markdown]
-# `mpiexec` logs in to the nodes with ssh. So the numbers travel through ssh, one would think. Here
-# the notebook starts the ranks. Do their messages pass through it? Each end of a connection has a
-# number on its machine, its **port**. `psutil` lists the connections of a process: `laddr` is the near
-# side, `raddr` the far one. Below, each rank lists its pairs of ports, and so does the notebook.
-# (A guess of a number, of True or False, or of one of few words is answered by `simlib.guess`.)
+# `mpiexec` logs in to the nodes with ssh. So you might think that the numbers travel through ssh. Here
+# the notebook starts the ranks. Do their messages pass through the notebook? Each end of a connection
+# has a number on its machine, its **port**. `psutil` lists the connections of a process: `laddr` is the
+# local end, and `raddr` is the remote end. Below, each rank lists its pairs of ports, and so does the
+# notebook. (`simlib.guess` answers a guess that is a number, True or False, or one of a few words.)
 
 # %%
 guess = None  # does the notebook hold an end of the ranks' connection? True or False
@@ -156,18 +159,18 @@ print("the notebook holds an end:", held)
 simlib.guess(guess, held)
 
 # %% [markdown]
-# One connection, and its two ends are the two ranks. The notebook here, `mpiexec` and ssh on a
-# cluster (lesson 01), only **start** the ranks. Then the ranks connect to each other, and the data
-# take that road. So a working ssh does not prove that the ranks can reach each other: a firewall may
-# let ssh through and nothing else.
+# There is one connection, and its two ends are the two ranks. The notebook only **starts** the ranks. On
+# a cluster, `mpiexec` and ssh do this (lesson 01). Then the ranks connect to each other, and the data
+# use this connection. So if ssh works, that does not prove that the ranks can reach each other: a
+# firewall may block everything except ssh.
 #
 # ## A holder of the same shape
 #
-# The shape and the dtype of a tensor do not travel. Only its bytes do, and they are written into
-# the holder one after the other. So the receiver must know beforehand what will come: the holder
-# needs the same number of elements and the same dtype as what is sent. Here rank 0 sends four
-# numbers, and rank 1 has room for two. What should happen: two numbers arrive, or there is an
-# error? On which rank? (If the cell fails, it is meant to: go on with the next one, as Run All does.)
+# A message contains only the bytes of a tensor, not its shape or its dtype. `recv` writes these bytes
+# into the holder one after the other. So the receiver must prepare a holder that fits. The holder needs
+# the same number of elements and the same dtype as the tensor that is sent. Below, rank 0 sends four
+# numbers, and rank 1 has room for two. Will two numbers arrive, or will there be an error? On which
+# rank? (Some cells in this lesson are meant to fail. Go on with the next cell, as Run All does.)
 
 # %% tags=["raises-exception"]
 guess = None  # two numbers, or an error?
@@ -184,14 +187,14 @@ def too_small(rank, world_size):
 simlib.run(too_small, world_size=2)
 
 # %% [markdown]
-# An error before a byte has moved, with both sides of the message: what was sent, what was
-# expected, in which lines. `simlib` has compared the two calls. Elsewhere nobody does. With plain
-# Gloo the receiver's process dies here. If the holder is too *large*, Gloo fills its front, leaves
-# the rest as it was, and says nothing. If it has the wrong dtype, the bytes are taken for other
-# numbers, and again Gloo says nothing.
+# There was an error before any byte moved. It shows both sides of the message: what was sent, what was
+# expected, and in which lines. `simlib` compared the two calls. Other libraries do not compare them.
+# With plain Gloo the receiver's process crashes here. If the holder is too *large*, Gloo fills its first
+# elements, leaves the rest unchanged, and reports nothing. If it has the wrong dtype, Gloo reads the
+# bytes as other numbers, and again reports nothing.
 #
-# The mend: both sides agree. Where only the sender knows the size, it sends the size first, as a
-# message whose own size is fixed: one int64 number.
+# The fix: both sides must agree. If only the sender knows the size, it sends the size first, in a
+# message of fixed size: one int64 number.
 
 
 # %%
@@ -213,9 +216,9 @@ print(simlib.run(size_first, world_size=2).results[1])
 # %% [markdown]
 # ## "Send returned, so it is delivered"
 #
-# That sounds right. Test it. Rank 0 sends with `isend`, which returns at once (the *i* stands for
-# immediate). It prints that, and finishes. Rank 1 never asks for the message. What does rank 1
-# return when all is over? If "sent" means "delivered", it cannot be zeros.
+# Is this heading true? Rank 0 sends with `isend`, which returns at once (the *i* means immediate). Rank
+# 0 prints a line, and finishes. Rank 1 never calls `recv`. It returns its holder. What is in this
+# holder? If the message is delivered when `isend` has returned, the holder cannot contain zeros.
 
 # %%
 guess = None  # the first of the two numbers on rank 1?
@@ -235,15 +238,15 @@ print("received by:", run.trace.messages[0].recv)
 simlib.guess(guess, run.results[1][0])
 
 # %% [markdown]
-# Zeros. A message changes nothing on the other side until that side **receives** it. The line that
-# says `unfinished` is a *finding* of `simlib`: nothing failed, but something was left over. (There
-# is a second fault: `isend` and `irecv` give back a *request*, and nobody called `request.wait()`.
-# Until `wait` has returned, the message may still be on your side, and the holder of an `irecv` may
-# still be empty.)
+# Rank 1 returned zeros. A message changes nothing on the other side until that side **receives** it. The
+# line that says `unfinished` is a *finding* of `simlib`: nothing failed, but one message was never
+# received. (The program has a second fault. `isend` and `irecv` return a *request*, and the program
+# never called `request.wait()`. Until `wait` has returned, the message may still be on the sender's
+# side, and the holder of an `irecv` may still be empty.)
 #
-# Now the blocking `send`. In the next run rank 1 is busy for 200 ms before it receives. When does
-# `send` return on rank 0: at once, or after 200 ms? We ask real ranks with Gloo, and simulated
-# ranks under two rules, both of which the MPI standard allows: `rendezvous` and `eager`.
+# Does `send` promise more? In the next run rank 1 is busy for 200 ms before it receives. When does
+# `send` return on rank 0: at once, or after 200 ms? We run real ranks with Gloo. Then we run simulated
+# ranks under two rules, `rendezvous` and `eager`. The MPI standard allows both rules.
 
 # %%
 guess = None  # after how many ms on real ranks? And under the two rules?
@@ -268,20 +271,20 @@ simlib.guess(guess, run.trace.spans[0][1] * 1e3, within=0.2)
 run
 
 # %% [markdown]
-# In the picture, real rank 0 waits: Gloo's `send` returns when the receiver has taken the message.
-# That is the **rendezvous** rule: both sides must meet. Under the **eager** rule the message is
-# copied away and `send` returns at once: 0.00000 s, 200 ms *before* rank 1 has anything. Many
-# libraries send small messages eagerly and large ones by rendezvous.
+# In the picture, real rank 0 waits: Gloo's `send` returns when the receiver has taken the message. This
+# is the **rendezvous** rule: both sides must meet. Under the **eager** rule the library copies the
+# message, and `send` returns at once, after 0.00000 s. That is 200 ms *before* rank 1 has the numbers.
+# Many libraries use the eager rule for small messages and the rendezvous rule for large ones.
 #
-# What `send` promises under every rule is only this: **when it returns, you may change `x` again.**
-# A program that counts on more works with one library and hangs with another (lesson 03).
+# Both rules promise only one thing: **when `send` returns, you may change `x` again.** If a program
+# relies on anything else, it works with one library and hangs with another (lesson 03).
 #
 # ## Both directions at once
 #
-# Two ranks want to swap tensors. If both call `send` first, both wait for a receiver, and nobody
-# receives (lesson 03). With `isend` a rank has its message under way and receives in the meantime.
-# `request.wait()` returns when the operation is finished. Until then, hands off the tensor! **Now you
-# write it**, three lines.
+# Two ranks want to swap tensors. If both call `send` first, both wait for a receiver, and neither
+# receives (lesson 03). With `isend` a rank starts to send, and then receives while its own message is on
+# its way. `isend` returns a request, and `request.wait()` returns when the sending is finished. Do not
+# change the tensor before that! **Now you write it**, in three lines.
 
 
 # %%
@@ -309,9 +312,10 @@ print(swapped, "right" if swapped == [[10.0, 11.0], [0.0, 1.0]] else "is not yet
 #
 # </details>
 #
-# `irecv` is the other half. Below, rank 0 works for 80 ms before it sends. Rank 1 asks for the
-# message at once, works for 100 ms, and calls `wait` only when it needs the numbers. How long will
-# rank 1 wait there (the hatched part of its lane), and when is it done?
+# `irecv` also returns at once, and receives while the rank does other work. Below, rank 0 works for 80
+# ms before it sends. Rank 1 calls `irecv` at once, works for 100 ms, and calls `wait` only when it needs
+# the numbers. How long will rank 1 wait for the message? (The picture shows waiting as hatched.) After
+# how many ms will rank 1 be done?
 
 # %%
 guess = None  # ms until rank 1 is done?
@@ -334,17 +338,20 @@ simlib.guess(guess, run.trace.spans[1][1] * 1e3, within=0.2)
 run
 
 # %% [markdown]
-# It waits next to nothing: the message came while it worked. (The strip along the bottom is the receive
-# under way; the arrow ends in `wait`, where rank 1 learned of it.) This is called *overlap*. With a `recv`
-# in the place of the `irecv`, rank 1 would begin its work only after 80 ms: 180 ms in all, not 100.
-# Overlap hides most of the communication of a training step ([lesson 08](08_from_loops_to_ddp.ipynb)).
+# Rank 1 waits for almost no time, because the message came while rank 1 worked. (The pale strip along
+# the bottom of its lane shows how long the `irecv` was active. The legend calls this *async op in
+# flight*. The arrow ends in `wait`, because there rank 1 learned that the message had come.) If
+# communication and work take place at the same time, this is called *overlap*. With `recv` instead of
+# `irecv`, rank 1 would begin its work only after 80 ms and take 180 ms in all, not 100. Overlap hides
+# most of the communication of a training step ([lesson 08](08_from_loops_to_ddp.ipynb)).
 #
 # ## Around the ring
 #
-# Four ranks stand in a ring. Rank 0 sends a zero to rank 1. Each rank adds its own rank to what it
-# receives, works for 50 ms and passes the sum on; the last rank gives it back to rank 0.
-# `(rank + 1) % world_size` is the right neighbour, for the last rank too. (A world of one has no
-# rank 1 to send to.) What does each rank return? How many messages are sent?
+# Four ranks form a ring. Rank 0 sends a zero to rank 1. Each other rank receives a number, adds its own
+# number, works for 50 ms and sends the sum to the next rank. The last rank sends the sum back to rank 0.
+# `(rank + 1) % world_size` is the next rank in the ring, also for the last rank. (A world of one rank
+# has no rank 1, so the program needs at least two ranks.) What does each rank return? How many messages
+# are sent?
 
 # %%
 guess, in_all = None, None  # what rank 0 returns? How many messages?
@@ -370,19 +377,22 @@ simlib.guess(in_all, sum(run.messages))
 display(run, run.heat_map())
 
 # %% [markdown]
-# A staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages. And at any moment only
-# **one** rank works. With n ranks, and a time T for one message,
+# The picture is a staircase. Rank 0 has 0 + 1 + 2 + 3 = 6 in the end, after 4 messages. At any moment
+# only **one** rank works. With n ranks, a time T for one message and a time $T_\text{work}$ for the work
+# of one rank, the ring takes
 #
 # $$T_\text{ring} = n \, T + (n - 1) \, T_\text{work}$$
 #
-# Here that is 150 ms of work and four messages. More ranks have made nothing faster. The ring is a
-# good road, badly used: in lesson 05 every rank sends at the same time, each another part of the
-# data, and the ring adds up large tensors as fast as any road can. The second picture, the heat
-# map, shows who sent how many bytes to whom: one row per sender.
+# Here this is 150 ms of work and the time of four messages. More ranks have made nothing faster. The
+# ring itself is good, but this program uses it badly. In lesson 05 all ranks of a ring send at the same
+# time, and each rank sends another part of the data. No other way adds up large tensors faster. The
+# second picture, the heat map, shows how many bytes each rank sent to each other rank. It has one row
+# for each sender.
 #
-# Does the formula hold for large rings? `simulate` needs no 1,024 processes: its ranks have a
-# virtual clock, and there `time.sleep` takes no time of yours. Work out the formula for 64 ranks on
-# the 10 Gbit/s Ethernet, with T = 30.0032 us for a message of 4 bytes.
+# Does the formula hold for large rings? The next cell simulates up to 1,024 ranks. They need no
+# processes of their own, and you do not wait for their `time.sleep`, because their clock is virtual.
+# Calculate the formula for 64 ranks on 10 Gbit/s Ethernet. There, a message of 4 bytes takes T = 30.0032
+# us.
 
 # %%
 guess = None  # seconds for a ring of 64 ranks?
@@ -397,15 +407,20 @@ simlib.guess(guess, rings[64].time_s, within=0.01)
 rings[16]
 
 # %% [markdown]
-# Equal, to the microsecond. The picture is that of 16 ranks. With 1,024 ranks one sum takes 51 seconds.
+# The simulation and the formula agree to the microsecond. The picture shows 16 ranks. With 1,024 ranks
+# one sum takes 51 seconds.
 #
 # ## Tags
 #
-# Two messages from the same sender to the same receiver: which is which? By default the first sent
-# is the first received. A **tag**, a number given on both sides, tells them apart. Below, rank 0
-# sends a 1 with tag 10, then a 2 with tag 20. (It uses `isend`: a blocking `send` of tag 10 would
-# wait for a receive that only comes second.) Rank 1 receives into `a` first: once with tag 20, once
-# with tag 30, which nobody sends. What is in `a`, and what happens with tag 30?
+# The same sender sends two messages to the same receiver. How does the receiver distinguish them? By
+# default, it receives messages in the order in which they were sent. With a **tag** it can choose
+# another order. A tag is a number that the sender gives to a message and the receiver asks for.
+#
+# Below, rank 0 sends a 1 with tag 10, then a 2 with tag 20. (Rank 0 uses `isend`. A blocking `send`
+# would wait until rank 1 receives the message with tag 10, but rank 1 first wants the one with tag 20.)
+# We run the program twice. In both runs rank 1 first receives into `a`. In the first run it asks for tag
+# 20. In the second run it asks for tag 30, which rank 0 never sends. What is in `a` after the first run?
+# What happens in the second run?
 
 # %%
 guess = None  # the number in a, with tag 20?
@@ -433,16 +448,16 @@ for first_tag in (20, 30):
         print(error)
 
 # %% [markdown]
-# A receive takes the first message whose **source and tag** both fit, and lets others lie. A tag
-# that nobody sends is waited for without end. `simlib` sees that it can never come, and says so;
-# elsewhere the program stands still.
+# A receive takes the first message whose **source and tag** both match, and leaves the other messages.
+# If nobody sends a message with its tag, a receive waits for ever. `simlib` sees that such a message can
+# never come, and reports this. Other libraries do not report it, so the program hangs.
 #
 # ## How long does a message take?
 #
-# Measure it. Two ranks play *ping-pong*: a tensor goes over and comes back, and half of the round
-# trip is the time of one message. We take the best of 100 trips, because whatever else the machine
-# does can only make a trip longer. A message of 4 MB has a million times as many bytes as one of 4
-# bytes. How many times longer does it take?
+# We measure this time. Two ranks play *ping-pong*: rank 0 sends a tensor, and rank 1 sends it back. Half
+# of this round trip is the time of one message. We take the best of 100 trips, because other work of the
+# machine can only make a trip longer. A message of 4 MB has a million times as many bytes as a message
+# of 4 bytes. How many times as long does it take?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # how many times slower are 4 MB than 4 bytes?
@@ -472,15 +487,16 @@ print(f"4 MB takes {times_s[10] / times_s[0]:,.0f} times as long as 4 bytes")
 simlib.guess(guess, times_s[10] / times_s[0], within=0.5)
 
 # %% [markdown]
-# Not nearly a million. A thousand small messages cost far more than one large message with the same
-# bytes. Two numbers explain most of the table:
+# It takes far less than a million times as long. So a thousand small messages take much longer than one
+# large message with as many bytes. Two numbers explain most of the table:
 #
 # $$T(\text{nbytes}) = \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}}$$
 #
-# The **latency** is paid for every message, however small. The **bandwidth** is how many bytes per
-# second then flow. The next cell finds the two numbers whose line passes nearest to the measured
-# points (least squares). A point counts by its *relative* distance from the line, the weight 1/T:
-# otherwise the largest message, with the longest time, would decide alone.
+# The **latency** is the time that every message takes, however small it is. Then the bytes arrive. The
+# **bandwidth** is the number of bytes that arrive per second. The two numbers define a line. The next
+# cell finds the line that is nearest to the measured points (least squares). It gives each point the
+# weight 1/T, so the *relative* distance from the line counts. Without these weights, the largest
+# message, with the longest time, would determine the line alone.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -497,16 +513,18 @@ points = list(zip(sizes, times_s, strict=True))
 labs.draw_ping_pong(points, latency_s, bandwidth_Bps)
 
 # %% [markdown]
-# On the left the line is flat: only latency counts, and bytes are free. On the right it rises in
-# proportion: only bandwidth counts. The two dotted lines cross at $n_{1/2}$ = latency x bandwidth
-# bytes, where both cost the same. It is the most useful number of a network: **messages smaller than
-# this waste time, and should be put together.** (Both ranks are on one machine, so you have measured
-# memory and the operating system, not a network. And the recorder of `simlib` adds some microseconds
-# to each call.)
+# On the left the line is flat: only latency counts, and extra bytes take almost no time. On the right
+# the time grows in proportion to the size: only bandwidth counts. One dotted line shows the latency
+# alone, and the other shows the time of the bytes alone. They cross at the size $n_{1/2}$ = latency x
+# bandwidth. A message of this size needs half of its time for latency and half for its bytes. $n_{1/2}$
+# is the most useful number of a network: **smaller messages waste time, so combine them.** (Both ranks
+# are on one machine, so you have measured memory and the operating system, not a network. `simlib` also
+# records each call, which adds some microseconds.)
 #
-# **A lab:** the same picture with sliders, for the mouse or the arrow keys. Can you bring the line
-# nearer to the points than the fit did? Which points belong to the latency, which to the bandwidth?
-# Then move the size: how much of the bandwidth does a message of 4 kB use, and one of $n_{1/2}$?
+# **A lab:** below is the same picture with sliders. Move them with the mouse or the arrow keys. Can you
+# bring the line nearer to the points than the fit did? Which points depend on the latency, and which on
+# the bandwidth? Then move the size. How much of the bandwidth does a message of 4 kB use? And how much
+# does a message of $n_{1/2}$ use?
 
 # %% tags=["nbval-ignore-output"]
 labs.ping_pong_lab(points, latency_s, bandwidth_Bps)
@@ -514,12 +532,12 @@ labs.ping_pong_lab(points, latency_s, bandwidth_Bps)
 # %% [markdown]
 # ## The same ping-pong on other networks
 #
-# `ping_pong` measures itself, with `time.perf_counter`. Inside `simulate` that function reads the
-# rank's virtual clock. So the unchanged program can measure a network that you do not have. Take
-# two: Ethernet of 1 Gbit/s with a latency of 50 us, and InfiniBand, a network of supercomputers,
-# with 200 Gbit/s and 2 us. We give these numbers to the simulation; the program knows nothing of
-# them. Which will the fit find, and how far from its line will the points lie? And which of the two
-# has the larger $n_{1/2}$: whose messages have to be larger to make good use of it?
+# `ping_pong` measures itself, with `time.perf_counter`. Inside `simulate`, `perf_counter` reads the
+# rank's virtual clock. So the unchanged program can measure a network that you do not have. We take two
+# networks. Ethernet has 1 Gbit/s and a latency of 50 us. InfiniBand, a network of supercomputers, has
+# 200 Gbit/s and a latency of 2 us. We give these numbers to the simulation, not to the program. Which
+# numbers will the fit find? How far from its line will the points be? And which of the two networks has
+# the larger $n_{1/2}$? It needs the larger messages to use its bandwidth well.
 
 # %%
 guess = None  # whose n_1/2 is larger: "ethernet_1g" or "infiniband_hdr"?
@@ -536,16 +554,16 @@ for name in ("ethernet_1g", "infiniband_hdr"):
 simlib.guess(guess, max(half_nbytes, key=half_nbytes.get), of=list(half_nbytes))
 
 # %% [markdown]
-# What was put in comes out, without any error. So the fit can be trusted: it finds the two numbers
-# where they are known. And the modelled network *is* the formula: a message pays the latency once,
-# then its bytes flow at the bandwidth. The points of your own machine lay off the line, because a
-# real machine is more than two numbers.
+# The fit finds exactly the numbers that we gave to the simulation. So you can trust the fit. No point is
+# off the line, because the modelled network calculates each time with our formula. The points of your
+# own machine were off the line, because two numbers do not describe a real machine completely.
 #
-# Now compare latency x bandwidth. InfiniBand is better in both numbers, and yet its messages have
-# to be *larger* (50,000 bytes) than those of the slow Ethernet (6,250).
+# Now compare latency x bandwidth. InfiniBand is better in both numbers. But its $n_{1/2}$ is *larger*:
+# 50,000 bytes, and only 6,250 bytes on the slow Ethernet.
 #
-# **Now you write it.** On a third network two *round trips* were measured, of 20,000 bytes and of
-# 2,000,000. Two points are enough for a line: which latency and bandwidth has it?
+# **Now you write it.** On a third network we measured two *round trips*. `small_trip_s` is the time with
+# a message of `small` = 20,000 bytes, and `large_trip_s` is the time with `large` = 2,000,000 bytes. Two
+# points define a line. What are the latency and the bandwidth?
 
 
 # %%
@@ -572,17 +590,20 @@ else:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `byte_s = (large_trip_s - small_trip_s) / 2 / (large - small)`, and
-# `return small_trip_s / 2 - small * byte_s, 1 / byte_s`: 30 us, 1.25 GB/s. The small trip halved is 46 us:
-# no latency, for 20,000 bytes take 16 of them.
+# `byte_s = (large_trip_s - small_trip_s) / 2 / (large - small)` is the time of one byte. Then
+#
+# `return small_trip_s / 2 - small * byte_s, 1 / byte_s`.
+#
+# The latency is 30 us, and the bandwidth is 1.25 GB/s. Half of the small trip is 46 us. That is not the
+# latency, because 20,000 bytes take 16 us of it.
 #
 # </details>
 #
-# Now at real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
-# numbers (torchvision's count), in float32. Take Ethernet with 50 us of latency, for all three. How
-# long does one message with the whole gradient take? And if each parameter tensor is sent on its
-# own? ResNet-50 has 161: 53 convolutions with one tensor each, 53 batch norms with two, one linear
-# layer with two.
+# Now take a real size. The gradient of ResNet-50, a network that classifies images, has 25,557,032
+# numbers (torchvision's count), in float32. Take Ethernet of 1, 10 and 100 Gbit/s, each with 50 us of
+# latency. How long does one message with the whole gradient take? And how long does it take to send each
+# parameter tensor in its own message? ResNet-50 has 161 parameter tensors: one in each of 53
+# convolutions, two in each of 53 batch norms, and two in the linear layer.
 
 # %%
 in_one, in_many = None, None  # ms on 100 Gbit/s: in one message, in 161?
@@ -596,18 +617,18 @@ simlib.guess(in_one, one_s * 1e3, within=0.05)
 simlib.guess(in_many, many_s * 1e3, within=0.05)
 
 # %% [markdown]
-# On the slow network the 160 extra latencies hardly matter. On the fast one they nearly double the
-# time. The faster the network, the more it pays to send few, large messages.
+# On the slowest network the 160 extra latencies hardly matter. On the fastest network they nearly double
+# the time. The faster the network, the more it helps to send few, large messages.
 #
 # ## What if the network were slow?
 #
-# You have a program that runs on this machine. How fast would it be on another network? `simulate`
-# does not know how long your computing takes. `run.replay(cluster)` does: it takes a recorded run
-# of real processes, keeps what each rank did between its messages as long as it was, and times only
-# the messages anew. Nothing is executed again.
+# How fast would your program be on another network? `simulate` does not know how long your computation
+# takes. But a recorded run of real processes contains this time. `run.replay(cluster)` keeps the time
+# that each rank spent between its messages. It only recalculates the times of the messages, and it does
+# not execute the program again.
 #
-# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How
-# long will the three rounds take there?
+# Below, two ranks work for 50 ms and swap 4 MB, three times. On 1 Gbit/s a byte takes 8 ns. How long
+# will the three rounds take there?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # milliseconds on 1 Gbit/s?
@@ -632,17 +653,18 @@ simlib.guess(guess, replayed.time_s * 1e3, within=0.1)
 replayed
 
 # %% [markdown]
-# Each round costs the work and one transfer: 50 + 32 ms on 1 Gbit/s, so 246 ms in all, and a little
-# more: making the tensors is kept too, and a real sleep lasts longer than it was asked to. (The two directions of a
-# link do not disturb each other.) On the two faster networks the work is nearly everything, so they
-# hardly differ: do a replay before you pay for a better network. The picture is that of 1 Gbit/s;
-# more than a third of both lanes is pale: nobody waits for anybody, the link is slow.
+# On 1 Gbit/s each round takes 50 ms of work and 32 ms of transfer, so three rounds take 246 ms. The
+# replay shows a little more. It also keeps the time to create the tensors, and a real sleep takes longer
+# than requested. (The two directions of a link do not slow each other down.) On the two faster networks
+# nearly all of the time is work, so their times hardly differ. Do a replay before you pay for a better
+# network. The picture shows the run on 1 Gbit/s. More than a third of both lanes is pale: no rank waits
+# for another, but the link is slow.
 #
 # ## Break it: a third rank
 #
-# Back to the first program, that of `ptdist.py`. It says `if rank == 0 ... else ...`, and works on
-# two ranks. Now run it on three. Every call in it is legal. Which rank is in trouble, and in which
-# line? It is meant to fail: go on with the next cell.
+# The first program, `ptdist.py`, says `if rank == 0 ... else ...`, and works on two ranks. Now run it on
+# three. Every call in it is legal. Which rank has a problem, and in which line? (The cell is meant to
+# fail.)
 
 # %% tags=["raises-exception"]
 guess = None  # which rank, and in which line?
@@ -650,15 +672,15 @@ guess = None  # which rank, and in which line?
 simlib.run(main, world_size=3)
 
 # %% [markdown]
-# Rank 2 runs the `else` branch too, and waits for a message from rank 0. But rank 0 has sent its
-# only message to rank 1, and has finished. The arrow in the picture says who waits for whom. With
-# four ranks, two would wait, with 64 ranks 62: `else` means *every* other rank. `simlib` tells this
-# at once, because the message *cannot* come any more. With plain Gloo rank 2 stands still as long
-# as the process of rank 0 lives, and you pay for it; then it fails with "Connection closed by
-# peer".
+# Rank 2 runs the `else` branch too, and waits for a message from rank 0. But rank 0 has sent its only
+# message to rank 1, and has finished. In the picture, the arrow points from the waiting rank to the rank
+# for which it waits. `else` means *every* other rank, so with four ranks two would wait, and with 64
+# ranks 62 would wait. `simlib` reports this at once, because the message *cannot* come any more. With
+# plain Gloo, rank 2 hangs as long as the process of rank 0 lives, and you pay for that time. Then rank 2
+# fails with "Connection closed by peer".
 #
-# The mend depends on what was meant. Here: every rank shall have the numbers, in a world of any size,
-# even of one. **Now you write it.**
+# The fix depends on what the program should do. Here every rank should get the numbers, for every world
+# size, even for one rank. **Now you write it.**
 
 
 # %%
@@ -684,29 +706,30 @@ for world_size in (1, 2, 3, 5):
 #
 # </details>
 #
-# Rank 0 sends all n - 1 messages, one after the other, so this takes (n - 1) x (latency + nbytes /
-# bandwidth). This job is called *broadcast*. Lesson 04 has a call for it, and its exercise a faster
-# way to do it.
+# Rank 0 sends n - 1 messages, one after the other, so with n ranks this takes (n - 1) x (latency +
+# nbytes / bandwidth). This job is called *broadcast*. Lesson 04 has a call for it, and the exercise of
+# lesson 04 has a faster way.
 #
 # ## Your turn
 #
-# [Exercises 02](../exercises/02_send_and_recv.ipynb): a running total along the ranks, a shift
-# around the ring, and tensors whose lengths only their owners know.
+# [Exercises 02](../exercises/02_send_and_recv.ipynb): a running total along the ranks, a shift around
+# the ring, and tensors whose lengths only their owners know.
 #
 # ## Exit ticket
 #
 # 1. `send` has returned. What may you do now, and what do you not know?
-# 2. A network has 100 us latency and 1 GB/s. From which size on is a message worth its latency?
-# 3. What does `time.perf_counter()` tell a rank under `run`, and what under `simulate`?
+# 2. A network has 100 us of latency and a bandwidth of 1 GB/s. At which size does a message need half of
+#    its time for latency?
+# 3. What does `time.perf_counter()` return on a rank under `run`, and what under `simulate`?
 #
 # <details><summary>Answers</summary>
 #
-# 1. You may change the tensor. You do not know whether the other side has it: with an eager send it
-#    may not even have asked.
-# 2. At 100e-6 s x 1e9 bytes/s = 100,000 bytes latency and transfer cost the same; above that the bytes
-#    dominate.
-# 3. Seconds of this machine; seconds of the rank's virtual clock, which belongs to the modelled
-#    network.
+# 1. You may change the tensor. You do not know whether the other side has the message. With an eager
+#    send, the other side may not even have called `recv`.
+# 2. At a size of 100e-6 s x 1e9 bytes/s = 100,000 bytes. Larger messages need most of their time for
+#    their bytes.
+# 3. Under `run` it returns seconds of this machine. Under `simulate` it returns seconds of the rank's
+#    virtual clock, which belongs to the modelled network.
 #
 # </details>
 #

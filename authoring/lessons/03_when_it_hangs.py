@@ -1,18 +1,19 @@
 # %% [markdown]
 # # 03 When it hangs
 #
-# A wrong distributed program seldom fails with an error. It stands still, and says nothing for half
-# an hour. Or it goes on, with numbers that are wrong on some ranks, and says nothing at all. In
-# this lesson (80 minutes) you will meet six sorts of such programs:
+# A wrong distributed program seldom fails with an error. Often it hangs, and prints nothing for half an
+# hour. Or it continues with wrong numbers on some ranks, and prints nothing at all. In this lesson (80
+# minutes) you will see six kinds of such programs:
 #
 # 1. both ranks receive first,
-# 2. both ranks send first (and why this may pass elsewhere),
+# 2. both ranks send first (and why this may work elsewhere),
 # 3. a rank is missing from a collective,
 # 4. the order of two collectives is swapped,
 # 5. shape, dtype or operation differ,
-# 6. a race: a buffer is used before `wait`, or the order of arrival decides.
+# 6. a race: a buffer is used before `wait`, or the result depends on the order of arrival.
 #
-# At the end stands what no tool will tell you.
+# The last part shows mistakes that no tool reports. Many cells of this lesson are meant to fail. Go on
+# with the next cell, as Run All does.
 
 # %%
 import torch
@@ -23,8 +24,8 @@ import simlib
 # %% [markdown]
 # ## 1. Both receive first
 #
-# Two ranks swap a number. Each receives the other's, then sends its own. Every line of it is legal,
-# and each rank does the same. What does rank 0 hold in the end? (If the cell fails, it is meant to; Run All goes on.)
+# Two ranks swap a number. Each rank receives the other's number, then sends its own. Every line is legal,
+# and both ranks run the same lines. Which number does rank 0 have in the end?
 
 # %% tags=["raises-exception"]
 guess = None  # the number on rank 0?
@@ -41,24 +42,25 @@ def receive_first(rank, world_size):
 simlib.run(receive_first, world_size=2)
 
 # %% [markdown]
-# Nothing, for ever. Rank 0 waits for a message that rank 1 would send in its next line, if only it
-# got there. Rank 1 waits for rank 0 in the same way. This is a **deadlock**.
+# Rank 0 never gets a number. It waits for a message that rank 1 would send in its next line, but rank 1
+# never reaches that line. Rank 1 waits for rank 0 in the same way. This is a **deadlock**.
 #
-# Look at the picture first. A circle is a rank, and an arrow from rank 0 to rank 1 says that rank 0
-# *waits for* rank 1. Beside each circle stand the call it waits in and the line. If the arrows form
-# a **ring**, nobody in it can be the first to go on. Below the picture is the same as text: one
-# sentence, one line per rank, and a hint.
+# In the picture, a circle is a rank, and an arrow from rank 0 to rank 1 means that rank 0 *waits for*
+# rank 1. Next to each circle you see the call in which the rank waits, and the number of its line. If
+# the arrows form a **ring**, no rank in the ring can continue. Below the picture, the **verdict** says
+# the same in words: one sentence, one line per rank, and a hint.
 #
-# This verdict came at once; it is not guessed from silence. A rank that computes may still send
-# something, so `simlib` lets it. A rank that waits is **stuck** if what it needs can only come from
-# ranks that are stuck as well, or have finished. So a slow rank is never taken for a deadlock.
+# `simlib` gives this verdict at once. It does not wait for a long silence and then guess. A rank that
+# computes may still send something, so `simlib` lets it continue. A waiting rank is **stuck** if all
+# ranks that could help it are stuck too, or have finished. So `simlib` never takes a slow rank for a
+# deadlock.
 #
-# Other tools have only a time limit, which cannot know whether the message would have come a
-# moment later. So it has to be long: PyTorch's own for Gloo is 30 minutes. A job on 512 GPUs that hangs
-# until then costs 512 x 0.5 h = 256 GPU hours. Then the log says "timeout", often on a rank that had done
-# nothing wrong.
+# Other tools only have a time limit. When the limit ends, nobody knows whether the message would have
+# come a moment later. So the limit has to be long: PyTorch's default for Gloo is 30 minutes. If a job on
+# 512 GPUs hangs for 30 minutes, that costs 512 x 0.5 h = 256 GPU hours. Then the log says "timeout",
+# often for a rank that made no mistake.
 #
-# The mend: the two ranks must not do the same. One of them sends first. **Now you write it.**
+# The fix: the two ranks must not both receive first. One of them sends first. **Now you write it.**
 
 
 # %%
@@ -90,9 +92,8 @@ print(results, "right" if results == [10.0, 0.0] else "is not yet swapped")
 #
 # ## 2. Both send first
 #
-# So the cure is to send first? Below, four ranks stand in a ring. Each sends 1,000 numbers to the
-# right, then receives from the left. Nobody waits for a message before sending one. (If the cell fails,
-# it is meant to: go on with the next one.)
+# Is it enough to send first? Below, four ranks form a ring. Each sends 1,000 numbers to the right, then
+# receives from the left. No rank waits for a message before it sends one.
 
 # %% tags=["raises-exception"]
 guess = None  # does it pass? If not, who waits for whom?
@@ -108,19 +109,19 @@ def send_first(rank, world_size, length=1000):
 simlib.run(send_first, world_size=4)
 
 # %% [markdown]
-# A ring of four arrows. Gloo's `send` returns when the receiver has taken the message (lesson 02),
-# and no receiver is there: all are still sending. This is the **rendezvous** rule: the two sides
-# have to meet.
+# The picture shows a ring of four arrows. Gloo follows the **rendezvous** rule: the two sides of a
+# message have to meet. So `send` returns only when the receiver has taken the message (lesson 02). But no
+# rank receives yet, because all are still sending.
 #
-# With another library, MPI for one, the same program may run to its end. Many send small messages
-# **eagerly**: the message is copied away, and `send` returns at once. Only above a limit, commonly
-# between some kB and some tens of kB, do they use rendezvous.
+# With another library, such as MPI, the same program may finish. Many libraries send small messages
+# **eagerly**: the library copies the message, and `send` returns at once. It uses rendezvous only for
+# messages above a limit. The limit is usually between a few kB and a few tens of kB.
 #
-# `simlib.simulate` runs the same function on a modelled cluster (lesson 00), and lets you choose
-# the rule. `sends="eager"` copies every message; `eager_limit_bytes=1024` only those of at most
-# 1,024 bytes. Below, four rules meet messages of 10, 1,000 and 100,000 numbers, 4 bytes each.
-# (`check=False` spares you a picture for each hang. No time limit is needed: when no simulated rank
-# can go on, that is certain at once.)
+# `simlib.simulate` runs the same function on a modelled cluster (lesson 00), and lets you choose the
+# rule. `sends="eager"` copies every message. `eager_limit_bytes=1024` copies only messages of at most
+# 1,024 bytes. Below, we try four rules with messages of 10, 1,000 and 100,000 numbers of 4 bytes each.
+# (`check=False` avoids a picture for each hang. We need no time limit: if no simulated rank can continue,
+# `simulate` knows this at once.)
 
 # %%
 guess = None  # how many of twelve pass?
@@ -145,13 +146,13 @@ for name, rule in rules.items():
 simlib.guess(guess, passing)
 
 # %% [markdown]
-# One program, four rules, four answers. Read the second row: with 10 numbers in the tests the
-# program passes, and with 1,000 in production it hangs. MPI's standard calls such a program
-# **unsafe**: it is right only where somebody else happens to keep a copy. The first row is the
-# strictest rule, and the default of `simulate`, so that the trap shows.
+# The same program gave a different row for each rule. Look at the second row. If your tests send 10
+# numbers, they pass. If the program then sends 1,000 numbers in production, it hangs. MPI's standard
+# calls such a program **unsafe**: it is right only if the library happens to copy the message. The first
+# row is the strictest rule. `simulate` uses it by default, to make the mistake visible.
 #
-# The mend works for every size of message. `isend` has the message under way while the rank
-# receives, and `wait` comes after that.
+# The next fix works for every message size. Each rank starts its message with `isend`, then receives, and
+# calls `wait` at the end.
 
 
 # %%
@@ -166,9 +167,10 @@ def shift(rank, world_size, length=1000):
 print(simlib.run(shift, world_size=4).results)
 
 # %% [markdown]
-# Another mend: the even ranks send first, the odd ones receive first. So of two neighbours just one
-# sends first. But in a ring of 5, the neighbours 4 and 0 are both even. Does it hang? Simulated, a
-# message of 1 MB takes T = 0.83 ms. How many T does a ring of 4 take, how many one of 5?
+# There is another fix: the even ranks send first, and the odd ranks receive first. So only one of two
+# neighbours sends first. But in a ring of 5, the neighbours 4 and 0 are both even. Does this ring hang?
+# In the simulation, a message of 1 MB takes T = 0.83 ms. How many T does a ring of 4 take? How many T
+# does a ring of 5 take?
 
 # %%
 guess = None  # how many T in a ring of 5? (0: it hangs)
@@ -193,15 +195,15 @@ for world_size in (2, 3, 4, 5, 6, 7):
 simlib.guess(guess, in_T[5])
 
 # %% [markdown]
-# It does not hang, it is late. Rank 4 waits in its send until rank 0 has sent: one more T, 3 in the
-# place of 2, in every odd ring. One rank that goes the other way round breaks a ring of waiting.
-# The `isend` needs one T, in all rings.
+# The ring of 5 does not hang, but it takes longer. Rank 4 waits in its `send` until rank 0 has finished
+# its own. So a ring with an odd number of ranks takes 3 T, and a ring with an even number takes 2 T. If
+# only one rank receives first, this is enough to break a ring of waiting ranks. With `isend` every ring
+# takes one T.
 #
 # ## 3. A missing rank
 #
-# Only rank 0 writes the log, so somebody put the line that adds up the losses inside the `if` too.
-# Which rank is in trouble, the one that makes the call or the one that does not? It is meant to fail:
-# go on with the next cell.
+# Only rank 0 writes the log, so somebody also put the line that adds up the losses inside the `if`. Which
+# rank will hang: the rank that makes the call, or the rank that does not?
 
 # %% tags=["raises-exception"]
 guess = None  # which rank: 0 or 1?
@@ -217,16 +219,17 @@ def log_on_rank_0(rank, world_size):
 simlib.run(log_on_rank_0, world_size=2)
 
 # %% [markdown]
-# The one that made the call. Here the arrow does not close a ring. It leads to a rank with a grey rim,
-# which has finished and will never come. Ranks that wait for ever are of these two sorts: **a ring, or an
-# arrow to somebody who has left.** (A rank that asks for ever is a third; section 6.)
+# Rank 0, which made the call, waits for ever. Here the arrow does not close a ring. It leads to a rank
+# with a grey rim. This rank has finished and will never make the call. If ranks wait for ever, the
+# picture shows one of two things: **a ring, or an arrow to a rank that has finished.** (Section 6 shows a
+# third case: a rank that asks again and again, without an end.)
 #
-# The verdict shows the line where rank 0 waits. It cannot show the line where rank 1 should have
-# made the call, because rank 1 never came to one. Look for an `if` around the call, a loop that is
-# shorter on some rank (uneven data!), a `return`, `break` or `continue` before it, or an exception
-# that somebody swallowed.
+# The verdict shows the line where rank 0 waits. It cannot show where rank 1 should have made the call,
+# because rank 1 never made it. Look for an `if` around the call, or for a loop that is shorter on one
+# rank, for example because that rank has less data. Also look for a `return`, `break` or `continue`
+# before the call, and for an exception that was caught and ignored.
 #
-# The mend: everybody computes, one rank prints. **Now you write it**, two lines.
+# The fix: all ranks add up the losses, and only one rank prints. **Now you write it**, in two lines.
 
 
 # %%
@@ -244,16 +247,17 @@ print("right" if run.results == [2.0] * 4 and lines == 1 else "not yet everybody
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `dist.all_reduce(loss)`, for all, and `if rank == 0: print(...)` after it.
+# All ranks call `dist.all_reduce(loss)`. The line after it is `if rank == 0: print(...)`.
 #
 # </details>
 #
 # ### A call skipped in the middle
 #
-# How does a library know which collectives belong together? They carry no names. It counts: the
-# first of each rank of a group meets the first of all others, the second the second. Below, each rank
-# has three batches, and a batch that is not a number (nan) is left out. Rank 1's second is. What do
-# the ranks add up, and where do they hang? It is meant to fail: go on with the next cell.
+# How does a library know which collectives belong together? The calls have no names, so the library
+# counts them. It matches the first call of each rank in the group with the first calls of all others.
+# Then it matches the second calls, and so on. Below, each rank has three batches, and skips a batch that
+# is not a number (nan). Rank 1's second batch is nan. Which sums do the ranks get, and in which call does
+# the program hang?
 
 # %% tags=["raises-exception"]
 guess = None  # which sums, and where does it hang?
@@ -271,15 +275,16 @@ def leave_out_nan(rank, world_size):
 simlib.simulate(leave_out_nan, world_size=2)
 
 # %% [markdown]
-# 32 is 2 + 30: rank 1's *second* call, with its third batch, met rank 0's second. This sum is wrong, and
-# nobody says so. Only at the end one call is too many, and the verdict names that one: **a skipped call
-# shows where the calls run out, not where it was skipped.** So compare the values before it. The
-# mend: a rank with nothing to bring makes the call all the same, and brings a 0.
+# Rank 1 brought its third batch in its *second* call. The library matched this call with rank 0's second
+# call, so the sum 32 is 2 + 30. This sum is wrong, and nothing reports it. The hang comes later, when
+# rank 0 makes one call more than rank 1. The verdict names that last call. **You see a skipped call where
+# the calls run out, not where it was skipped.** So also check the values before the hang. The fix: a rank
+# that skips a batch still makes the call, and brings a 0.
 #
 # ## 4. A swapped order
 #
-# Calls are matched by count. Below, rank 1 makes the same two calls in the other order. What happens?
-# (If the cell fails, it is meant to: go on with the next one.)
+# The library matches calls by counting. Below, rank 1 makes the same two calls in the other order.
+# (`broadcast` copies the tensor of rank `src` to all ranks; see lesson 04.) What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # a hang, an error, or wrong numbers?
@@ -298,14 +303,14 @@ def swapped(rank, world_size):
 simlib.run(swapped, world_size=2)
 
 # %% [markdown]
-# A **mismatch**: calls that meet and disagree, here on which collective it is. The verdict begins
-# with who differs from whom. (`broadcast` gives all ranks what rank `src` has; lesson 04.) Plain Gloo hangs in this program. With other pairs of
-# collectives it exchanges bytes that do not belong together.
+# Matched calls that disagree are a **mismatch**. Here they are different collectives. The first sentence
+# of the verdict names the two ranks and their calls. Without `simlib`, plain Gloo hangs in this program.
+# With other pairs of collectives, Gloo exchanges bytes that do not belong together.
 #
-# Now the same mistake in a dangerous form. Both calls are `all_reduce`, and both tensors have two
-# numbers. Rank 2 takes them in another order, because its dictionary was filled in another order.
-# Each rank brings a weight gradient of 1 and a bias gradient of 100. Right would be 3 and 300
-# everywhere.
+# The next cell contains the same mistake in a more dangerous form. Both calls are `all_reduce`, and both
+# tensors have two numbers. Rank 2 adds up the bias first and the weight second. (In a real program, this
+# happens if a dictionary was filled in another order.) On each rank the weight gradients are 1 and the
+# bias gradients are 100. The right sums are 3 and 300 on every rank.
 
 # %%
 guess = None  # rank 2's bias? And what does simlib say?
@@ -325,14 +330,14 @@ for rank, result in enumerate(run.results):
 simlib.guess(guess, run.results[2]["bias"])
 
 # %% [markdown]
-# Nothing was said, and every number is wrong. Rank 2's bias has met the others' weights: 1 + 1 +
-# 100 = 102. And nobody *can* say anything: the calls that met are alike in size, dtype and operation;
-# that you meant different things is in your head only. **No checker finds this one.** Had weight and
-# bias different sizes, it would have been a mismatch.
+# Nothing was reported, and every number is wrong. The sum 1 + 1 + 100 = 102 adds rank 2's bias to the
+# others' weights. No tool *can* report this: the matched calls have the same size, dtype and operation,
+# and only you know that they mean different things. **No checker finds this mistake.** If weight and bias
+# had different sizes, `simlib` would report a mismatch.
 #
-# The mend: an order that depends on nothing but the names, the same on every rank. And where it
-# matters, the ranks compare the names once, before they trust the numbers. (`all_gather_object` gives every
-# rank the list of what all brought; lesson 04.)
+# The fix: use an order that depends only on the names, because it is the same on every rank. The next
+# cell sorts the names, and the ranks also compare them once. (`all_gather_object` gives every rank a list
+# with one Python object from each rank.)
 
 
 # %%
@@ -352,9 +357,10 @@ print(simlib.run(average_in_order, world_size=3, args=(orders,)).results)
 # %% [markdown]
 # ## 5. Shape, dtype, operation
 #
-# Three ways to disagree within one call. Rank 0 brings four ones as float32, and SUM. Rank 1 brings
-# twos: six of them the first time, then four as int32, then four as float32 with MAX. What does
-# `simlib` say? And which of the three would do the most harm, if nobody said anything?
+# Ranks can disagree within one call in three ways. Rank 0 always brings four ones as float32, and uses
+# SUM. Rank 1 brings twos. In the first run it brings six numbers instead of four. In the second run its
+# numbers are int32. In the third run it uses MAX. What does `simlib` report? Which of the three would do
+# the most harm if nothing reported it?
 
 # %%
 guess = None  # in how many of the three does simlib raise an error?
@@ -382,9 +388,10 @@ for on in ("shape", "dtype", "op"):
 simlib.guess(guess, raised)
 
 # %% [markdown]
-# Each verdict says who differs from whom, and then lists what every rank brought. The calls were
-# held back before a byte had moved. Now without that (`check=False`, and an end after one second of
-# silence): the same three programs, and only Gloo to say something.
+# Each verdict says which ranks differ. Then it lists the tensor and the operation of every rank. `simlib`
+# stopped the calls before any byte moved. Now run the same three programs with `check=False`, which turns
+# this check off. (`timeout_s=1` ends a run after one second without progress.) Now only Gloo itself can
+# report something.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # three outcomes
@@ -397,29 +404,31 @@ for on in ("shape", "dtype", "op"):
         print(f"{on}: {type(error).__name__}:", str(error).splitlines()[0])
 
 # %% [markdown]
-# A crash is the kindest of these. With the wrong dtype, 1065353216 is the bit pattern of the float 1.0,
-# read as an integer. One half was added as integers (its last digit is 8, for the two), the other as
-# floats, where the two is lost. With two operations each rank worked on one half in its own
-# way: half a sum, half a maximum. It looks plausible, and both ranks even agree on it.
+# A crash does the least harm, because you notice it. In the run with two dtypes, rank 1 reads the bits of
+# the float 1.0 as the integer 1065353216. The library added one half of the tensor as integers, so rank
+# 1's two changed the last digit to 8. It added the other half as floats. Read as a float, the integer 2
+# is almost 0, so the two is lost. In the run with two operations each rank computed one half of the
+# result in its own way. One half is a sum, and the other half is a maximum. The result looks plausible,
+# and both ranks even have the same numbers.
 #
-# (Your run may differ in the first line: what Gloo does with shapes that differ is chance.) What
-# plain Gloo does with wrong programs, measured with torch 2.13 on CPUs:
+# (Your first line may differ, because chance decides what Gloo does with different shapes.) We ran more
+# wrong programs on plain Gloo, with torch 2.13 on CPUs. The table shows what happened:
 #
 # | program | plain Gloo |
 # |---|---|
-# | both receive first, a wrong tag, another root | hangs, up to its limit of 30 minutes |
+# | both receive first, a wrong tag, another root (`src` or `dst` of a collective) | hangs, up to its limit of 30 minutes |
 # | both send first, even 4 bytes | hangs |
 # | a rank is missing | hangs, or "connection reset" when that rank ends |
-# | shapes differ | a rank aborts, or hangs, or **wrong sums without a word** |
-# | dtypes or operations differ, two all_reduces swapped | **wrong numbers without a word** |
-# | the holder of a receive is too large | **its rest stays as it was, without a word** |
+# | shapes differ | a rank aborts, or hangs, or **silently wrong sums** |
+# | dtypes or operations differ, two all_reduces swapped | **silently wrong numbers** |
+# | the tensor of a `recv` is larger than the message | **the rest of the tensor silently keeps its old numbers** |
 #
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL`, PyTorch's own check, finds shapes and dtypes of collectives. It
-# looks at no send and no receive, and names no line.
+# The environment variable `TORCH_DISTRIBUTED_DEBUG=DETAIL` turns on PyTorch's own check. It finds wrong
+# shapes and dtypes of collectives. But it does not check `send` and `recv`, and it names no line.
 #
-# The mend of a dtype or an operation is to write it down once, for all ranks. For shapes the ranks
-# have to agree first, on the largest length; then each fills up with zeros, the neutral element of a
-# sum. **Now you write it**, one line: how does `longest` become the largest of all ranks?
+# The fix for a dtype or an operation: write it once in the program, for all ranks. If shapes differ, the
+# ranks first have to agree on the largest length. Then each rank fills its tensor up with zeros, which do
+# not change a sum. **Now you write it**: which line makes `longest` the largest length of all ranks?
 
 
 # %%
@@ -451,10 +460,10 @@ except simlib.SimlibError as error:
 #
 # ## 6. The buffer of a request
 #
-# The last sort neither hangs nor disagrees. Rank 0 has a message of ones under way with `isend`,
-# and meanwhile it prepares the next one in the same tensor. (The barrier is there so that rank 1
-# certainly receives after that line.) What arrives at rank 1: ones, or 101s? We ask real ranks, and
-# simulated ones.
+# The last kind of program does not hang, and its calls match. Rank 0 sends ones with `isend`. Before it
+# calls `wait`, it prepares the next message in the same tensor: it adds 100. Then both ranks meet in a
+# **barrier**: no rank leaves `dist.barrier()` before the other has come. So rank 1 receives after rank 0
+# has added 100. What arrives at rank 1: ones, or 101s? We run the program on real and on simulated ranks.
 
 # %%
 guesses = {"run": None, "simulate": None}  # 1 or 101?
@@ -479,16 +488,16 @@ for engine in (simlib.run, simlib.simulate):
     simlib.guess(guesses[engine.__name__], run.results[1][0], of=(1, 101))
 
 # %% [markdown]
-# Both are possible. Gloo's `isend` takes no copy: it reads your tensor when the receiver comes. The
-# simulated one reads it at the call, as an eager library would. Two activities touch the same memory,
-# and their order is not fixed: that is a **race**.
+# Both are possible. Gloo's `isend` makes no copy: it reads your tensor when the receiver comes. The
+# simulated `isend` reads the tensor at the call, as an eager library would. If two activities use the
+# same memory, and their order is not fixed, this is a **race**.
 #
-# A race does not stop the run. It is a *finding*: the line above each result, and an entry in
-# `run.findings`. Another finding is `unfinished`: a message that nobody received, or a request that
-# nobody waited for. In a test you want findings to be errors. That is what `strict=True` does.
+# A race does not stop the run. `simlib` reports it as a *finding*: it prints the line above each result,
+# and adds an entry to `run.findings`. Another finding is `unfinished`. It reports a message that no rank
+# received, or a request without a `wait`. In a test, use `strict=True`, which turns findings into errors.
 #
-# Two mends. Either write after `wait`, when the buffer is yours again. Or give the request a copy
-# of its own, which costs memory but no time of waiting:
+# There are two fixes. Write to the buffer only after `wait`. Or give the request its own copy, as below.
+# The copy costs memory, but nobody has to wait for it:
 
 # %%
 try:
@@ -501,9 +510,9 @@ print("mended, rank 1 has", run.results[1])
 # %% [markdown]
 # ### "Ask until it is complete"
 #
-# A request has `is_completed()`. So rank 1 need not stand still: it works for 1 ms, asks, works
-# again. (`simlib.compute` is work that takes virtual time.) The message comes after 30 us. How
-# often will rank 1 ask? (If the cell fails, it is meant to: go on with the next one.)
+# A request has a method `is_completed()`. So rank 1 can work while the message travels: it works for 1
+# ms, asks, and works again. (`simlib.compute` imitates work and takes virtual time.) The message arrives
+# after 30 us. How often will rank 1 ask?
 
 # %% tags=["raises-exception"]
 guess = None  # how often?
@@ -523,10 +532,10 @@ def ask_and_work(rank, world_size):
 simlib.simulate(ask_and_work, world_size=2)
 
 # %% [markdown]
-# For ever. With Gloo a request of `isend` or `irecv` says False until `wait` has been called, with the
-# numbers long there, and the loop works on in silence. `simlib` tells it after 100,000 questions in a
-# row. The mend: work as much as there is, then `wait`. On real ranks it is the same; a request of a
-# *collective* does become complete:
+# It asks for ever. With Gloo, `is_completed()` of an `isend` or `irecv` returns False until you call
+# `wait`, even if the numbers arrived long ago. So the loop never ends. `simlib` reports this after
+# 100,000 questions in a row. The fix: do all the work, then call `wait`. Real ranks show the same. But a
+# request of a *collective* does become complete:
 
 
 # %%
@@ -555,13 +564,14 @@ for is_checked in (True, False):
     print("complete on rank 1:", simlib.run(receive_and_sum, 2, check=is_checked).results[1])
 
 # %% [markdown]
-# ## What nobody tells you
+# ## What no checker finds
 #
-# How was the race found? Every torch tensor counts the writes to it, and `simlib` compares the
-# count at the call with that at `wait`. So it sees what is counted, and only that. Below, rank 1
-# has a receive under way and touches its buffer too early, in six ways (`lambda x: ...` is a function
-# of x without a name). All are wrong: whether they meet the old or the new numbers is chance. Which
-# are found?
+# How did `simlib` find the race? Every torch tensor counts the writes to it, and `simlib` compares the
+# count at the call with the count at `wait`. So `simlib` sees only the writes that torch counts. Below,
+# rank 1 has started an `irecv` and uses its buffer too early, in six ways. (`lambda x: ...` is a function
+# of x without a name. `x[:2] under way` means that the `irecv` fills only the first two numbers.) All six
+# are wrong, because chance decides whether they use the old or the new numbers. How many does `simlib`
+# find?
 
 # %%
 guess, found = None, 0  # your guess: how many of the six are found?
@@ -591,20 +601,20 @@ for line, view in [*((line, False) for line in ways), ("x.add_(1)", True)]:
 simlib.guess(guess, found)
 
 # %% [markdown]
-# Two of six. Plainly, on real ranks `simlib` does **not** see
+# `simlib` finds two of six. On real ranks it does **not** see
 #
 # - a **read** of a buffer before `wait` (`y` has old numbers, or new ones, or some of both),
-# - writes through `.data` or through numpy, which nobody counts,
-# - writes where only a **part** of a tensor is under way (torch counts for the whole tensor, and a
-#   write to the rest of it is legal),
-# - and, from above, calls that are alike and mean different things.
+# - writes through `.data` or through numpy, which torch does not count,
+# - writes to a tensor if the request uses only a **part** of it (torch counts for the whole tensor, and a
+#   write to the other part is legal),
+# - and, as you saw in section 4, calls that match but mean different things.
 #
-# That there is no finding proves nothing. The rule that needs no tool: **between the call and its
-# `wait`, the buffer does not belong to you.**
+# So a run without findings proves nothing. One rule needs no tool: **between the call and its `wait`, do
+# not touch the buffer.**
 #
-# The first of these gaps can be closed by a simulation. Below, rank 0 sends ones, and then both ranks
-# meet in a **barrier**: nobody leaves it before the other has come. After it rank 1 reads its buffer,
-# then waits and reads again. Has the barrier brought the message? On real ranks, on simulated ones?
+# A simulation can find the first of these mistakes. Below, rank 0 sends ones, and then both ranks meet in
+# a barrier. After the barrier rank 1 reads its buffer too early. Then it calls `wait` and reads the
+# buffer again. Does the early read find the ones, on real ranks and on simulated ranks?
 
 # %% tags=["nbval-ignore-output"]
 guesses = {"run": None, "simulate": None}  # does the early read find 0 or 1?
@@ -629,21 +639,20 @@ for engine in (simlib.run, simlib.simulate):
     simlib.guess(guesses[engine.__name__], found[0][0], of=(0, 1))
 
 # %% [markdown]
-# A barrier makes *ranks* meet. It does not flush messages: only `wait` says that one is here. On real
-# ranks the mistake is mostly hidden: the ones had come, and the program looks right, until a message
-# is late one day. In a simulation the new values come into the buffer **in `wait`**, never before it. So
-# a program that reads too early is wrong in every simulation, and its results tell you so: run your tests
-# under `simulate` too.
+# A barrier makes *ranks* meet. It does not complete messages: only `wait` tells you that a message is
+# here. On real ranks you usually do not see the mistake. Here the ones had already arrived. The program
+# looks right until one day a message is late. A simulation writes the new values into the buffer **in
+# `wait`**, never earlier. So a program that reads too early gets the old values in every simulation. Run
+# your tests under `simulate`, too.
 #
 # ### When the order of arrival decides
 #
-# `dist.recv(x)` without `src` takes the message that comes first, from whoever it is, and returns
-# who that was. Below, three workers send 100 million, 1, and minus 100 million, and rank 0 adds them up,
-# either in the order of the ranks or as they come. Addition does not mind the order, does it?
+# `dist.recv(x)` without `src` takes the message that comes first, from any rank, and returns the sender's
+# rank. Below, three workers send 100 million, 1, and minus 100 million. Rank 0 adds them up, either in
+# the order of the ranks or in the order of arrival. Does the order change the sum?
 #
-# `simulate(..., seed=3)` runs the program twice: in the usual order, and in another one that the
-# rules allow as well. The seed says which. If anything else comes out, that is a race, and it is
-# proven.
+# `simulate(..., seed=3)` runs the program twice: in the usual order, and in another order that the rules
+# also allow. The seed chooses the second order. If the results differ, this proves a race.
 
 # %%
 guess, races = None, set()  # your guess: how many of the two are a race?
@@ -673,50 +682,54 @@ for as_they_come in (False, True):
 simlib.guess(guess, len(races))
 
 # %% [markdown]
-# Added by rank, no order of arrival changes the result. Added as they come, it is 0 or 1. A float32 has
-# room for about 7 digits, so 100 million + 1 is 100 million, and the 1 is lost, unless the two large
-# numbers have met before. The finding names the result of each order, the line, and the seed with which
-# everybody sees the same again (`run.findings[0].run` is that other run).
+# If rank 0 adds by rank, the order of arrival does not change the result. If it adds in the order of
+# arrival, the result is 0 or 1. A float32 has room for about 7 digits, so 100 million + 1 is 100 million.
+# The 1 is lost, unless the two large numbers are added first. The finding names the result of each order,
+# the line, and the seed that shows the race again on any machine. (`run.findings[0].run` is the run in
+# the second order.)
 #
-# Seeds 1 and 5 are other orders too, but they did not show it. A seed can prove a race, and none
-# proves that there is none: so take several. The mend is the first version: make the result
-# independent of the order, or name the source.
+# Seeds 1 and 5 chose other orders, too, but these did not show the race. A seed can prove a race, but no
+# seed proves that there is none. So try several seeds. The fix: make the result independent of the order,
+# as the first version does, or name the source in `recv`.
 #
 # ## What to do when it hangs
 #
-# | you see | it is | mend |
+# | you see | it is | fix |
 # |---|---|---|
 # | a ring of `recv` | all receive first | one sends first, or `isend` |
 # | a ring of `send` | all send first | `isend`, receive, `wait` |
-# | an arrow to a rank that has finished | a call some rank never makes | move it out of the `if`, or make the loops equally long |
-# | "rank 1 calls ... where rank 0 calls ..." | another order, another branch | the same calls in the same order everywhere |
-# | "rank 1 brings ... where rank 0 brings ..." | ranks disagree within one call | agree first, or write it down once |
-# | a tag in the hint | two names for one message | one constant for both sides |
-# | finding: race, unfinished | `wait` too late, or never | keep every request, wait, then touch |
-# | finding: race, with a seed | the order of arrival decides | sort by `src`, or name the source |
-# | wrong numbers, and no word | all the rest | compare with one process, at worlds of 1 to 5 |
+# | an arrow to a rank that has finished | a call that some rank never makes | move it out of the `if`, or make the loops equally long |
+# | "rank 1 calls ..., but rank 0 calls ..." | another order, another branch | the same calls in the same order everywhere |
+# | "rank 1 brings ..., but rank 0 brings ..." | ranks disagree within one call | agree first, or write it down once |
+# | a tag in the hint | the two sides of a message use different tags | one constant for both sides |
+# | finding: race, unfinished | `wait` too late, or never | keep every request, and touch the buffer only after `wait` |
+# | finding: race, with a seed | the result depends on the order of arrival | sort by `src`, or name the source |
+# | silently wrong numbers | something else | compare the result with that of one process, for world sizes 1 to 5 |
 #
-# And where there is no `simlib`, on a cluster at night? Find out where each rank stands (`py-spy
-# dump --pid ...` prints the stack of a running Python process), and draw the arrows. Then look for a
-# ring, or for somebody who has left.
+# On a cluster you may have no `simlib`. Then find out where each rank waits (`py-spy dump --pid ...`
+# prints the stack of a running Python process), and draw the arrows. Look for a ring, or for a rank that
+# has finished.
 #
 # ## Your turn
 #
-# [Exercises 03](../exercises/03_when_it_hangs.ipynb): six broken programs to mend.
+# [Exercises 03](../exercises/03_when_it_hangs.ipynb): fix six broken programs.
 #
 # ## Exit ticket
 #
-# 1. Rank 0 waits for 1, rank 1 for 2, rank 2 for 0. Rank 3 waits for 0. Who is stuck, who is in the
-#    ring?
-# 2. `all_reduce` of a float32 tensor of shape `[2, 3]` on rank 0 and `[3, 2]` on rank 1: does anybody notice?
-# 3. `request = dist.isend(x, dst=1)`, then `print(x)`, then `request.wait()`: right or wrong?
+# 1. Rank 0 waits for rank 1, rank 1 waits for rank 2, and rank 2 waits for rank 0. Rank 3 also waits for
+#    rank 0. Which ranks are stuck, and which are in the ring?
+# 2. Rank 0 calls `all_reduce` with a float32 tensor of shape 2 x 3, and rank 1 with one of shape 3 x 2.
+#    Does `simlib` or Gloo report it?
+# 3. A program calls `request = dist.isend(x, dst=1)`, then `print(x)`, then `request.wait()`. Is this
+#    right or wrong?
 #
 # <details><summary>Answers</summary>
 #
-# 1. All four are stuck; 0, 1 and 2 form the ring. Mend the ring, and rank 3 is free too.
-# 2. Nobody: both bring six numbers, and only these travel. They are added in the order in which they
-#    lie in memory.
-# 3. Right for `isend`: reading what is being sent does no harm. With `irecv` it would be wrong.
+# 1. All four are stuck; 0, 1 and 2 form the ring. If you fix the ring, rank 3 continues too.
+# 2. No. Both ranks have six numbers, and only the numbers travel, without the shape. Gloo adds them in
+#    their order in memory.
+# 3. It is right for `isend`, because you may read a buffer while it is being sent. With `irecv` it would
+#    be wrong.
 #
 # </details>
 #

@@ -1,26 +1,28 @@
 # %% [markdown]
 # # 04 Collectives as contracts
 #
-# With `send` and `recv` you say *how* data moves. A **collective** says *what* is to be true
-# afterwards, and leaves the how to the library. All ranks of a group call it together, and each
-# collective is a contract: before the call each rank holds this, after it each rank holds that. In
-# this lesson (80 minutes) you will
+# With `send` and `recv` you say *how* data moves. With a **collective** you say only *what* must
+# be true afterwards, and the library decides how. All ranks of a group call it together. Each
+# collective is a contract: it says what each rank has before the call, and what each rank has
+# after it. In this lesson (80 minutes) you will
 #
-# - see nine contracts, each drawn from your own run: the six of most tutorials (broadcast, scatter,
-#   gather, reduce, all_gather, all_reduce), reduce_scatter, all_to_all and barrier,
+# - see nine contracts, each drawn from your own run: the six that most tutorials show (broadcast,
+#   scatter, gather, reduce, all_gather, all_reduce), and also reduce_scatter, all_to_all and
+#   barrier,
 # - find out what the contract does **not** promise, above all to ranks that are not the root,
 # - look inside two collectives: which messages are they made of, and how long do they take?
 # - use other operations than the sum, and smaller groups than the world,
-# - break four programs, as people really do, and mend them,
+# - break four programs in ways that really happen, and fix them,
 # - choose a collective for a job.
 #
 # ## broadcast: one to all
 #
-# Every rank has two numbers. `dist.broadcast(x, src=1)` makes every `x` equal to that of rank 1,
-# the **root**. It works in place, on a tensor that must have the same shape and dtype everywhere.
-# The rank function returns what the rank held before and after, and `draw_states` draws both. The
-# colour of a cell says which rank brought the number. (`before` needs the `.clone()`: the call
-# writes into `x`, and without it both halves would show the result.)
+# Every rank has two numbers. `dist.broadcast(x, src=1)` makes every `x` equal to the `x` of rank
+# 1, the **root**. It works in place, on a tensor that must have the same shape and dtype on every
+# rank. The rank function returns the rank's tensor as it was before the call and as it is after
+# it. `draw_states` draws both. The colour of a cell shows which rank its number came from.
+# `before` needs the `.clone()`, because the call overwrites `x`. Without the `.clone()`, both
+# halves of the picture would show the result.
 
 # %%
 import time
@@ -47,19 +49,20 @@ simlib.guess(guess, run.results[2][1][0])
 draw_states(run)
 
 # %% [markdown]
-# All rows on the right have the colour of rank 1. The contract, with $x_r$ for the tensor of rank
-# $r$ and a prime for "after":
+# All rows on the right have the colour of rank 1. Here is the contract. $x_r$ is the tensor of rank
+# $r$, and a prime means "after":
 #
 # $$\text{broadcast:}\quad x_r' = x_\text{root} \quad\text{for every rank } r$$
 #
-# Note that **every** rank made the call, the receivers too. Nobody calls `recv`. A collective that
-# one rank leaves out is a meeting to which one guest does not come: the others wait (lesson 03).
+# **Every** rank made the call, including the receivers. No rank calls `recv`. If one rank skips a
+# collective, the others wait for it (lesson 03).
 #
 # ## scatter and gather: the root deals out, the root collects
 #
-# `scatter` deals out a list of the root, part `r` to rank `r`. `gather` is its inverse: every rank
-# brings a tensor, and the root has the list. Only the root has a list to give; the others pass
-# none. What will the ranks hold, if the root (rank 0) scatters `[0], [1], [2], [3]`?
+# With `scatter` the root deals out a list: rank `r` gets part `r`. `gather` is the inverse: every
+# rank brings a tensor, and the root gets the list. Only the root passes a list; the others pass
+# none. The root, rank 0, scatters `[0], [1], [2], [3]`. What will each rank have? And how many
+# ranks will have a list after `gather`?
 
 # %%
 guess = None  # how many of the 4 ranks hold a list after gather?
@@ -88,12 +91,14 @@ simlib.guess(guess, sum(parts is not None for _, parts in run.results))
 # $$\text{scatter:}\quad x_r' = \text{parts}_\text{root}[r] \qquad\qquad
 # \text{gather:}\quad \text{parts}_\text{root}'[r] = x_r$$
 #
-# Training data are scattered, results are gathered. In both, the root carries everything: its
-# network link is the bottleneck, and its memory must hold all parts.
+# After `gather` only the root has a list. Programs scatter training data, and gather results. In
+# both, all data pass through the root. So its network link is the bottleneck, and its memory must
+# hold all parts.
 #
 # ## all_gather: everybody collects
 #
-# As `gather`, but every rank has the list in the end. How many different rows will the picture have?
+# `all_gather` is like `gather`, but every rank gets the list. How many different rows will the
+# right half of the picture have?
 
 # %%
 guess = None  # how many different rows?
@@ -113,16 +118,16 @@ draw_states(run)
 # %% [markdown]
 # $$\mathrm{all\_gather:}\quad \text{parts}_r'[s] = x_s \quad\text{for all ranks } r, s$$
 #
-# One: all rows are the same. Note the price: each rank now holds what the whole world held. With a
-# tensor of 1 GB on 64 ranks that is 64 GB on every rank.
+# All rows on the right are the same. This has a price: each rank now stores the tensors of all
+# ranks. If 64 ranks bring 1 GB each, every rank needs 64 GB.
 #
-# ## reduce: and what do the others hold?
+# ## reduce: the root gets the sum
 #
 # The next three contracts (reduce, all_reduce, reduce_scatter) compute. `reduce` adds up the
 # tensors of all ranks, element by element, and leaves the sum on the root. Here rank 0 brings ones,
-# rank 1 tens, rank 2 hundreds and rank 3 thousands, so that every sum tells who is in it. The root,
-# rank 0, will have 1111 everywhere. What will ranks 1, 2 and 3 hold: what they brought, or the sum
-# as well?
+# rank 1 tens, rank 2 hundreds and rank 3 thousands, so the digits of a sum show which ranks are in
+# it. The root, rank 0, will have 1111 everywhere. What will ranks 1, 2 and 3 have: their own
+# numbers, or the sum as well?
 
 # %%
 guess = None  # what do the non-roots hold?
@@ -138,11 +143,11 @@ def reduce(rank, world_size):
 draw_states(simlib.run(reduce, world_size=4))
 
 # %% [markdown]
-# White cells hold numbers that nobody brought: they were computed. (A grey cell would hold a number
-# that several ranks brought.) Row 0 is right. In the other rows you find **leftovers**. Some cells
-# are as they were. Some hold a stage on the way: 1110 is the sum of ranks 1, 2 and 3, written over
-# your data by Gloo's algorithm. Some even hold the true sum. The contract says nothing about any of
-# them:
+# A white cell holds a computed number, which no rank brought. (A grey cell would hold a number
+# that several ranks brought.) Row 0 is right. The other rows contain **leftovers**. Some cells
+# have not changed. Some contain an intermediate result: 1110 is the sum of ranks 1, 2 and 3, and
+# Gloo's algorithm wrote it over your data. Some even contain the true sum. The contract says
+# nothing about any of these cells:
 #
 # $$\text{reduce:}\quad x_\text{root}' = \sum_s x_s, \qquad
 # x_r' \text{ undefined for } r \ne \text{root}$$
@@ -152,8 +157,9 @@ draw_states(simlib.run(reduce, world_size=4))
 #
 # ## all_reduce: 1 + 2 - 3 = 0
 #
-# The most important of distributed training: everybody brings a tensor, everybody has the sum. The
-# classic example has a world of three, with one number each: 1, 2 and -3. What does each rank print?
+# `all_reduce` is the most important collective of distributed training: every rank brings a
+# tensor, and every rank gets the sum. In the classic example three ranks bring one number each:
+# 1, 2 and -3. What does each rank print?
 
 # %%
 guess = None  # what does each rank print after the call?
@@ -174,15 +180,16 @@ draw_states(run)
 # %% [markdown]
 # $$\mathrm{all\_reduce:}\quad x_r' = \sum_s x_s \quad\text{for every rank } r$$
 #
-# The gradients of data-parallel training go through exactly this call: every rank brings the
-# gradient of its part of the batch, every rank gets the sum, and all take the same step. "All" says
-# who gets the result. It does not say that everyone sends everything to everyone; see below.
-# Lesson 05 builds it in five ways.
+# Data-parallel training uses exactly this call for gradients. Every rank brings the gradient of
+# its part of the batch. Every rank gets the sum, so all ranks take the same step. "All" means
+# that all ranks get the result. It does not mean that every rank sends everything to every other
+# rank; see below. Lesson 05 builds an `all_reduce` in five ways.
 #
 # ## reduce_scatter: everybody has one part of the sum
 #
-# Each rank brings a list with one part for every rank. Part `r` is summed over all ranks and lands
-# on rank `r`. Below rank `r` brings `[10r], [10r + 1], [10r + 2], [10r + 3]`. What lands on rank 1?
+# Each rank brings a list with one part for every rank. The library adds up part `r` of all lists,
+# and rank `r` gets this sum. Below, rank `r` brings `[10r], [10r + 1], [10r + 2], [10r + 3]`.
+# What does rank 1 get?
 
 # %%
 guess = None  # the number on rank 1?
@@ -200,14 +207,15 @@ simlib.guess(guess, run.results[1][1])
 draw_states(run)
 
 # %% [markdown]
-# The second column on the left is 1, 11, 21, 31. Its sum is 64, and that is what rank 1 has:
+# The second column on the left is 1, 11, 21, 31. Its sum is 64, and rank 1 gets it:
 #
 # $$\mathrm{reduce\_scatter:}\quad x_r' = \sum_s \text{parts}_s[r]$$
 #
 # ## all_to_all: a transposed matrix
 #
-# Rank `r` has one part for every rank, and everybody delivers. Look at the
-# left half of the next picture as a matrix, with one row per rank. What will the right half be?
+# Each rank has one part for every rank, and sends part `s` to rank `s`. Below, the ranks bring
+# the same lists as in the last program. Think of them as a matrix: row `r` is the list of rank
+# `r`. What will the matrix be afterwards?
 
 # %%
 guess = None  # the first number of rank 1's right half, 0 to 33?
@@ -227,14 +235,15 @@ draw_states(run)
 # %% [markdown]
 # $$\mathrm{all\_to\_all:}\quad \text{received}_r'[s] = \text{parts}_s[r]$$
 #
-# Rows became columns. On the left every row has one colour, on the right every column.
-# Mixture-of-experts models use this to send each word to the rank that holds its expert.
+# Rows became columns. On the left every row has one colour; on the right every column has one.
+# Mixture-of-experts models use `all_to_all` to send each word to the rank that has its expert, a
+# part of the model.
 #
 # ## barrier: nothing but waiting
 #
 # The ninth contract moves no data at all. No rank leaves `dist.barrier()` before every rank has
-# entered it. Here the ranks work for 0, 40, 80 and 120 ms before it. At which moment does each rank
-# leave it?
+# entered it. Here the ranks work for 0, 40, 80 and 120 ms, and then enter the barrier. When does
+# each rank leave it?
 
 # %%
 guess = None  # when does rank 0 leave it, in ms? And the others?
@@ -250,15 +259,15 @@ simlib.guess(guess, run.trace.spans[0][1] * 1e3, within=0.2)
 run
 
 # %% [markdown]
-# The grey shape through the lanes is one collective. All wait for the slowest: rank 0 does nothing
-# for 120 ms. A rank that is slower than all others is called a **straggler**. Many programs have a
-# barrier before each forward pass, or before each collective, "to keep the ranks together". Is it
-# needed?
+# The grey shape through the lanes is one collective. All ranks wait for the slowest: rank 0 does
+# nothing for 120 ms. A rank that is slower than all others is called a **straggler**. Many
+# programs have a barrier before each forward pass, or before each collective, "to keep the ranks
+# together". Do they need it?
 #
-# We ask the simulation, whose clock is exact. 64 ranks work for 40 ms each (`simlib.compute` is a
-# sleep that stands for work), but rank 3 is four times slower: `slow={3: 4}`. After the work comes
-# a barrier, or the all_reduce of a gradient, or both. When can rank 0 leave in each case? And how
-# much of their time do the 63 fast ranks lose?
+# We ask the simulation, because its clock is exact. 64 ranks work for 40 ms each
+# (`simlib.compute` imitates work), but rank 3 takes four times as long: `slow={3: 4}`. Then they
+# call a barrier, or the all_reduce of a gradient, or both. When can rank 0 go on in each case?
+# How much of their time do the 63 fast ranks lose?
 
 # %%
 guess = None  # ms with both? And with each alone?
@@ -280,20 +289,21 @@ simlib.guess(guess, run.trace.spans[0][1] * 1e3, within=0.02)
 run.timeline(ranks=range(6))
 
 # %% [markdown]
-# All three end just after 160 ms, when rank 3 has done its work. A sum over all ranks cannot be
-# known before the last rank has brought its part, so the all_reduce already keeps the ranks
-# together. A barrier beside it only adds its own time: 6 rounds of messages with 30 us each, 0.18
-# ms. It is needed where ranks meet outside of their messages, for example at a file. We come to
-# that below.
+# All three runs end just after 160 ms, when rank 3 has done its work. Nobody can know the sum
+# before the last rank has brought its part, so the all_reduce already keeps the ranks together.
+# An extra barrier only adds its own time: 6 rounds of messages take 30 us each, which is 0.18 ms
+# in all. You need a barrier when ranks share something other than messages, for example a file;
+# see below.
 #
-# The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120. So one
-# slow rank makes 63 others lose three quarters of their time, 63 x 0.12 s = 7.6 s for every step.
-# [Lesson 14](14_stragglers_and_failures.ipynb) is about that.
+# The picture shows six of the 64 lanes. Each fast rank works for 40 ms and waits for 120 ms. So
+# in every step one slow rank costs the 63 others three quarters of their time. Together they lose
+# 63 x 0.12 s = 7.6 s. [Lesson 14](14_stragglers_and_failures.ipynb) is about that.
 #
-# A rank stands long in an all_reduce: is the network slow, or is somebody late? `run.states` adds
-# up each lane: computed, *waited* (for others to come: hatched), *transferred* (all have come, data
-# are on their way: pale). Below, each rank brings 20 MB, and rank 2 works 10 ms longer than the
-# others. Which would you mend first, the network or rank 2?
+# Suppose a rank spends a long time in an all_reduce. Is the network slow, or is another rank
+# late? `run.states` adds up three durations for each rank: how long it computed, how long it
+# *waited* for other ranks to arrive, and how long it *transferred* data after they had arrived.
+# (In the picture, waiting is hatched and transferring is pale.) Below, each rank brings 20 MB,
+# and rank 2 works 10 ms longer than the others. Which would you fix first, the network or rank 2?
 
 # %%
 guess = None  # "network" or "rank 2"?
@@ -311,17 +321,17 @@ simlib.guess(guess, max(of_rank_0, key=of_rank_0.get), of=list(of_rank_0))
 run
 
 # %% [markdown]
-# The network: each fast rank waits 10 ms for rank 2 (ranks 0 and 1 only once they have exchanged
-# what they had), and every rank transfers for 24 ms. Mending rank 2 saves 10 ms of the step at the
-# most, a network of ten times the bandwidth more than 20. A stopwatch around the call would have
-# told you one number: 34 ms in `all_reduce`.
+# Fix the network. Every rank transfers for 24 ms, and each fast rank waits only 10 ms for rank 2.
+# (In the picture, ranks 0 and 1 first exchange their own data, and wait afterwards.) A faster
+# rank 2 saves at most 10 ms of the step. Ten times the bandwidth saves more than 20 ms. If you
+# measure only the time of the call, you see one number: 34 ms in `all_reduce`.
 #
 # ## Contracts can be composed
 #
-# Two programs with the same contract can replace each other. Three claims: an all_reduce is a
-# reduce, then a broadcast. It is also a reduce_scatter, then an all_gather. And an all_gather is an
-# all_to_all in which everybody brings copies. The next cell prints, for each rank, the largest
-# difference in each of the three.
+# Two programs with the same contract can replace each other. Here are three claims. An all_reduce
+# is a reduce, then a broadcast. It is also a reduce_scatter, then an all_gather. And an
+# all_gather is an all_to_all in which every rank brings copies of its tensor. For each rank and
+# each claim, the next cell prints the largest difference between the two results.
 
 # %%
 guess = None  # how many of the three claims hold?
@@ -351,15 +361,16 @@ print(found)
 simlib.guess(guess, sum(not any(of_claim) for of_claim in zip(*found, strict=True)))
 
 # %% [markdown]
-# All zero. The second identity saves memory in large systems: they do the two halves at different
-# times, and in between each rank keeps only its part of the sum ([lesson 12](12_tensors_and_state.ipynb)).
+# All differences are zero, so these claims are **identities**. Large systems use the second
+# identity to save memory. They call `reduce_scatter` and `all_gather` at different times, and in
+# between each rank keeps only its part of the sum ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## What a collective is made of
 #
-# A contract says what is true afterwards. Which messages make it true is the choice of an
-# *algorithm*. A simulation lets you choose it by name, and with `expand=True` it keeps the
-# messages: `run.wire`. Take the all_reduce of four numbers on four ranks by the algorithm called
-# `ring`. "All" sounds as if everyone sent everything to everyone: 12 messages of 16 bytes. Is it
+# A contract says what is true afterwards. An *algorithm* decides which messages make it true. In
+# a simulation you choose the algorithm by name, and `expand=True` keeps its messages in
+# `run.wire`. Below, four ranks all_reduce four numbers by the algorithm `ring`. The name "all"
+# suggests that every rank sends everything to every other rank: 12 messages of 16 bytes. Is that
 # so?
 
 # %%
@@ -384,15 +395,16 @@ print("sent by rank 0:", sent, "bytes")
 simlib.guess(guess, sent)
 
 # %% [markdown]
-# Not so. Each rank sends to its right neighbour only, one number at a time. It is the second
-# identity of above: the first three rounds are a reduce_scatter, after which each rank has one
-# finished sum; the last three are an all_gather of these sums. Each rank sends 24 bytes, where
+# No. Each rank sends only to its right neighbour, one number at a time. The ring uses the second
+# identity from above. The first three rounds are a reduce_scatter: after them each rank has one
+# finished sum. The last three are an all_gather of these sums. Each rank sends 24 bytes;
 # "everything to everyone" would be 48. Lesson 05 builds this and four other algorithms.
 #
-# Next, the broadcast. In lesson 02 rank 0 sent to all others, one after the other. That algorithm
-# is called `flat`. In a `binomial` tree everyone who has the numbers helps: in each round every
-# rank that knows tells one that does not. How much longer do 64 ranks take than 2? Put your formula
-# for the tree into `in_a_row`; the cell compares it.
+# The second collective is the broadcast. In lesson 02 rank 0 sent to all other ranks, one after
+# the other. That algorithm is called `flat`. In a `binomial` tree every rank that has the numbers
+# helps: in each round it sends them to one rank that does not have them yet. How many times as
+# long as 2 ranks do 64 ranks take? Write your formula for the tree in `in_a_row` (you may need
+# `import math`). The cell checks it.
 
 
 # %%
@@ -416,23 +428,24 @@ for n, flat_s, tree_s in zip(sizes, flat, tree, strict=True):
     print(f" tree {tree_s * 1e6:5.1f} us = {in_tree:2}, yours", yours)
 
 # %% [markdown]
-# Both send n - 1 messages. But the tree sends many at the same time. Each round doubles the number
-# of ranks that know: 1, 2, 4, 8. So $\lceil \log_2 n \rceil$ rounds reach everybody. Twice as many
-# ranks cost one message more:
+# Both send n - 1 messages. But the tree sends many at the same time. Each round doubles the
+# number of ranks that have the numbers: 1, 2, 4, 8. So $\lceil \log_2 n \rceil$ rounds reach all
+# ranks. In Python this is `math.ceil(math.log2(n))`. Twice as many ranks need only one more
+# round. The two times are
 #
 # $$T_\text{flat} = (n - 1) \left( \text{latency} + \frac{\text{nbytes}}{\text{bandwidth}} \right),
 # \qquad T_\text{tree} = \lceil \log_2 n \rceil \left( \text{latency} +
 # \frac{\text{nbytes}}{\text{bandwidth}} \right)$$
 #
-# One contract, two algorithms, and on 1,000 ranks one of them is 100 times faster. A library
-# chooses for you, by the size of the tensor and of the group.
+# Both algorithms keep the same contract, but on 1,000 ranks the tree is 100 times faster. A
+# library chooses the algorithm for you, by the size of the tensor and the size of the group.
 #
 # ## Not only sums
 #
-# A reducing collective takes an operation, `op=dist.ReduceOp.SUM` unless you say otherwise. The
-# four ranks below bring 1, 2, 3 and 4. Guess SUM, AVG, MAX and PRODUCT. One of them should fail:
-# the help text of `dist.ReduceOp`, in this very torch, says that AVG works with the NCCL backend
-# only (NCCL is Nvidia's library, between GPUs). Ours is Gloo.
+# A reducing collective takes an operation; the default is `op=dist.ReduceOp.SUM`. The four ranks
+# below bring 1, 2, 3 and 4. Guess the results of SUM, AVG, MAX and PRODUCT. One of them should
+# fail: in this torch, the help text of `dist.ReduceOp` says that AVG works only with the backend
+# NCCL, Nvidia's library for GPUs. Our backend is Gloo.
 
 # %%
 guesses = {"SUM": None, "AVG": None, "MAX": None, "PRODUCT": None}  # of 1, 2, 3, 4?
@@ -453,17 +466,18 @@ for name, number in found.items():
     simlib.guess(guesses[name], number)
 
 # %% [markdown]
-# AVG works: the help text is behind the code. Where it is missing, write SUM and divide by the
-# world size. Do divide: a sum of R mean gradients is R times too large, as if the learning rate were
-# ([lesson 06](06_synchronous_sgd.ipynb)).
+# AVG works: the help text is out of date. Where AVG is missing, use SUM and divide by the world
+# size. If R ranks forget to divide, the sum of their R mean gradients is R times too large. That
+# has the same effect as a learning rate that is R times too large ([lesson
+# 06](06_synchronous_sgd.ipynb)).
 #
 # ## Groups
 #
-# A collective need not involve the world. `dist.new_group([0, 1])` makes a group of two ranks, and
-# `group=` confines a collective to it. Two rules: **every** rank of the world must call
-# `new_group`, in the same order, members or not; and only members call the collective. The first
-# program below breaks the first rule: who finds out? In the second, each half of the world adds up
-# its own numbers. What do the four ranks hold?
+# A collective need not involve all ranks. `dist.new_group([0, 1])` makes a group of two ranks,
+# and `group=` limits a collective to this group. There are two rules. **Every** rank of the world
+# must call `new_group`, in the same order, even a rank that is not a member. And only members
+# call the collective. The first program below breaks the first rule. Does anybody notice? In the
+# second program, each half of the world adds up its own numbers. What do the four ranks get?
 
 # %%
 guess = None  # what does rank 2 hold in the second? And who notices the first?
@@ -492,11 +506,12 @@ simlib.guess(guess, run.results[2][1])
 draw_states(run)
 
 # %% [markdown]
-# The first program ran to its end, and only the finding `unfinished` tells that something is wrong.
-# The second made two all_reduces that know nothing of each other: 1 + 11 and 21 + 31.
+# The first program ran to its end. Only the finding `unfinished` shows that something is wrong.
+# The second program made two independent all_reduces: 1 + 11 and 21 + 31.
 #
-# So why the rule, if breaking it does no harm? Make one group more, on all ranks as it should be.
-# `simlib` compares what the ranks ask for; with `check=False` it does not, as plain Gloo.
+# Why is there a rule, if you can break it without harm? The next program breaks it again. Then it
+# makes a second group, correctly on all ranks. `simlib` compares the ranks' calls. With
+# `check=False` it does not compare them, and neither does plain Gloo.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # the second group is right: what becomes of it, with and without the comparison?
@@ -516,16 +531,17 @@ for check in (True, False):
         print(f"check={check}: {type(error).__name__}: {error}\n")
 
 # %% [markdown]
-# `new_group` calls are matched **by their count**. The first call of ranks 2 and 3 met the first one
-# of ranks 0 and 1, which asked for another group; then ranks 0 and 1 made a second call that nobody
-# else makes. Without the comparison all four wait, each in a line that is right (which of its last two is
-# chance): the mistake is a call earlier, on other ranks.
+# `new_group` calls are matched **by their count**. The first call of ranks 2 and 3 met the first
+# call of ranks 0 and 1, which asked for another group. Then ranks 0 and 1 made a second call, and
+# nobody else did. Without the comparison all four ranks wait, each in a correct line. (Chance
+# decides which of the program's last two lines that is.) The mistake is one call earlier: ranks 2
+# and 3 did not make the first call.
 #
 # ## Break it: one rank too many
 #
-# Here is the world of three as it is usually printed, with one branch per rank. Run it on **four**
-# ranks. Which rank fails, and what becomes of the other three? It is meant to fail: go on with the next
-# cell, as Run All does.
+# Tutorials usually print the program for three ranks with one branch for each rank. Run it on
+# **four** ranks. Which rank fails, and what happens to the other three? The cell is meant to
+# fail: go on with the next one, as Run All does.
 
 # %% tags=["raises-exception"]
 guess = None  # which rank fails? And the others?
@@ -545,13 +561,14 @@ def one_branch_each(rank, world_size):
 simlib.run(one_branch_each, world_size=4)
 
 # %% [markdown]
-# No branch is for rank 3, so there is no `x` on rank 3: a mistake of ordinary Python. Ranks 0, 1
-# and 2 had done everything right and were stranded. `simlib` ended them. Elsewhere they would wait, or
-# fail with "connection closed by peer": three messages that mislead, beside the one with the cause.
+# Rank 3 has no branch, so it has no `x`. This is an ordinary Python mistake. Ranks 0, 1 and 2 did
+# everything right, but could not finish, so `simlib` ended them. Without `simlib` they would
+# wait, or fail with "connection closed by peer". Then you see four error messages. Three of them
+# mislead you, and one names the cause.
 #
-# The mend: give **every** rank a contribution. A rank that has nothing to add brings the neutral
-# element of the operation. **Now you write it**: which number, so that the sum stays 0? With another
-# number in place of `nan` the last column says `right`.
+# The fix: give **every** rank a contribution. A rank with nothing to add brings the **neutral
+# element** of the operation, the number that does not change the result. **Now you write it**:
+# replace `nan` by a number that keeps the sum at 0. Then every line ends with `right`.
 
 
 # %%
@@ -575,9 +592,10 @@ for world_size in (3, 4, 5):
 #
 # ## Break it: a list is not a tensor
 #
-# Collectives work on tensors, which are memory of a known size, because the result is written into
-# that memory. Some listings on the web give a Python list to `all_reduce`. Who notices: the other
-# ranks, the network, or nobody? **Now you write** the mended program, `largest`.
+# Collectives write their result into memory of a known size, so they need tensors. Some listings
+# on the web pass a Python list to `all_reduce`. Who notices the mistake: PyTorch, the other
+# ranks, the network, or nobody? **Now you write** the fixed program, `largest`. At each place,
+# both ranks should get the larger one of their two numbers.
 
 
 # %%
@@ -609,16 +627,17 @@ print("right" if found == [[0.5, 1.0]] * 2 else "not yet", found)
 #
 # </details>
 #
-# PyTorch refuses the list before anything is sent. The mend: put the numbers into one tensor, and
-# take them out again. One tensor with two numbers costs one latency, not two (lesson 02).
+# PyTorch rejects the list before it sends anything. The fix: put the numbers into one tensor, and
+# take them out again after the call. One tensor with two numbers costs one latency, and two
+# tensors cost two (lesson 02).
 #
 # ## Break it: only rank 0 prepares the data
 #
-# A file is downloaded once, by rank 0; the others must not read it half-written. So they wait at a
-# barrier. (The download is a sleep; nothing is loaded.) This is a good use of a barrier, and the
-# first run below shows that it works. In the second run the disk of rank 0 is full: rank 0 raises,
-# and so never comes to the barrier. What becomes of the two others? It is meant to fail: go on with the
-# next cell.
+# Rank 0 downloads a file once (here it only sleeps). The others must not read a half-written
+# file, so they wait at a barrier. This is a good use of a barrier, and the first run below shows
+# that it works. In the second run the disk of rank 0 is full: rank 0 raises and never reaches the
+# barrier. What happens to the two other ranks? The cell is meant to fail: go on with the next
+# one.
 
 # %% tags=["raises-exception"]
 guess = None  # what do ranks 1 and 2 do when the disk is full?
@@ -637,15 +656,16 @@ display(simlib.run(prepare, world_size=3, args=(False,)))
 simlib.run(prepare, world_size=3, args=(True,))
 
 # %% [markdown]
-# In the picture ranks 1 and 2 wait for 100 ms and go on together. In the second run they have done
-# nothing wrong either, and are at a barrier that cannot open. `simlib` sees that rank 0 has raised
-# and ends them. Elsewhere they may wait until a time limit. PyTorch's own for Gloo is 30 minutes
-# (the documented default of `timeout` in `dist.init_process_group`), and every node is paid for
-# meanwhile.
+# In the picture of the first run, ranks 1 and 2 wait for 100 ms and then continue. In the second
+# run they do nothing wrong either, but they can never leave their barrier. `simlib` sees that
+# rank 0 raised an error, and ends them. Without `simlib` they may wait until a time limit ends,
+# while you pay for every node. PyTorch documents a limit of 30 minutes for Gloo (the default of
+# `timeout` in `dist.init_process_group`).
 #
-# The mend: tell the others **before** you give up. Rank 0 catches its error, and in the place of
-# the barrier stands a broadcast of what went wrong (`None` if nothing did). Every rank takes part
-# in it, whatever has happened. Then all go on, or all stop, and each can say why.
+# The fix: rank 0 tells the others **before** it gives up. It catches its error. Then a broadcast
+# takes the place of the barrier: it sends the error's message, or `None`. Every rank takes part
+# in the broadcast, with or without an error. Then all ranks continue, or all stop, and each rank
+# knows why.
 
 
 # %%
@@ -667,10 +687,12 @@ print(simlib.run(prepare_and_tell, world_size=3, args=(True,)).results)
 # %% [markdown]
 # ## Break it quietly: reduce for gradients
 #
-# The last one raises nothing. The loss of rank $r$ is $(r + 1) w^2 / 2$ for each of three weights, its
-# gradient $(r + 1) w$, and a step needs the mean gradient. `reduce` is cheaper than `all_reduce`, so
-# somebody uses it. From w = 1 with learning rate 0.1 the right first step leads to 1 - 0.1 x 2.5 = 0.75,
-# the second to 0.75 - 0.1 x 2.5 x 0.75 = 0.5625. What will each rank have? Is at least the root right?
+# The last program raises no error. For each of its three weights $w$, the loss of rank $r$ is
+# $(r + 1) w^2 / 2$, so its gradient is $(r + 1) w$. A step needs the mean gradient of the four
+# ranks, which is 2.5 w. `reduce` is cheaper than `all_reduce`, so somebody uses it. We start at
+# $w = 1$ with learning rate 0.1. The right first step leads to 1 - 0.1 x 2.5 = 0.75. The right
+# second step leads to 0.75 - 0.1 x 2.5 x 0.75 = 0.5625. Which weights will each rank get with
+# `reduce`? Will at least the root be right?
 
 # %%
 guess = None  # w on the root after two steps with reduce? And on the others?
@@ -696,13 +718,14 @@ for combine in ("reduce", "all_reduce"):
 simlib.guess(guess, after["reduce", 2][0][0])
 
 # %% [markdown]
-# With `reduce` only the root took the right *first* step. The others used leftovers, and the copies of
-# the model are no longer equal. In the second step each brings the gradient at a `w` of its own, so the
-# root adds up the wrong ones: 0.5406 or 0.5462 where 0.5625 is right. A test of one step that looks at
-# rank 0 finds nothing. There is no error and no warning. The rule: **if every rank needs the result, the
-# name of the collective begins with `all_`** (or a broadcast follows).
+# With `reduce` only the root took the right *first* step. The others used leftovers, and the
+# copies of the model are no longer equal. In the second step each rank brings the gradient at its
+# own `w`, so the root adds up wrong gradients. It gets 0.5406 or 0.5462, but 0.5625 is right. If
+# a test makes one step and checks only rank 0, it finds no mistake. There is no error and no
+# warning. The rule: **if every rank needs the result, use a collective whose name begins with
+# `all_`**, or add a broadcast.
 #
-# ## Which one?
+# ## Which collective for which job?
 #
 # | before | wanted | collective |
 # |---|---|---|
@@ -714,11 +737,11 @@ simlib.guess(guess, after["reduce", 2][0][0])
 # | every rank has n parts | part r of everyone on rank r | all_to_all |
 # | nothing | everyone has arrived | barrier |
 #
-# What must it cost at least? Let each rank bring N bytes in all, and let n be the world size. In a
-# gather the root must receive (n - 1) N bytes: no algorithm can avoid that. In an all_reduce each
-# rank must send and receive $2 \frac{n-1}{n} N$ bytes if the work is shared evenly, less than 2 N
-# however many ranks there are. The next cell puts in the gradient of ResNet-50 (25,557,032 float32
-# numbers, torchvision's count) and 10 Gbit/s, without latency.
+# What is the least possible cost? Let each of n ranks bring N bytes. In a gather the root must
+# receive (n - 1) N bytes: no algorithm can avoid that. In an all_reduce with evenly shared work
+# each rank must send and receive $2 \frac{n-1}{n} N$ bytes. That is less than 2 N for any number of
+# ranks. The next cell computes both for the gradient of ResNet-50 (25,557,032 float32 numbers,
+# torchvision's count) at 10 Gbit/s, without latency.
 
 # %%
 nbytes, bandwidth_Bps = 25_557_032 * 4, 1.25e9
@@ -728,26 +751,27 @@ for n in (2, 8, 64):
     print(f"{n:>3} ranks: gather to one {gather_s:6.3f} s, all_reduce {all_reduce_s:6.3f} s")
 
 # %% [markdown]
-# To collect all gradients on one rank takes 5 seconds with 64 ranks. To have their sum on *every*
-# rank takes 0.16, because a sum is not larger than what one rank brings. Lesson 05 finds the
-# algorithm that is so quick.
+# With 64 ranks it takes 5 seconds to collect all gradients on one rank. It takes only 0.16
+# seconds to give *every* rank their sum, because a sum is no larger than one rank's gradient.
+# Lesson 05 finds an algorithm that is as quick as this.
 #
 # ## Your turn
 #
-# [Exercises 04](../exercises/04_collectives.ipynb): a mean with one collective, a broadcast of your
-# own that is quick, and an all_gather around a ring.
+# [Exercises 04](../exercises/04_collectives.ipynb): a mean with one collective, your own quick
+# broadcast, and an all_gather around a ring.
 #
 # ## Exit ticket
 #
-# 1. After `dist.reduce(x, dst=2)`: what does rank 0 hold in `x`?
-# 2. Four ranks, and only ranks 0 and 1 shall form a group. Who calls `new_group`?
-# 3. Rank 0 reads a file that may be missing. Why is a barrier after it not enough?
+# 1. What does rank 0 have in `x` after `dist.reduce(x, dst=2)`?
+# 2. Of four ranks, only ranks 0 and 1 should form a group. Which ranks call `new_group`?
+# 3. Rank 0 reads a file that may be missing. Why is a barrier after this not enough?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Nothing you may use: it is undefined.
+# 1. Nothing that you may use: it is undefined.
 # 2. All four, in the same order.
-# 3. If rank 0 raises, it never arrives, and the others wait. Share the verdict by a collective.
+# 3. If rank 0 raises an error, it never reaches the barrier, and the others wait. Broadcast the
+#    outcome instead.
 #
 # </details>
 #

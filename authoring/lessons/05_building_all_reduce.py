@@ -1,19 +1,21 @@
 # %% [markdown]
 # # 05 Building all_reduce
 #
-# `all_reduce` is a contract (lesson 04): everybody brings a tensor, everybody gets the sum. Here you
-# build it, with nothing but messages from rank to rank, in five ways. All keep the contract. With the
-# gradient of a real model on 64 ranks, the slowest takes 64 times as long as the quickest. In this lesson
-# (75 minutes) you will
+# `all_reduce` is a contract (lesson 04): every rank brings a tensor, and every rank gets the sum.
+# Here you build it in five ways, and each way uses only messages between ranks. All five keep the
+# contract, but they differ in speed. For the gradient of a real model on 64 ranks, the slowest
+# takes 64 times as long as the quickest. In this lesson (75 minutes) you will
 #
-# - build it at a root, as a tree, as a ring, by doubling, and by Rabenseifner's halving,
-# - hold each against its **closed form**: a formula for its time, exact to the last digit,
-# - derive the famous $2\frac{n-1}{n}$, step by step, each step checked by a run,
-# - expose two "rings" of the kind that tutorials have printed.
+# - build it with a root, as a tree, as a ring, by doubling, and by Rabenseifner's halving,
+# - compare each time with its **closed form**: a formula that gives the time exactly, to the last
+#   digit,
+# - derive the famous $2\frac{n-1}{n}$ step by step, and check each step by a run,
+# - find the faults in two "rings". Tutorials have printed programs like these.
 #
-# Which of the five to choose, and where, is [the second half](05_choosing_all_reduce.ipynb).
+# [The second half](05_choosing_all_reduce.ipynb) shows which of the five to choose, and where.
 #
-# Two letters all through: **n** ranks, and tensors of **N** bytes.
+# Two letters have the same meaning everywhere in this lesson: there are **n** ranks, and a tensor
+# has **N** bytes.
 
 # %%
 import math
@@ -41,13 +43,14 @@ def timed(function, world_size, numel, *more, **options):
 
 
 # %% [markdown]
-# ## Two measuring sticks
+# ## How we check value and time
 #
-# Every algorithm below is a rank function that adds up `x` in place, over all ranks. `bring` gives it
-# an `x` that differs from rank to rank, and `timed` runs that under the virtual clock. `compare`
-# asks real ranks for the value, in worlds of 1 to 6, with lengths that can be cut into equal chunks and
-# lengths that cannot. It holds the time on 2 to 8 simulated ranks against a formula, and says the
-# largest residual, and whether the formula is right.
+# Every algorithm below is a function that adds up `x` in place, over all ranks. `bring` gives
+# this function an `x` that is different on each rank. `timed` runs the function on simulated
+# ranks, with the virtual clock. `compare` does two things. First it checks the sum on 1 to 6 real
+# ranks. It uses lengths that we can cut into equal chunks, and lengths that we cannot. Then it
+# compares the time on 2 to 8 simulated ranks with a formula. It prints the largest difference,
+# and whether the formula is right. You need not read the two cells in detail.
 
 # %%
 LENGTHS = (0, 1, 7, 24)
@@ -83,8 +86,9 @@ def compare(all_reduce, formula_s, nbytes=3_360_000):
 # %% [markdown]
 # ## "All means: everyone sends to everyone"
 #
-# The name suggests it, so let us build that first. Every rank sends its tensor to all others and adds
-# up what comes. It is a right program. With 8 ranks, how many tensors does each rank send?
+# The name `all_reduce` suggests this, so let us build it first. Every rank sends its tensor to
+# all others and adds up the tensors that it receives. The program is correct. With 8 ranks, how
+# many tensors does each rank send?
 
 # %%
 guess = None  # how many tensors of N bytes does one rank send?
@@ -109,15 +113,17 @@ simlib.guess(guess, run.messages[0])
 run.heat_map()
 
 # %% [markdown]
-# Seven: every field off the diagonal is full. Each rank sends $(n-1)N$ bytes through its one link. For
-# four bytes that is fine: all messages pay their latency at the same time. For these 3.36 MB it takes
-# 18.8 ms; keep the number in mind. The contract says what all *have* in the end, not who talks to
-# whom. From now on, everyone will talk to few.
+# Each rank sends seven tensors: in the picture, every field is dark except the diagonal. So each
+# rank sends $(n-1)N$ bytes through its one link. For a tensor of four bytes that is fine, because
+# all messages pay their latency at the same time. Our tensor of 3.36 MB takes 18.8 ms; remember
+# this number. The contract says what all ranks *have* in the end. It does not say which rank
+# sends to which. From now on, each rank will send to only a few others.
 #
 # ## 1. Naive: at a root
 #
-# Rank 0 receives from one rank after the other, adds, and sends the sum back to one after the other.
-# There are only $2(n-1)$ messages now, 14 instead of 56. Faster than everyone to everyone?
+# Rank 0 receives from one rank after the other and adds. Then it sends the sum back to one rank
+# after the other. Now there are only $2(n-1)$ messages: 14 instead of 56 on 8 ranks. Is this
+# faster than `everyone`?
 
 # %%
 guess = None  # the time on 8 ranks, in ms
@@ -145,20 +151,22 @@ simlib.guess(guess, naive_s(8, 3_360_000) * 1e3, within=0.1)
 timed(naive, 4, 840_000).timeline()
 
 # %% [markdown]
-# Slower: 38 ms. All messages pass through one rank, so they stand in a queue, and the picture shows
-# six in a row. The formula says it, with latency $\alpha$ (seconds) and bandwidth $B$ (bytes per
-# second; in lesson 06 B is the batch, and in pipelines a backward pass):
+# It is slower: 38 ms. All messages pass through one rank, so they queue. The picture shows a run
+# on 4 ranks: six messages, one after the other. The formula has the latency $\alpha$ in seconds
+# and the bandwidth $B$ in bytes per second. (In lesson 06, B will be the batch size, and in
+# lesson 11 a backward pass.)
 #
 # $$T_\text{naive} = 2(n-1)\left(\alpha + \frac{N}{B}\right)$$
 #
-# Rank 0 sends $(n-1)N$ bytes, the others one N. This is a **root bottleneck**: to double the ranks
-# doubles the time.
+# Rank 0 sends $(n-1)N$ bytes, and each other rank sends only N bytes. So rank 0 is a **root
+# bottleneck**: with twice as many ranks, the run takes about twice as long.
 #
 # ## 2. A tree: reduce, then broadcast
 #
-# Lesson 04's binomial tree, first backwards. At distance 1, every odd rank sends to its left
-# neighbour and is done. At distance 2, every second one that is left does so, and so on, until rank
-# 0 has the sum. Then the same way back. How long do 8 ranks take? **Now you write it**: `tree_s`.
+# We use lesson 04's binomial tree. First it runs backwards, to add up. At distance 1, every odd
+# rank sends its tensor to its left neighbour and is done. At distance 2, every second one of the
+# remaining ranks sends to the left, and so on, until rank 0 has the sum. Then the sum goes back
+# the same way. How long do 8 ranks take? **Now you write it**: the formula `tree_s`.
 
 
 # %%
@@ -192,17 +200,19 @@ timed(tree, 8, 840_000).timeline()
 #
 # </details>
 #
-# Still 14 messages, but several at a time: six rounds, $T_\text{tree} = 2 \lceil \log_2 n \rceil
-# (\alpha + N/B)$. Yet look at the hatched parts: in rounds 3 and 4 only two lanes transfer (pale), and
-# 6 of 8 ranks neither send nor receive. And rank 0 still sends and receives 3 N. A large tensor needs all links to be busy
-# **all the time**.
+# There are still 14 messages, but the tree sends several at a time and needs only six rounds:
+# $T_\text{tree} = 2 \lceil \log_2 n \rceil (\alpha + N/B)$. But look at the hatched parts of the
+# picture. In rounds 3 and 4 only two lanes transfer (pale): 6 of 8 ranks neither send nor
+# receive. And rank 0 still sends 3 N and receives 3 N. For a large tensor, all links should be
+# busy **all the time**.
 #
 # ## 3. The ring, and a hang
 #
-# The idea: cut `x` into n chunks, and give every rank a chunk to begin with. Each sends its chunk to
-# its right neighbour, receives one from the left, adds, and passes *that* one on. Nobody is a root.
-# Here is the first step, written straight down. What happens on 4 ranks? It is meant to fail: go on with
-# the next cell, as Run All does.
+# The idea: cut `x` into n chunks, and let every rank begin with a different chunk. Each rank
+# sends its chunk to its right neighbour and receives a chunk from the left. It adds its own
+# numbers to the received chunk, and sends *that* chunk in the next step. No rank is a root. The
+# next cell contains the first step, written in the most obvious way. What happens on 4 ranks? The
+# cell is meant to fail: go on with the next one, as Run All does.
 
 # %% tags=["raises-exception"]
 guess = None  # who waits for whom?
@@ -218,15 +228,18 @@ def ring_sends_first(rank, world_size, x):
 simlib.run(bring, 4, args=(ring_sends_first, 8))
 
 # %% [markdown]
-# Lesson 03's hang: a `send` ends when its receiver has come (rendezvous), and all receivers stand in
-# their own `send`. The mend is the same too: `isend` begins the message and returns; now the rank is
-# free to `recv`; then `wait`, and only then touch the buffers. (With NCCL on GPUs, hand both to
+# This is the hang of lesson 03. A `send` ends only when the receiver takes the message
+# (rendezvous), and here every receiver is stuck in its own `send`. The fix is the same, too.
+# `isend` starts the message and returns, so the rank is free to call `recv`. Then the rank calls
+# `wait`, and touches the buffers only after that. (With NCCL on GPUs, pass both operations to
 # `dist.batch_isend_irecv`.)
 #
-# The whole ring is one loop. In step `s`, rank `r` sends chunk `r - s` and receives chunk `r - s - 1`
-# (modulo n: after chunk 0 comes chunk n - 1). In the first $n-1$ steps it adds what comes; then the sums
-# are complete, and it only puts them in place. `tensor_split` cuts any length: 7 numbers on 4 ranks
-# give chunks of 2, 2, 2 and 1. The chunks are **views**: writing into one writes into `x`.
+# The whole ring is one loop. In step `s`, rank `r` sends chunk `r - s` and receives chunk
+# `r - s - 1`. (The numbers are modulo n: chunk -1 is chunk n - 1.) In the first $n-1$ steps the
+# rank adds the chunk that it receives to its own. After these steps the sums are complete, and
+# the rank only copies them into place. `tensor_split` cuts any length: 7 numbers on 4 ranks give
+# chunks of 2, 2, 2 and 1. The chunks are **views**: if you write into a chunk, you write into
+# `x`. How long does the ring take on 8 ranks?
 
 # %%
 guess = None  # on 8 ranks, in ms; tree: 16.308
@@ -256,15 +269,17 @@ simlib.guess(guess, ring_s(8, 3_360_000) * 1e3, within=0.1)
 timed(ring, 4, 840_000).timeline()
 
 # %% [markdown]
-# 5.1 ms instead of 16.3, though the ring sends 112 messages and the tree 14. From 4 to 8 ranks the
-# tree got slower by half, the ring by a fifth. And a world of one works: the loop is empty.
+# On 8 ranks the ring takes 5.1 ms and the tree takes 16.3 ms, although the ring sends 112
+# messages and the tree 14. From 4 to 8 ranks the time of the tree grew by a half, and the time of
+# the ring by a fifth. A world of one rank works, too: its loop is empty.
 #
 # ## Lab: which chunk is where?
 #
 # `ring` can stop after some steps. Rank 0 brings ones, rank 1 tens, rank 2 hundreds, rank 3
-# thousands: each digit of a number tells who is in it. A row is a rank, a column a chunk; the frame
-# is around the chunk that is sent next. Before you run it: which chunk will be complete on rank 0
-# after three steps?
+# thousands, so the digits of a number show which ranks are in it. The next cell draws one panel
+# for each number of steps. A row is a rank, and a column is a chunk. A frame marks the chunk that
+# the rank sends next. Before you run the cell: which chunk will be complete on rank 0 after three
+# steps?
 
 # %%
 guess = None  # the number of a column, 0 to 3
@@ -300,10 +315,11 @@ simlib.guess(guess, int(simlib.run(powers, 4, args=(3,)).results[0].argmax()), o
 labs.rounds_lab("ring", 4, 2)
 
 # %% [markdown]
-# Chunk 1. After three steps each rank has one complete sum, 1111: that was a **reduce_scatter**. The
-# other three steps are an **all_gather**. It is the identity of lesson 04. The lab shows the same for
-# any algorithm: who is in the sum of each chunk, the messages of the last round, and what each rank
-# has sent so far. Step back to 0 and forward again; then try 5 ranks, and the other algorithms.
+# It is chunk 1. After three steps each rank has one complete sum, 1111. So the first three steps
+# are a **reduce_scatter**. The other three steps are an **all_gather**. This is the second
+# identity of lesson 04. The lab shows the steps of any of the five algorithms. You see which
+# ranks are in the sum of each chunk, the messages of the last round, and how much each rank has
+# sent so far. Step back to 0 and forward again. Then try 5 ranks, and the other algorithms.
 #
 # **Now you write it**: which chunk is complete on rank `rank` of `n` after $n-1$ steps?
 
@@ -327,16 +343,20 @@ for n in (3, 4, 5):
 #
 # ## Where 2(n-1)/n comes from
 #
-# 1. N bytes are cut into n chunks: a message carries $N/n$.
-# 2. A chunk collects one contribution with each hop, so it needs $n-1$ hops. All n chunks travel at
-#    once, one on each link: each rank sends $n-1$ messages, $\frac{n-1}{n}N$ bytes.
-# 3. A complete chunk must reach $n-1$ other ranks: again $\frac{n-1}{n}N$.
-# 4. Together $2\frac{n-1}{n}N$ bytes per rank, and no message waits for anything but the one before:
-#    $T_\text{ring} = 2(n-1)\left(\alpha + \frac{N}{n B}\right)$.
+# 1. The N bytes are cut into n chunks, so a message carries $N/n$ bytes.
+# 2. A chunk collects one contribution with each hop, so it needs $n-1$ hops. All n chunks travel
+#    at once, one on each link. So each rank sends $n-1$ messages, together $\frac{n-1}{n}N$
+#    bytes.
+# 3. A complete chunk must reach $n-1$ other ranks. So each rank sends another $\frac{n-1}{n}N$
+#    bytes.
+# 4. Together these are $2\frac{n-1}{n}N$ bytes per rank. The $2(n-1)$ messages of a rank follow
+#    each other without a pause: $T_\text{ring} = 2(n-1)\left(\alpha + \frac{N}{n B}\right)$.
 #
-# The next cell checks all four on rank 1 of a run, and prints what is left over (the residual). It does
-# so twice: the second length, 10 numbers, breaks a silent assumption. Which steps will have a residual?
-# The last three lines add up what *all* ranks send. Guess these, too.
+# The next cell checks all four steps on rank 1 of a run. For each step it prints the
+# **residual**: the value of the run minus that of the formula. It uses two lengths. The second
+# length, 10 numbers, breaks an assumption that we have not stated. Which steps will have a
+# residual that is not 0? The last three lines show how many bytes *all* ranks send together, for
+# naive, tree and ring. Guess these, too.
 
 
 # %%
@@ -365,25 +385,31 @@ for function in (naive, tree, ring):
     )
 
 # %% [markdown]
-# We had assumed that n divides the length. Chunks of 3, 3, 2, 2 numbers are not 2.5 each, and the
-# largest one goes all the way round and sets the pace. With *its* bytes the formula is exact again.
+# We assumed that n divides the length. But 10 numbers on 4 ranks give chunks of 3, 3, 2 and 2
+# numbers, not of 2.5 each. The largest chunk goes all the way round and sets the pace. With the
+# bytes of *this* chunk the formula is exact again.
 #
-# Can one do with less? Look at a single number of `x`, and count the messages with a part of its sum
-# one by one, as they arrive. (Two at the same instant? One after the other, in any order.) Stop when
-# the *first* rank knows the sum. Each of the $n-1$ others has sent at least one of the messages counted,
-# or its part would be missing. And each of them still lacks the sum, so at least one more must arrive
-# at each. That makes $2(n-1)$ transfers for every number, $2(n-1)N$ bytes in the whole world, for *any*
-# algorithm that adds numbers and passes them on. Naive, tree and ring all send exactly this: 14 N on 8
-# ranks. What differs is **who carries it**. Shared evenly, it is $2\frac{n-1}{n}N$ for each rank; with
-# less for everybody it cannot be done (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)). For
-# 1,000 ranks that is 1.998 N: less than 2 N for however many.
+# Can an algorithm send less? Look at one place in `x`. Count the messages that carry a part of
+# the sum at this place, in their order of arrival. (If two arrive at the same instant, count them
+# in any order.) Stop when the *first* rank knows the sum. Each of the $n-1$ other ranks has sent
+# at least one of the counted messages, because otherwise its part would be missing. But none of
+# these ranks knows the sum yet, so each must receive at least one more message. So every number
+# costs at least $2(n-1)$ transfers, and the tensor at least $2(n-1)N$ bytes in the whole world.
+# This holds for *any* algorithm that adds numbers and passes them on.
 #
-# ## Two rings that are not
+# Naive, tree and ring all send exactly this minimum: 14 N on 8 ranks. They differ in **how they
+# share this work among the ranks**. If all ranks share it evenly, each sends $2\frac{n-1}{n}N$
+# bytes. In no algorithm can every rank send less (Patarasuk and Yuan 2009, J. Parallel Distrib.
+# Comput. 69(2)). For 1,000 ranks that is 1.998 N, and for any number of ranks it is less than 2
+# N.
 #
-# Here are two programs (our own words) with faults that teaching material did print. The first adds
-# the **wrong buffer**: what it has just sent, not what has come. PyTorch's own tutorial once added
-# a wrong tensor in such a loop (pytorch/pytorch issue 31572, mended in 2020). Somebody tests both,
-# with ones on every rank. What does that test say of each?
+# ## Two faulty rings
+#
+# The next two programs are our own, but their faults have appeared in published teaching
+# material. The first program adds the **wrong buffer**: the numbers that it has just sent, not
+# the numbers that it has received. PyTorch's own tutorial once added a wrong tensor in such a
+# loop (pytorch/pytorch issue 31572, fixed in 2020). Somebody tests both programs with ones on
+# every rank. Which of them pass this test?
 
 # %%
 guess = None  # which one passes with ones? With different numbers?
@@ -411,11 +437,13 @@ for adds in ("what was sent", "what came"):
         print(f"adds {adds}:", brought, "->", simlib.run(try_with, 4, args=(brought, adds)).results)
 
 # %% [markdown]
-# With ones both pass. Different numbers unmask the first: it counts its own number twice and never
-# its right neighbour's. So: **never test a collective with equal inputs.**
+# With ones both programs pass. Different numbers show the fault of the first program: each rank
+# counts its own number twice, and never counts the number of its right neighbour. So **never test
+# a collective with equal inputs.**
 #
-# The second passes this test too. Its value is right, on every rank, at every size. Nothing that
-# looks at values can find its fault. But a ring it is not: look at what it sends.
+# The second program passes this test, too. Its values are right on every rank, for every world
+# size. A test that looks only at values cannot find its fault. To see this fault, look at the
+# bytes that it sends.
 
 
 # %%
@@ -431,18 +459,21 @@ for n in (2, 4, 8):
     print(f" {whole.time_s * 1e3:.3f} ms where the ring takes {chunked.time_s * 1e3:.3f}")
 
 # %% [markdown]
-# It passes whole tensors, $(n-1)N$ bytes instead of $2\frac{n-1}{n}N$: **n/2 times as many**. On 8
-# ranks its 19 ms are those of "everyone to everyone". (A reader of the course ARENA 3.0 found whole
-# tensors in the ring of its solution, there even in $2(n-1)$ steps: n times as many bytes. See its pull
-# request 407.) Hence our checks look at bytes, too.
+# Each rank passes whole tensors on, not chunks. So it sends $(n-1)N$ bytes instead of
+# $2\frac{n-1}{n}N$. These are **n/2 times as many**. On 8 ranks the program takes 19 ms, about as
+# long as `everyone`. (A reader of the course ARENA 3.0 found the same fault in its solution: see
+# pull request 407. That ring passed whole tensors in all $2(n-1)$ steps, so it sent n times as
+# many bytes.) This is why our checks look at bytes, too.
 #
 # ## 4. Recursive doubling
 #
-# The ring needs $2(n-1)$ steps. For a tiny tensor only the number of steps counts. So: swap all you
-# have with a partner, and add. First with the neighbour at distance 1, then 2, then 4; each time the
-# number of contributions **doubles**. The partner's number is `rank ^ distance`, which flips one bit.
-# It works on 8 ranks. On 6? How many of the 6 will look for a partner that is not there? (If the cell fails, it
-# is meant to: go on with the next one, which answers.)
+# The ring needs $2(n-1)$ steps. For a tiny tensor only the number of steps matters. **Recursive
+# doubling** needs fewer steps: each rank swaps all its numbers with a partner, and adds. Its
+# first partner is at distance 1, the second at distance 2, the third at distance 4. Each swap
+# **doubles** the number of contributions in its sum. The partner of `rank` is `rank ^ distance`,
+# which flips one bit of the rank. This works on 8 ranks. Does it work on 6? How many of the 6
+# ranks will look for a partner that does not exist? (The cell is meant to fail. Go on with the
+# next cell, which has the answer.)
 
 # %% tags=["raises-exception"]
 guess = None  # how many of the 6 ranks look for one that is not there?
@@ -467,11 +498,12 @@ print(simlib.run(bring, 8, args=(doubling, 1)).results)
 simlib.run(bring, 6, args=(doubling, 1))
 
 # %% [markdown]
-# The error names rank 2, which looks for a rank 6. So does rank 4; ranks 3 and 5 look for a rank 7. The mend is to
-# **fold** the world to the largest power of two, $p$: ranks
-# $p, p + 1, \ldots$ hand their tensor to ranks $0, 1, \ldots$, which do the work and hand the sum back. What
-# does it cost on 5 ranks, against 4? **Now you write it**, below: `steps`, the number of messages one after
-# the other.
+# Four ranks do: ranks 2 and 4 look for a rank 6, and ranks 3 and 5 look for a rank 7. The fix is
+# to **fold** the world to $p$ ranks, the largest power of two that is not larger than n. Ranks
+# $p, p + 1, \ldots$ send their tensors to ranks $0, 1, \ldots$. The first $p$ ranks do the work
+# and send the sum back. How much more does folding cost on 5 ranks than on 4? **Now you write
+# it**, in the cell after the next one: `steps(n)`, the number of messages one after the other on
+# n ranks.
 
 
 # %%
@@ -519,17 +551,20 @@ timed(recursive_doubling, 4, 840_000).timeline()
 #
 # </details>
 #
-# $T_\text{doubling} = \log_2 n\,(\alpha + N/B)$ for powers of two. If a rank receives one message per step,
-# fewer steps there cannot be, for then the number of contributions in a sum can at most double. (`everyone`
-# receives $n-1$ at once, in one latency: 30 us for 1 number, where doubling takes three.) All other worlds pay
-# two messages more: twice as long on 5 ranks as on 4. The price is bytes: each rank sends $N \log_2 n$.
+# $T_\text{doubling} = \log_2 n\,(\alpha + N/B)$ for powers of two. If a rank receives one message
+# per step, a step can at most double the number of contributions in a sum. So no such algorithm
+# has fewer steps. (In `everyone`, a rank receives $n-1$ messages at once, so it pays one latency:
+# 30 us for 1 number on 8 ranks. Doubling pays three.) Worlds of other sizes need two more
+# messages one after the other, so 5 ranks take twice as long as 4. The price of doubling is
+# bytes: each rank sends $N \log_2 n$ bytes.
 #
 # ## 5. Rabenseifner: halve, then double
 #
-# Few steps *and* few bytes? Swap **halves**: the partner takes care of one half of `x`, you of the
-# other. Then halve your half with the next partner, and so on: $N/2 + N/4 + \ldots$ bytes. After
-# $\log_2 n$ steps each rank has one complete piece. Then all the way back. How many bytes is that per
-# rank?
+# Can we have few steps *and* few bytes? Let partners swap **halves**: one partner adds up one
+# half of `x`, and the other partner adds up the other half. Then each rank splits its half with
+# the next partner, and so on. So a rank sends $N/2 + N/4 + \ldots$ bytes. After $\log_2 n$ steps
+# each rank has one complete piece of the sum. Then the ranks make the same steps backwards, to
+# give the complete pieces to all. How many bytes does each rank send in all?
 
 # %%
 guess = None  # as a multiple of N, on 8 ranks
@@ -565,26 +600,32 @@ simlib.guess(guess, max(timed(rabenseifner, 8, 840_000).bytes_sent) / 3_360_000)
 timed(rabenseifner, 4, 840_000).timeline()
 
 # %% [markdown]
-# $\frac12 + \frac14 + \frac18 = \frac{n-1}{n}$, twice: as few bytes as the ring, in $2 \log_2 n$ steps.
-# Any order of partners is right; MPICH and Open MPI begin with the neighbour.
-# (The formulas: Thakur, Rabenseifner and Gropp 2005, Int. J. High Perform. Comput. Appl. 19(1).)
+# On 8 ranks a rank sends $\frac12 + \frac14 + \frac18 = \frac{n-1}{n}$ of N, twice: 1.75 N. That
+# is as few bytes as in the ring, but in only $2 \log_2 n$ steps. Any order of partners gives the
+# right sum; MPICH and Open MPI begin with the neighbour. (The formulas are from Thakur,
+# Rabenseifner and Gropp 2005, Int. J. High Perform. Comput. Appl. 19(1).)
 #
-# The lab above marks the bound of $2\frac{n-1}{n}N$ beside its bars. On 4 and on 5 ranks: who sends more, and why?
+# The lab above marks $2\frac{n-1}{n}N$ next to its bars. For each algorithm: which ranks send
+# more than this bound in a world of 4, and which in a world of 5? Why?
 #
 # <details><summary>Answer</summary>
 #
-# Naive: rank 0, which tells everybody. Tree: those who send a whole vector two or more times; rank 0 sends 3 N
-# on 5 ranks. Recursive doubling: all that take part, for whole vectors go in every step. Rabenseifner: nobody on
-# 4 ranks. On 5 the lab folds rank 0 to rank 1, which works for it, hands it the sum, and sends 2.5 N; your
-# `fold` lets rank 0 work for rank 4, so there it is rank 0. Only the ring keeps to the bound on both.
+# - Naive: rank 0, because it sends the sum to all others.
+# - Tree: the ranks that send a whole tensor two or more times. Rank 0 sends 3 N on 5 ranks.
+# - Recursive doubling: all ranks that take part, because they send whole tensors in every step.
+# - Rabenseifner: no rank on 4 ranks. On 5 ranks the lab folds rank 0 to rank 1. Rank 1 works for
+#   both and also sends the sum to rank 0. So it sends 2.5 N in all. In our `fold` rank 0 works
+#   for rank 4, so there rank 0 sends most.
+# - Ring: no rank, on 4 ranks or on 5. Only the ring keeps to the bound on both.
 #
 # </details>
 #
 # ## All five at once
 #
-# Five algorithms kept one contract. Each has a closed form; the last cell holds all of them against
-# the clock, on 2 to 8 ranks, and puts the gradient of ResNet-50 in (25,557,032 float32 numbers,
-# torchvision's count) on 64 ranks. Which two will be the quickest there, and why do they stand so close?
+# Five algorithms keep the same contract, and each has a closed form. The last cell compares all
+# five formulas with simulated times, on 2 to 8 ranks. Then it computes the times for the gradient
+# of ResNet-50 on 64 ranks. (This gradient has 25,557,032 float32 numbers, by torchvision's
+# count.) Which two will be the quickest there, and why are their times so close?
 
 # %%
 guess = None  # the quickest: "naive", "tree", "ring", "recursive_doubling", "rabenseifner"?
@@ -614,8 +655,9 @@ for function, formula_s in {
 simlib.guess(guess, min(on_64_s, key=on_64_s.get), of=list(on_64_s))
 
 # %% [markdown]
-# Ring and Rabenseifner send the same bytes, the fewest there can be, and for so long a tensor latency
-# is next to nothing. Naive takes 64 times as long.
+# Rabenseifner is the quickest, and the ring is second. Both send equally many bytes, and no
+# algorithm sends fewer. For such a long tensor the latency hardly matters. Naive takes 64 times
+# as long as Rabenseifner.
 #
 # ## Your turn
 #
@@ -624,15 +666,19 @@ simlib.guess(guess, min(on_64_s, key=on_64_s.get), of=list(on_64_s))
 #
 # ## Exit ticket
 #
-# 1. Each of 4 ranks brings 8 MB. What does a rank send in a ring all_reduce? And rank 0 in the naive one?
-# 2. From 8 to 16 ranks, with the same large tensor: what becomes of a ring's steps, and of the bytes that
-#    a rank sends? For which tensors does it matter?
+# 1. Each of 4 ranks brings 8 MB. How many bytes does a rank send in a ring all_reduce? How many
+#    bytes does rank 0 send in the naive algorithm?
+# 2. A ring grows from 8 to 16 ranks, and the tensor stays the same. How does the number of steps
+#    change? How does the number of bytes that a rank sends change? For which tensors does the
+#    time change much?
 #
 # <details><summary>Answers</summary>
 #
-# 1. 2 x 3/4 x 8 = 12 MB. Rank 0: 3 x 8 = 24 MB.
-# 2. From 14 steps to 30; from 1.75 N to 1.875 N. So a large tensor takes little longer, and a small one,
-#    which pays latency at every step, twice as long.
+# 1. In the ring a rank sends 2 x 3/4 x 8 = 12 MB. In the naive algorithm rank 0 sends 3 x 8 = 24
+#    MB.
+# 2. The steps grow from 14 to 30, and the bytes from 1.75 N to 1.875 N. So a large tensor takes
+#    only a little longer. A small tensor mostly pays latency at every step, so it takes about
+#    twice as long.
 #
 # </details>
 #

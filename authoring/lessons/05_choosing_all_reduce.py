@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 05 Choosing an all_reduce
 #
-# This is the second half of lesson 05. [The first](05_building_all_reduce.ipynb) built five programs with
-# one contract. Which one should run? That depends on the size of the tensor, on the number of ranks, and
-# on the machines. In this lesson (60 minutes) you will
+# This is the second half of lesson 05. In [the first half](05_building_all_reduce.ipynb) you
+# built five programs with the same contract. Which one should you use? That depends on the size
+# of the tensor, on the number of ranks, and on the machines. In this lesson (60 minutes) you will
 #
-# - find the size at which one algorithm overtakes another,
-# - see that the order of adding shows in the sum, and that 16 bits have a price,
-# - look at what MPICH, NCCL and Gloo choose,
-# - go to machines with eight ranks each, where all share one link,
+# - find the size from which one algorithm is quicker than another,
+# - see that the sum depends on the order of adding, and that 16 bits cost accuracy,
+# - look at which algorithms MPICH, NCCL and Gloo choose,
+# - move to machines with eight ranks each, where all eight share one link,
 # - cut a broadcast into the best number of pieces.
 #
-# As before: **n** ranks, tensors of **N** bytes, latency $\alpha$ and bandwidth $B$. `bring` and `timed`
-# are those of the first half.
+# As before, there are **n** ranks, tensors have **N** bytes, and a link has latency $\alpha$ and
+# bandwidth $B$. `bring` and `timed` are the same as in the first half.
 
 # %%
 import math
@@ -41,9 +41,10 @@ def timed(function, world_size, numel, *more, **options):
 
 
 # %% [markdown]
-# Three of the five are worth choosing, and here they are again. The **ring**: $2(n-1)$ messages of $N/n$
-# bytes one after the other, so it is cheap in bytes and dear in latency. Before you go on, say its
-# time, from memory; the answer is in the first half.
+# Three of the five can be the best choice, so here they are again. In the **ring** a rank sends
+# $2(n-1)$ messages of $N/n$ bytes, one after the other. So it sends few bytes, but pays the
+# latency often. Before you go on, write down the formula for its time from memory; the answer is
+# in the first half.
 
 
 # %%
@@ -69,10 +70,12 @@ def swap(outgoing, incoming, partner):
 
 
 # %% [markdown]
-# **Recursive doubling**: swap all you have with partners at distance 1, 2, 4, so $\log_2 n$ messages of N
-# bytes. And **Rabenseifner**: swap halves, then the way back, $2 \log_2 n$ messages with the bytes of the
-# ring. Both want a power of two here (the first half folds other worlds). `near_first=False` begins
-# with the farthest partner; we shall need it.
+# In **recursive doubling** each rank swaps all its numbers with partners at distance 1, 2, 4, and
+# so on. It sends $\log_2 n$ messages of N bytes. In **Rabenseifner's** algorithm partners swap
+# halves, then quarters, and so on, and then the sums go the same way back. A rank sends
+# $2 \log_2 n$ messages, and as many bytes as in the ring. In this lesson both programs work only
+# if n is a power of two. (The first half shows how to fold other worlds.) With `near_first=False`
+# a rank begins with its farthest partner. We need that later.
 
 
 # %%
@@ -102,14 +105,15 @@ def rabenseifner_far(rank, world_size, x):
 
 
 # %% [markdown]
-# ## Where they cross
+# ## Where ring and doubling cross
 #
-# Ring against doubling, n a power of two. The ring pays more latency, doubling more bytes. Set the two
-# times equal:
+# We compare ring and doubling for worlds in which n is a power of two. The ring pays more
+# latency, and doubling sends more bytes. For one size of the tensor their times are equal:
 #
 # $$2(n-1)\alpha + 2\tfrac{n-1}{n}\tfrac{N}{B} = \log_2 n \left(\alpha + \tfrac{N}{B}\right)$$
 #
-# **Now you write it**: solve for N. The cell runs both at your size, in three worlds, and compares their times.
+# **Now you write it**: solve the equation for N. The cell runs both algorithms with a tensor of
+# this size, in worlds of 4, 8 and 16 ranks, and compares their times.
 
 
 # %%
@@ -128,14 +132,15 @@ for n in (4, 8, 16):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# As `crossover_nbytes` in the next cell.
+# The answer is `crossover_nbytes` in the next cell.
 #
 # </details>
 #
 # $$N^* = \alpha B\,\frac{2(n-1) - \log_2 n}{\log_2 n - 2\frac{n-1}{n}}$$
 #
-# Check it with *your* two functions on 8 ranks, at half, once and twice $N^*$. And what does a larger
-# world do: does $N^*$ grow or shrink?
+# The next cell runs the two functions on 8 ranks, at half of $N^*$, at $N^*$, and at twice $N^*$.
+# Then it computes $N^*$ for more and more ranks. Does $N^*$ grow or shrink? So which of the two
+# is quicker for 1 MB on 1,024 ranks?
 
 # %%
 guess = None  # 1 MB on 1,024 ranks: "ring" or "recursive_doubling"?
@@ -162,15 +167,17 @@ for n in (4, 16, 64, 256, 1024):
 simlib.guess(guess, min(times_s, key=times_s.get), of=list(times_s))
 
 # %% [markdown]
-# Equal at $N^*$, to a microsecond. $N^*$ grows with the world, so 1 MB belongs to the ring on 16 ranks
-# and to doubling on 1,024. With two ranks there is no crossing: both send N, doubling in half the steps.
+# At $N^*$ the times are equal, to a microsecond. $N^*$ grows with the number of ranks. So for 1
+# MB the ring is quicker on 16 ranks, and doubling is quicker on 1,024. With two ranks there is no
+# crossing: both send N bytes, but doubling needs half the steps.
 #
 # ## Lab: which algorithm, at which size?
 #
-# `simlib.scale.time_of` has the same costs for any number of ranks, without running anything. All five,
-# on 8 ranks, from 1 kB to 100 MB. Before you run it: which line is lowest at the left end, which at
-# the right, and which at $N^*$, where ring and doubling meet? Below is the lab: a shorter latency,
-# does it move the crossings left or right?
+# `simlib.scale.time_of` computes the same times for any number of ranks, without running
+# anything. The next cell draws all five algorithms on 8 ranks, from 1 kB to 100 MB. (`binomial`
+# is the tree.) Before you run it: which line is lowest at the left end? Which is lowest at the
+# right end, and which at $N^*$, where ring and doubling meet? The lab is below the picture. Does
+# a shorter latency move the crossings in the lab to the left or to the right?
 
 # %%
 guess = None  # the quickest of these five at N*, 330 kB?
@@ -198,22 +205,27 @@ simlib.guess(guess, min(times_s, key=times_s.get), of=names)
 labs.crossover_lab()
 
 # %% [markdown]
-# Small tensors: the fewest steps, recursive doubling. (Of these five. For a few bytes `everyone` of the first half,
-# which receives all at once, is quicker still; only the latency of its messages then counts, and once.) Large ones: the fewest bytes, ring and
-# Rabenseifner (`binomial` is the tree). $N^*$ divides only the ring from doubling. With
-# all five, doubling hands over to Rabenseifner earlier: $3(\alpha + N/B) = 6\alpha + \frac74 N/B$ gives
-# $N = 2.4\,\alpha B$ = 90 kB. At $N^*$ Rabenseifner is ahead of both. Every crossing is a multiple of
+# For small tensors the algorithm with the fewest steps wins: recursive doubling. (It is the
+# quickest of these five. For a few bytes, `everyone` of the first half is even quicker. There a
+# rank receives all messages at once, so it pays their latency only once.) For large tensors the
+# algorithms with the fewest bytes win: ring and Rabenseifner. $N^*$ is only the border between
+# ring and doubling. Rabenseifner becomes quicker than doubling at a smaller size. On 8 ranks
+# $3(\alpha + N/B) = 6\alpha + \frac74 N/B$ gives $N = 2.4\,\alpha B$, which is 90 kB. So at $N^*$
+# Rabenseifner is already quicker than both. The size of every crossing is a multiple of
 # $\alpha B$, so a shorter latency moves it to the left.
 #
-# In this model nothing beats Rabenseifner at large sizes, where n is a power of two. Why then are
-# rings so common? Here every rank has a link to itself. On real machines several share one, and n need
-# not be a power of two. Wait for the nodes.
+# In this model, no algorithm is quicker than Rabenseifner for large tensors if n is a power of
+# two. Then why are rings so common? Here every rank has a link of its own. On real machines
+# several ranks share a link, and n need not be a power of two. We come to such machines in the
+# section on 4 nodes.
 #
-# ## Sixteen bits have a price
+# ## Adding up in 16 bits
 #
-# Half the bytes, half the time: why not add up in 16 bits? Rank 0 brings 256 at eight places, the seven
-# others bring ones. The sum is 263. A bfloat16 has 8 significant bits: between 256 and 512 it knows the even
-# numbers only. What do ring and doubling give? And eight times 20,000, in three dtypes?
+# Half the bytes take half the time. So why not add up in 16 bits? Rank 0 brings 256 at eight
+# places, and the seven others bring ones, so each sum is 263. But a bfloat16 has only 8
+# significant bits: between 256 and 512 it can store only even numbers. Which sums do ring and
+# doubling give? In a second all_reduce each of the eight ranks brings 20,000. What is this sum in
+# float32, in bfloat16 and in float16?
 
 # %%
 smallest, largest = None, None  # of the eight sums of the ring in bfloat16
@@ -238,21 +250,25 @@ simlib.guess(smallest, min(found[ring, torch.bfloat16]))
 simlib.guess(largest, max(found[ring, torch.bfloat16]))
 
 # %% [markdown]
-# The same ones at eight places, and the ring's sums run from 256 to 264: it begins to add each chunk on
-# another rank. Where the 256 comes first, each 1 is rounded away, seven times; where it comes last, the
-# ones are 7 by then. Doubling adds in pairs and comes nearer. (Eight times 20,000 is 159,744: a bfloat16
-# holds 19,968 for 20,000.) Float16 has 11 significant bits, enough here, but no number above 65,504: its
-# large sum is infinite. So the usual ways out: divide by n before you
-# add (torch's `fp16_compress_hook` for DDP does, in `torch/distributed/algorithms/ddp_comm_hooks`), or add
-# in float32 and *send* in 16 bits, which pays one rounding at each hop.
+# All eight places have the same inputs, but in bfloat16 the ring's sums differ: they run from 256
+# to 264. The reason is that the ring begins to add each chunk on another rank. If the 256 comes
+# first, rounding removes each of the seven ones. If the 256 comes last, the ones already add up
+# to 7, and 263 is rounded to 264. Doubling adds in pairs, and its result of 262 is nearer to 263.
+#
+# In bfloat16 the large sum is 159,744, because a bfloat16 stores 20,000 as 19,968. Float16 has 11
+# significant bits, which is enough here. But it has no number above 65,504, so its large sum is
+# infinite. There are two usual fixes. You can divide by n before you add, as torch's
+# `fp16_compress_hook` for DDP does (in `torch/distributed/algorithms/ddp_comm_hooks`). Or you can
+# add in float32 and *send* in 16 bits; then each hop rounds once.
 #
 # ## Ring and tree are algorithms, NCCL is a library
 #
-# "Do you use ring all_reduce or NCCL?" is no question. NCCL (Nvidia), Gloo and MPICH (an MPI) are
-# *libraries*. Each knows several algorithms and chooses, by size, ranks and links. NCCL can be told
-# with its environment variable `NCCL_ALGO`. Here is what each would take on 8 ranks, as modelled in
-# `simlib.collectives` (sources there). You know now what is quickest in the model: will MPICH agree, for
-# 4 bytes and for 100 MB?
+# "Do you use ring all_reduce or NCCL?" is the wrong question. NCCL (by Nvidia), Gloo and MPICH
+# (an MPI) are *libraries*. Each library has several algorithms. It chooses one by the size of the
+# tensor, the number of ranks and the links. For NCCL you can also choose yourself, with the
+# environment variable `NCCL_ALGO`. The next cell shows what each library would choose on 8 ranks.
+# (`simlib.collectives` models these choices, and names its sources.) You now know which algorithm
+# is quickest in the model. Will MPICH choose the same one, for 4 bytes and for 100 MB?
 
 # %%
 guess = None  # MPICH's choice for 100 MB? And for 4 bytes?
@@ -267,16 +283,20 @@ for nbytes in (4, 10_000, 1_000_000, 100_000_000):
 simlib.guess(guess, chosen["mpich"], of=names)
 
 # %% [markdown]
-# It agrees at both ends: recursive doubling, then Rabenseifner. But it changes over before 10 kB, where the
-# model would wait for 90 kB: its limit is a number of bytes, whatever the link. NCCL changes its mind by size,
-# too. (`binomial` stands for its tree, which is a pipelined pair of trees. Gloo keeps to a ring, cut more finely.)
+# MPICH agrees at both ends: it chooses recursive doubling for 4 bytes, and Rabenseifner for 100
+# MB. But it already chooses Rabenseifner for 10 kB. In the model, Rabenseifner is quicker only
+# above 90 kB. The two differ because MPICH's limit is a fixed number of bytes, the same for every
+# link. NCCL also chooses by size. (`binomial` here means NCCL's tree, which is a pipelined pair
+# of trees. Gloo always chooses a ring, but with smaller chunks.)
 #
 # ## Flat against hierarchical: 4 nodes of 8 ranks
 #
-# Now 32 ranks on 4 machines. Within a machine a message pays 5 us and 50 GB/s. Between machines it pays
-# those 5 us and Ethernet's 30, at 1.25 GB/s, and **all 8 ranks of a node share its one link**. Three
-# flat algorithms of yours, with 1.28 MB. The ring also in another order: `round_robin` puts neighbours on
-# different machines. Rabenseifner also with the *farthest* partner first. Which is quickest?
+# Now 32 ranks run on 4 machines (nodes). Within a machine a message has a latency of 5 us and a
+# bandwidth of 50 GB/s. Between machines a message pays these 5 us and also the 30 us of Ethernet.
+# The bandwidth there is 1.25 GB/s, and **all 8 ranks of a node share its one link**. The cell
+# runs your three flat algorithms with 1.28 MB. It runs the ring a second time in another order:
+# `round_robin` puts neighbours on different machines. It also runs Rabenseifner a second time,
+# with the *farthest* partner first. Which of the five runs is quickest?
 
 # %%
 guess = None  # the name of the quickest function
@@ -308,16 +328,21 @@ for axes, name in zip(both, ("rabenseifner", "rabenseifner_far"), strict=True):
 plt.show()
 
 # %% [markdown]
-# A ring through the nodes in order crosses each node's border once, with one
-# message of $N/32$ at a time: 62 steps of 35 + 32 us are its 4.154 ms. In a careless order it is
-# more than four times slower. The two Rabenseifners send the same bytes in as many steps. But one keeps
-# its large halves in the nodes; the other sends *every* rank's $N/2$ across first, eight of them through
-# one link. **Who is where matters as much as the algorithm.** So libraries look for the machines first.
+# In the order `block`, only one rank of each node sends to another node, with one message of
+# $N/32$ at a time. So the ring's 62 steps take 35 + 32 us each, together 4.154 ms. In the order
+# `round_robin` the ring takes more than four times as long. The two runs of Rabenseifner send
+# equally many bytes in equally many steps. The picture shows the difference. (A darker cell means
+# more bytes. The lines are the borders of the nodes.) The first run keeps its large halves within
+# the nodes. The second run begins with messages of $N/2$ from *every* rank to another node. Eight
+# of these messages share one link. **The placement of the ranks matters as much as the
+# algorithm.** So libraries first find out which ranks share a machine.
 #
-# But the ring's 62 steps pay 62 latencies, and halving wants powers of two. **Hierarchical**: first
-# reduce_scatter within each node, so that each of the 8 ranks has an eighth of the node's sum. Then
-# all_reduce between ranks of the same place in their nodes. Then all_gather within the node. With groups
-# that is short. (Lesson 04's rule: every rank calls every `new_group`.)
+# But the ring's 62 steps pay 62 latencies, and Rabenseifner needs a power of two. A
+# **hierarchical** all_reduce needs fewer steps and no power of two. It has three phases. First, a
+# reduce_scatter within each node gives each of its 8 ranks an eighth of the node's sum. Second,
+# the ranks that have the same place in their nodes do an all_reduce of their eighths. Third, an
+# all_gather within each node gives all eighths to all ranks. With groups this program is short.
+# (Remember the rule of lesson 04: every rank calls every `new_group`.)
 
 
 # %%
@@ -345,13 +370,15 @@ for nodes, nbytes in ((4, 1_280_000), (4, 128_000_000), (3, 1_279_968), (3, 127_
         print(f", {name} {seconds * 1e3:.3f} ms", end="\n" if name == "hierarchical" else "")
 
 # %% [markdown]
-# Less than half the time of the flat ring at 1.28 MB, because only 6 of its 20 steps wait for Ethernet; in the
-# flat ring all 62 wait for the slowest link. But 32 is a power of two, and the flat Rabenseifner that begins with
-# the nearest partner is quicker still, if only by a hair at 128 MB: it keeps its large halves in the nodes, so it is
-# hierarchical by itself. On 3 nodes, 24 ranks, it has to fold whole tensors, and hierarchical is ahead of both, at
-# either size.
+# At 1.28 MB the hierarchical program takes less than half the time of the flat ring. Only 6 of
+# its 20 steps wait for Ethernet. In the flat ring all 62 steps wait for the slowest link. But 32
+# is a power of two, and the flat Rabenseifner that begins with the nearest partner is even
+# quicker. (At 128 MB it is quicker by only 0.1 ms.) It keeps its large halves within the nodes,
+# so it is hierarchical by itself. On 3 nodes, with 24 ranks, Rabenseifner has to fold whole
+# tensors. There the hierarchical program is quicker than both others, at both sizes.
 #
-# **Now you write it**: the time of `hierarchical` on the 4 nodes, of rings only.
+# **Now you write it**: the time of `hierarchical` with 1.28 MB on the 4 nodes, if all its
+# collectives are rings. Each step takes a latency, and the time for the bytes of its message.
 
 # %%
 yours_s = None  # of 14 steps in the node and 6 between nodes; there 8 ranks share a link
@@ -362,19 +389,21 @@ print("right" if off_us < 1 else "not yet" + f": off by {off_us:.0f} us" * (your
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `14 * (5e-6 + 160_000 / 50e9) + 6 * (35e-6 + 8 * 40_000 / 1.25e9)`: parts of an eighth in the node, of
-# a 32nd between the nodes.
+# `14 * (5e-6 + 160_000 / 50e9) + 6 * (35e-6 + 8 * 40_000 / 1.25e9)`: a message has an eighth of the
+# tensor within the node, and a 32nd between the nodes.
 #
 # </details>
 #
-# At 128 MB it is still ahead of the ring, by bytes: between the nodes it runs a ring of 4,
-# $2 \cdot \frac34 N$ through each node's link, where the flat ring needs $2 \cdot \frac{31}{32} N$.
+# At 128 MB `hierarchical` is still quicker than the flat ring, because it sends fewer bytes
+# between the nodes. Between the nodes it runs rings of 4. Together these send $2 \cdot \frac34 N$
+# through each node's link. The flat ring sends $2 \cdot \frac{31}{32} N$.
 #
 # ## A broadcast in a pipeline
 #
-# Chunks are good for more than rings. Broadcast 2.5 MB down a chain of ranks, in s chunks: while
-# rank 1 passes chunk 0 on, it can already receive chunk 1. The first version uses `send`, the second
-# `isend`; both have 4 chunks on 5 ranks. What is the difference?
+# Chunks are useful outside of rings, too. We broadcast 2.5 MB along a chain of ranks, in s
+# chunks. While rank 1 sends chunk 0 to rank 2, it can already receive chunk 1 from rank 0. The
+# first version uses `send`, and the second uses `isend`. Both send 4 chunks along 5 ranks. Which
+# one is slower, and why?
 
 # %%
 guess = None  # which rank waits for what, in the first version?
@@ -404,15 +433,17 @@ for function in (chain_send, chain_isend):
 timed(chain_isend, 5, 625_000, 4).timeline()
 
 # %% [markdown]
-# With `send` a rank cannot receive while it sends: every chunk costs two turns. With `isend` the
-# picture is a staircase. (Rank 0 has nothing to wait for and posts all its chunks at once; they arrive
-# one by one.) The last of s chunks reaches rank 1 in turn s, and needs $n-2$ more turns to the end. Each
-# turn is a message of $N/s$ bytes:
+# A **turn** is the time that one chunk needs for one link. With `send` a rank cannot receive
+# while it sends, so every chunk costs two turns. With `isend` the picture is a staircase. (Rank 0
+# waits for nobody, so it starts to send all its chunks at once. They arrive one by one.) The last
+# of s chunks reaches rank 1 in turn s. It needs $n-2$ more turns to reach the end of the chain.
+# In each turn a rank sends a message of $N/s$ bytes:
 #
 # $$T(s) = (n + s - 2)\left(\alpha + \frac{N}{sB}\right)$$
 #
-# Few chunks: the pipe is never full. Many: each pays latency. Multiply out; the terms with s are
-# $s\alpha + (n-2)\frac{N}{sB}$, least where both are equal. **Now you write it**: the best s.
+# With few chunks, most ranks wait for most of the time. With many chunks, we pay many latencies.
+# Multiply the product out: the terms with s are $s\alpha + (n-2)\frac{N}{sB}$. Their sum is
+# smallest where both terms are equal. **Now you write it**: the best s.
 
 
 # %%
@@ -443,12 +474,14 @@ print(f"in one piece down a binomial tree {seconds * 1e3:.3f} ms")
 #
 # $$s^* = \sqrt{\frac{N (n-2)}{\alpha B}} = \sqrt{2\,\text{ms} \cdot 6 / 30\,\text{us}} = 20$$
 #
-# For a chain that receives one chunk after the other there is a best number between: 20 chunks, four times quicker
-# than one, and worse again on both sides. A chain, the worst shape for one message, beats the tree once it is a
-# pipeline. [Lesson 11](11_pipelines.ipynb) meets the same formula in the pipelines of large models.
+# For a chain that receives one chunk after the other, the best number of chunks is neither small
+# nor large. With 20 chunks the chain is four times quicker than with one chunk. With fewer or
+# more than 20 chunks it is slower. In one piece, the chain needs 14.2 ms and the tree 6.1 ms. As
+# a pipeline of 20 chunks, the chain needs only 3.4 ms. [Lesson 11](11_pipelines.ipynb) uses the
+# same formula for the pipelines of large models.
 #
-# Each turn has a latency in it because a rank asks for the next chunk only when it has the one before. What if it
-# posts all its receives ahead? Is 20 still the best?
+# Each turn includes a latency, because a rank asks for the next chunk only when it has the chunk
+# before. What if a rank starts all its receives at the beginning? Is 20 still the best number?
 
 # %%
 best_ahead = None  # your guess: 20, 200 or 1000 chunks?
@@ -472,23 +505,26 @@ for s, time_s in ahead_s.items():
 simlib.guess(best_ahead, min(ahead_s, key=ahead_s.get), of=tuple(ahead_s))
 
 # %% [markdown]
-# No: then the latencies of the chunks overlap, and only bytes queue on a link. The price is what the model leaves
-# out: up to 1,000 open requests on a rank, and its processor's work for each message.
+# No, 1,000 chunks are the quickest of the three. If a rank starts all receives at the beginning,
+# the latencies of the chunks overlap, and only their bytes queue on a link. But this has a price,
+# which the model does not contain: a rank has up to 1,000 open requests, and each message costs
+# its processor some work.
 #
 # ## Your turn
 #
-# [Exercises 05](../exercises/05_building_all_reduce.ipynb), tasks 3 and 4: a pipelined chain, and an
-# all_reduce that chooses for itself.
+# [Exercises 05](../exercises/05_building_all_reduce.ipynb), tasks 3 and 4: a pipelined chain, and
+# an all_reduce that chooses its own algorithm.
 #
 # ## Exit ticket
 #
-# 1. Twice the bytes in a pipelined chain: how many more chunks are best?
+# 1. A pipelined chain that receives one chunk after the other now broadcasts twice as many bytes.
+#    By which factor does the best number of chunks grow?
 # 2. Two libraries add up the same bfloat16 gradients, and their sums differ. Is one of them broken?
 #
 # <details><summary>Answers</summary>
 #
-# 1. $\sqrt 2$ times as many.
-# 2. No: they add in another order, and each addition is rounded.
+# 1. It grows by the factor $\sqrt 2$.
+# 2. No. They add in different orders, and each addition is rounded.
 #
 # </details>
 #

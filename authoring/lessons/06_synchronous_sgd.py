@@ -1,30 +1,32 @@
 # %% [markdown]
 # # 06 Synchronous SGD, derived
 #
-# Four ranks, four copies of a model, each with its own examples. After every step the copies are equal,
-# and equal to what **one** process with all the examples would have. That is synchronous stochastic
-# gradient descent (SGD). Four equations prove it. In this lesson (85 minutes) you will
+# Four ranks each have a copy of a model, and their own examples. After every step the copies are
+# equal to each other, and to the model of **one** process with all the examples. That is
+# synchronous stochastic gradient descent (SGD). Four equations prove it. In this lesson (105
+# minutes) you will
 #
-# - walk downhill with all examples, some, one, and derive how noisy that is,
-# - derive the four equations, and run each in two precisions to see what is left over,
-# - break an assumption beside each equation, and see on a number what it costs,
-# - prove that replicas stay equal, with momentum and Adam too, and lose them in three ways,
-# - measure the noise of the gradient with what the ranks have anyway,
-# - hold a famous picture against the truth: is the loss a bowl?
+# - walk downhill with all examples, with some and with one, and derive how noisy that is,
+# - derive the four equations, and run each in two precisions to see which error is left,
+# - break an assumption of each equation, and measure the error that this makes,
+# - prove that replicas stay equal, also with momentum and Adam, and make them differ in three ways,
+# - measure the noise of the gradient from numbers that the ranks have anyway,
+# - test a famous picture: is the loss a bowl?
 #
-# Three words first. **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$
-# says how bad it is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and it is
-# the cost that we want small. Most texts say "loss" for both; half of the mistakes below
-# come from that. Two letters are new, too: $R$ is the number of ranks, and $B$ is no bandwidth here but the
-# number of examples that a rank takes per step.
+# **Weights** are the numbers $\theta$ that a model learns. The **loss** $\ell(\theta; x)$ says how
+# bad the model is on *one* example. The **cost** $L(\theta)$ is the mean loss of many examples, and
+# we want it small. Most texts call both of them "loss". Half of the mistakes below come from this
+# confusion. We also use two letters. $R$ is the number of ranks. $B$ is no longer a bandwidth, but
+# the number of examples that a rank takes per step.
 #
 # ## Downhill
 #
-# The smallest problem there is: fit a line to 64 points, so two weights, slope and intercept. The
-# gradient $\nabla L$ points uphill, and a step with learning rate $\eta$ goes the other way:
-# $\theta \leftarrow \theta - \eta \nabla L(\theta)$. **Gradient descent** takes the gradient of all 64
-# examples, **SGD** in the strict sense that of one drawn at random, **mini-batch SGD** that of a few,
-# here 8. Forty steps each. Who ends lowest, and who has looked at the fewest examples?
+# We fit a line to 64 points, with two weights: slope and intercept. The gradient $\nabla L$ points
+# uphill, so a step with learning rate $\eta$ goes the other way: $\theta \leftarrow \theta - \eta
+# \nabla L(\theta)$. Three methods differ in the examples that they use for a step. **Gradient
+# descent** takes all 64 examples. **SGD** in the strict sense draws one example at random.
+# **Mini-batch SGD** draws a few, here 8. Each method makes forty steps. Which method ends at the
+# lowest cost? Which uses the fewest examples?
 
 # %%
 import matplotlib.pyplot as plt
@@ -55,8 +57,9 @@ def line_gradient(theta, batch):
 
 
 # %% [markdown]
-# The cost of every pair of weights makes a landscape. The next cell draws it twice: as the picture that
-# many articles show, and as a map with the three walks in it, all from the same start.
+# The cost of every pair of weights makes a landscape. The next cell draws this landscape twice. The
+# left picture shows it in three dimensions, as many articles do. The right picture is a map with
+# the paths of the three methods. All three start at the same point.
 
 
 # %%
@@ -87,27 +90,32 @@ axes.legend(frameon=False, loc="lower right")
 plt.show()
 
 # %% [markdown]
-# The left picture is the bowl of many articles. Remember it; we come back with a question. On the
-# right, all 64 examples give a smooth path. Eight give nearly the same place for an eighth of the work.
-# One example stumbles about and never comes to rest.
+# The left picture shows the bowl of many articles. We return to it below. On the right, steps with
+# all 64 examples give a smooth path. Steps with eight examples reach nearly the same place for an
+# eighth of the work. Steps with one example jump around the lowest point and never come to rest.
 #
 # ## How noisy is a mini-batch?
 #
-# The stumbling is noise: a mini-batch only estimates $\nabla L$. Let $g_1 \ldots g_n$ be the gradients of
-# the n examples, $\sigma^2 = \frac1n \sum |g_i - \nabla L|^2$, and $G$ the mean of B of them that we draw.
+# The jumps are noise: a mini-batch only estimates $\nabla L$. Let $g_1 \ldots g_n$ be the gradients
+# of the n examples, $\sigma^2 = \frac1n \sum |g_i - \nabla L|^2$, and $G$ the mean of B gradients
+# that we draw.
 #
-# - **Mean.** A draw is each $g_i$ with chance $1/n$: on average $\nabla L$. So is a mean of draws:
-#   $E[G] = \nabla L$, the estimate is *unbiased*.
-# - **With replacement** (one may come twice): $|G - \nabla L|^2$ is $1/B^2$ times B squares, $\sigma^2$ each on
-#   average, and products of two draws' errors. Draws know nothing of each other, so these are 0 on average:
-#   $\mathrm{Var}\,G = \sigma^2 / B$.
-# - **Without:** the errors of all n add up to 0, so does their square: $n\sigma^2 + n(n-1)\,c = 0$, with c the
-#   average product. There are $B(B-1)$ products: $\mathrm{Var}\,G = \frac{\sigma^2}B \cdot \frac{n-B}{n-1}$.
+# - **Mean.** A draw gives each $g_i$ with chance $1/n$, so on average it gives $\nabla L$. A mean
+#   of draws also gives $\nabla L$ on average: $E[G] = \nabla L$. The estimate is *unbiased*.
+# - **Variance with replacement** (an example may come twice). The error of $G$ is $1/B$ times the
+#   sum of B errors, one for each draw. The square of this sum has B squares and $B(B-1)$ products
+#   of two draws' errors. Each square is $\sigma^2$ on average. The draws are independent, so each
+#   product is 0 on average. What is left is $\mathrm{Var}\,G = B\sigma^2 / B^2 = \sigma^2 / B$.
+# - **Variance without replacement.** Now a product is not 0 on average. We call its average $c$.
+#   The errors of all n examples add up to 0, so the square of their sum is 0, too: $n\sigma^2 +
+#   n(n-1)\,c = 0$. This gives $c = -\sigma^2/(n-1)$. With it, the B squares and $B(B-1)$ products
+#   give $\mathrm{Var}\,G = \frac{\sigma^2}B \cdot \frac{n-B}{n-1}$.
 #
-# The twin leaves nothing to chance: it takes *every* draw of B from 8 of our 64 examples. (`residual` is the length
-# of a difference, as a part of the second vector's. A small one is printed as a bound: last digits differ from
-# CPU to CPU.) And an assumption broken: batches of neighbours, unshuffled data, drawn without replacement. Is their
-# mean right, their variance?
+# The next cells check this without chance. They take 8 of our 64 examples, and *every* possible
+# draw of B of these 8. (`residual` is the length of a difference, relative to the second vector. A
+# small residual is printed as a bound, because the last digits differ between CPUs.) Then the cells
+# break an assumption: they draw neighbours without replacement, as from unshuffled data. Are the
+# mean and the variance of these draws still right?
 
 # %%
 import itertools
@@ -148,15 +156,17 @@ simlib.guess(mean_right, "yes" if told[0].startswith("below") else "no", of=("ye
 simlib.guess(variance, {"": "right", "+": "more", "-": "less"}[more], of=("less", "right", "more"))
 
 # %% [markdown]
-# All three means hold. The variance of neighbours is too large, more so with four: they resemble each other. Shuffle, then: noise, the root of the variance, falls with $1/\sqrt B$, and a whole epoch without
-# replacement (B = n) has none. That is what many ranks buy. (What
-# it is worth in accuracy is for lesson 09.)
+# All three means are right. The variance of neighbours is too large, because neighbours resemble
+# each other. It is 48 % too large for two neighbours and 97 % too large for four. So shuffle. Then
+# the noise, the root of the variance, falls with $1/\sqrt B$. A batch of all n examples (B = n,
+# without replacement) has no noise. So more ranks give less noise. Lesson 09 shows how much
+# accuracy that gains.
 #
 # ## A net and real digits
 #
-# Now something with real use: 512 handwritten digits, shrunk to 7 x 7 pixels, and a net of 970 weights.
-# It gives log probabilities; `nll_loss` makes the cost of them. `flat_gradient` is the whole gradient as
-# one vector.
+# Now we take real data: 512 handwritten digits of 7 x 7 pixels, and a net of 970 weights. The net
+# returns log probabilities, and `nll_loss` computes the cost from them. `flat_gradient` returns the
+# whole gradient as one vector.
 
 # %%
 train_set, _ = simlib.digits.load()
@@ -179,18 +189,20 @@ def flat_gradient(model, batch):
 # %% [markdown]
 # ## Equation (1): the gradient of a sum is the sum of gradients
 #
-# The derivation follows A. Das's articles (2018-2019; lesson 01 met the first of them), rebuilt in our
-# letters. Its first equation adds up the loss over all examples of $D$, and lets the derivative pass through the sum:
+# The derivation follows A. Das's articles (2018-2019; lesson 01 introduced the first), in our
+# letters. Its first equation adds up the loss over all examples of $D$, and moves the derivative
+# into the sum:
 #
 # $$\nabla \sum_{x \in D} \ell(\theta; x) = \sum_{x \in D} \nabla \ell(\theta; x) \tag{1}$$
 #
-# True for a loss per example. But the loss in the article's code is `nll_loss`, which has **already**
-# divided by the number of examples. We restate it for what the code computes, the cost:
+# This is true for a loss per example. But the article's code uses `nll_loss`, which has **already**
+# divided by the number of examples. So we restate the equation for the cost:
 #
 # $$\nabla L_D(\theta) = \frac{1}{|D|} \sum_{x \in D} \nabla \ell(\theta; x) \tag{1'}$$
 #
-# $D$ is what one step uses, here the first 32 digits. The twin adds up 32 single gradients and divides.
-# Then the mix-up: add up `nll_loss` over four batches of eight, as (1) is printed. How wrong will that be?
+# $D$ has the examples of one step, here the first 32 digits. The cell adds up 32 single gradients
+# and divides by 32. Then it makes the mistake: it follows equation (1) with `nll_loss`, and adds up
+# the gradients of four batches of eight. How wrong will this sum be?
 
 # %%
 times = None  # the sum of four batch means is how many times the gradient?
@@ -206,20 +218,21 @@ print(f"sum of four batch means: {batches_summed.norm() / whole.norm():.3f} time
 simlib.guess(times, 4)
 
 # %% [markdown]
-# (1') holds to the last digits of either precision. What is left is rounding: a float64 has some 16
-# digits, a float32 some 7.
-# The mix-up is four times too large: a sum over batches of something that was averaged within each.
+# Equation (1') is exact up to rounding. A float64 has about 16 digits, a float32 about 7. The
+# mistake makes the gradient four times too large, because it adds up four averages.
 #
 # ## Equation (2): split D
 #
-# Deal the examples out: $D = D_0 \cup D_1 \cup \ldots \cup D_{R-1}$, where the **shards** $D_r$ are
-# **disjoint**: no example in two of them. Then a sum over $D$ is a sum over shards of sums over each:
+# We deal the examples out: $D = D_0 \cup D_1 \cup \ldots \cup D_{R-1}$, where the **shards** $D_r$
+# are **disjoint**: no example is in two of them. Then a sum over $D$ is the sum of the shards'
+# sums:
 #
 # $$\nabla L_D = \sum_{r} \frac{|D_r|}{|D|}\, G_r, \qquad
 # G_r = \nabla L_{D_r}(\theta) \tag{2}$$
 #
-# Each rank can compute its $G_r$ alone. If all shards have the same size, every factor is $1/R$: a plain
-# mean. Now let the sizes be 20, 6, 4 and 2, and take the plain mean all the same. A few percent off?
+# Each rank can compute its $G_r$ alone. If all shards have the same size, every factor is $1/R$, so
+# we take a plain mean. Now let the sizes be 20, 6, 4 and 2. By how many percent is the plain mean
+# wrong?
 
 # %%
 percent = None  # the error of the plain mean
@@ -243,12 +256,13 @@ plain = mean_of_shards(model, [20, 6, 4, 2], False)
 simlib.guess(percent, round(100 * ((plain - whole).norm() / whole.norm()).item()), within=0.2)
 
 # %% [markdown]
-# Equal shards: exact. Uneven shards with a plain mean: as far off as the gradient is long. No bug in the
-# code, no error message. The two examples of rank 3 weigh as
-# much as the twenty of rank 0. The factors $|D_r|/|D|$ mend it exactly.
+# With equal shards the plain mean is exact. With uneven shards its error is as long as the gradient
+# itself, and no message tells you. The reason: the two examples of rank 3 together count as much as
+# the twenty of rank 0. The factors $|D_r|/|D|$ correct this exactly.
 #
-# **Now you write it:** the same without means. Each rank uses `nll_loss(..., reduction="sum")`, so brings
-# a sum of gradients. One line: what is the gradient of all?
+# **Now you write it:** the same without means. Each rank uses `nll_loss(..., reduction="sum")`, so
+# `sums` has one sum of gradients for each rank. Which line computes the gradient of the cost over
+# all 32 examples?
 
 # %%
 model = net()
@@ -269,10 +283,10 @@ print("right" if error == "below 1e-06" else f"not yet: residual {error}")
 #
 # </details>
 #
-# "So I make all shards equal": PyTorch's `DistributedSampler` does, by **padding**: what is missing, it
-# takes from the beginning again. With 30 examples on 4 ranks two examples are in two shards, and the
-# $D_r$ are not disjoint. The last line below drops the doubles again, and takes the uneven shards with
-# their factors. How far off is the padded mean?
+# "So I make all shards equal." PyTorch's `DistributedSampler` does this by **padding**: it takes
+# the missing examples from the beginning again. If 4 ranks share 30 examples, two examples are in
+# two shards, so the $D_r$ are not disjoint. The last line of the cell leaves these two copies out.
+# It multiplies each shard's gradient by its factor $|D_r|/|D|$. How far off is the padded mean?
 
 # %%
 percent = None  # the error that two doubled examples make
@@ -289,8 +303,8 @@ mended = sum(len(D30[r::4]) / 30 * flat_gradient(model, D30[r::4]) for r in rang
 print("7 or 8 each, weighted: residual", residual(mended, whole))
 
 # %% [markdown]
-# Examples 0 and 1 count twice. In a whole epoch at most $R - 1$ examples are doubled, and most people live
-# with it. Not in **evaluation** (lesson 07).
+# Examples 0 and 1 count twice. In an epoch at most $R - 1$ examples are doubled, and most people
+# accept that. In **evaluation** you must not accept it (lesson 07).
 #
 # ## Equation (3): the sum over ranks is one all_reduce
 #
@@ -298,9 +312,10 @@ print("7 or 8 each, weighted: residual", residual(mended, whole))
 #
 # $$S = \sum_{r=0}^{R-1} G_r = \mathrm{all\_reduce}(G_r) \tag{3}$$
 #
-# Now on real ranks. The twin compares with the sum in one process. Beside it stands an assumption that
-# nobody writes down: that all ranks get the **same bits**. The second program is a sum too: all_gather,
-# then every rank adds up for itself, beginning with its own. Will its four sums be equal?
+# We run this on real ranks, and compare with the sum in one process. We also test an assumption
+# that nobody writes down: all ranks get the **same bits**. The second program uses an all_gather
+# instead. Then every rank adds up all parts itself, and begins with its own part. Will the four
+# ranks have equal sums?
 
 # %%
 by_all_reduce, in_own_order = None, None  # same bits on all ranks: yes or no?
@@ -327,24 +342,26 @@ for dtype in (torch.float64, torch.float32):
         simlib.guess(yours, "yes" if same else "no", of=("yes", "no"))
 
 # %% [markdown]
-# Both sums are right to rounding. But float addition depends on its order, so the second program's
-# four results differ in their last bits. Gloo's all_reduce finishes the sum of each chunk on *one* rank and copies it
-# to the others (lesson 05). So: never let ranks compute "the same" in different orders.
+# Both sums are right, up to rounding. But float addition depends on its order, so the second
+# program's four results differ in their last bits. Gloo's all_reduce finishes the sum of each chunk
+# on *one* rank and copies it to the others (lesson 05). So never let the ranks compute the same sum
+# in different orders.
 #
 # ## Equation (4): the step
 #
 # $$\theta \leftarrow \theta - \eta\, \frac{1}{R} \sum_{r} G_r \tag{4}$$
 #
-# Take shards of B examples each. By (3) every rank has the sum. Follow the mean in (4) back to the
-# cost, and you have the proof in one line:
+# Take shards of B examples each. By (3) every rank has the sum. The proof follows the mean in (4)
+# back to the cost:
 #
 # $$\frac1R \sum_r G_r \;\overset{(1')\text{ on each } D_r}{=}\;
 # \frac1R \sum_r \frac1B \sum_{x \in D_r} \nabla \ell(\theta; x)
 # \;\overset{(2)\text{: disjoint}}{=}\; \frac{1}{R B} \sum_{x \in D} \nabla \ell(\theta; x) \;\overset{(1')}{=}\; \nabla L_D(\theta)$$
 #
 # So one step on R ranks **is** one step of one process with the **effective batch**
-# $B_\text{effective} = R \times B$. The twin does it on 2 and 4 real ranks, and on 64 simulated ones.
-# `sync_gradients` is of the article's kind. What will be left over with 64?
+# $B_\text{effective} = R \times B$. The cell checks this on 2 and 4 real ranks, and on 64 simulated
+# ranks. `sync_gradients` works like the function in the article. How large is the residual with 64
+# ranks?
 
 
 # %%
@@ -374,21 +391,27 @@ for ranks, start in ((2, simlib.run), (4, simlib.run), (64, simlib.simulate)):
         print(f"{ranks:2} x 8 against 1 x {8 * ranks:3}, {dtype}: residual {error}")
 
 # %% [markdown]
-# From 2 ranks to 64 nothing is left but rounding. (One all_reduce for each parameter tensor is slow on a
-# network: each pays its latency. Lesson 07 sends one flat buffer.)
+# From 2 ranks to 64, the only difference is rounding. (One all_reduce for each parameter tensor is
+# slow on a network, because each pays its latency. Lesson 07 sends one flat buffer.)
 #
-# ## The noise, for free
+# ## Measure the gradient noise
 #
-# A rank holds its own $G_r$ of B examples *before* the all_reduce, and the mean $G$ of $RB$ *after* it: two
-# sizes of batch, at no cost. By the variance above
+# A rank has its own $G_r$ of B examples *before* the all_reduce, and the mean $G$ of $RB$ examples
+# *after* it. So it knows the gradient for two batch sizes, at no extra cost. From the variance
+# above we get
 #
 # $$E|G_r|^2 = |\nabla L|^2 + \frac{\sigma^2}{B}, \qquad E|G|^2 = |\nabla L|^2 + \frac{\sigma^2}{RB}$$
 #
-# Two equations, two unknowns. Their quotient $\sigma^2 / |\nabla L|^2$ is the **noise scale** (McCandlish et
-# al. 2018, arXiv 1812.06162): the batch whose noise is as long as the gradient itself. Far below it, twice the
-# ranks are nearly twice the progress per step, with the best $\eta$ for each batch (with the same $\eta$, far
-# less); far above, hardly any. The squares travel as one number more in the all_reduce. **Now you write it:**
-# `solved` gets both squares, and gives $\sigma^2$ and $|\nabla L|^2$.
+# These are two equations with the unknowns $\sigma^2$ and $|\nabla L|^2$. The **noise scale** is
+# their quotient $\sigma^2 / |\nabla L|^2$ (McCandlish et al. 2018, arXiv 1812.06162). A batch of
+# this size has noise that is as long as the gradient itself. If your batch is far smaller, twice
+# the ranks make nearly twice the progress per step, as long as each batch size has its best $\eta$.
+# (With the same $\eta$ you gain far less.) If your batch is far larger, more ranks gain hardly
+# anything.
+#
+# To measure this, `probe` sends one more number in the all_reduce: the square $|G_r|^2$. **Now you
+# write it:** `solved` gets the averages of $|G_r|^2$ (`own`) and $|G|^2$ (`common`). It returns
+# $\sigma^2$ and $|\nabla L|^2$.
 
 
 # %%
@@ -433,14 +456,15 @@ for steps in (1, 10, 100):
 #
 # </details>
 #
-# One step says little, a hundred say it well. The scale is 70 examples, so a step of 32 gains from more
-# ranks. Take means over steps first, then the quotient.
+# One step gives a poor estimate, a hundred steps give a good one. The noise scale is 70 examples.
+# So training with 32 examples per step still gains from more ranks. Average over the steps first,
+# then take the quotient.
 #
 # ## One curve or two?
 #
-# If one step is the same, so are sixty. And the misconception of the day: "the sum of mean gradients is
-# the gradient", so some of our trainings forget to divide. All run in float64, so that rounding stays
-# out of sight:
+# If one step is the same, sixty steps are the same, too. A common mistake is to think that the
+# *sum* of the ranks' mean gradients is the gradient. To see its effect, some of our runs do not
+# divide by R. All runs use float64, so that rounding is invisible:
 #
 # | panel | ranks x B | optimizer | $\eta$ | divides by R? |
 # |---|---|---|---|---|
@@ -449,7 +473,8 @@ for steps in (1, 10, 100):
 # | sum or mean | 1 x 32 | SGD | 2.0 | (one rank) |
 # | Adam | 4 x 8 | Adam | 0.01 | yes; no |
 #
-# In each panel, which curves lie on each other? What will the sum do to plain SGD? And to Adam?
+# In each panel, which curves coincide? What will the missing division do to plain SGD? And what
+# will it do to Adam?
 
 # %%
 guess = None  # which curves coincide? What does SUM do to SGD, to Adam?
@@ -479,7 +504,7 @@ def train(rank, world_size, B, lr=0.5, divides=True, optimizer=torch.optim.SGD):
 
 
 # %% [markdown]
-# `divides=False` is the only difference of the SUM programs: `sync_gradients` is told of a world of one.
+# The SUM programs differ only in `divides=False`: they pass a world size of 1 to `sync_gradients`.
 # Draw your curves before you run this. The last line repeats mean and SUM with a smaller rate.
 
 
@@ -511,18 +536,21 @@ small, small_summed = curve(4, 8, 0.2)[-1], curve(4, 8, 0.2, False)[-1]
 print(f"SGD with rate 0.2, cost at the end: mean {small:.2f}, SUM {small_summed:.2f}")
 
 # %% [markdown]
-# $4 \times 8$ and $1 \times 32$ are one curve; B = 8 is another. And the sum is R times the gradient, a step
-# R times too large. Plain SGD behaves exactly as with $4\eta$, and here it gets out of control. (We compare ten
-# steps: later a training so wild magnifies its rounding.) With $\eta$ = 0.2 the mistake even looks like
-# progress. But a larger rate does that, and one process could have had it.
+# The runs $4 \times 8$ and $1 \times 32$ give the same curve, and $1 \times 8$ gives another. The
+# sum is R times the gradient, so a step is R times too large. Plain SGD behaves exactly as with the
+# rate $4\eta$. Here its cost jumps up instead of falling. (We compare only the first ten steps,
+# because later this run magnifies its rounding errors.) With $\eta$ = 0.2 the mistake even looks
+# like progress. But one process makes the same progress with a rate of 0.8.
 #
-# Adam hardly notices. It divides the gradient by its own typical size, so a factor R cancels, except for
-# a tiny constant. That makes the bug a sleeper: it wakes when somebody goes back to SGD or clips gradients.
+# The missing division hardly changes Adam. Adam divides the gradient by its typical size, so a
+# factor R cancels. Only a tiny constant in Adam's formula keeps it from cancelling exactly. So the
+# bug stays hidden until somebody goes back to SGD or clips gradients.
 #
 # ## "The same seed means the same data"
 #
-# Disjoint shards need a plan that all ranks agree on. Four plans for 32 examples on 4 ranks. In all but
-# the third, every rank uses seed 7. How many **different** examples does the world see, of 32?
+# Disjoint shards need a plan that all ranks agree on. Here are four plans for 32 examples on 4
+# ranks. The third plan uses another seed on each rank. The others use seed 7 everywhere. How many
+# **different** examples, of 32, do the ranks see together?
 
 # %%
 guesses = None, None, None, None  # of 32, for the four plans in the order below
@@ -548,23 +576,26 @@ for plan, yours in zip(plans, guesses, strict=True):
     simlib.guess(yours, len(seen.unique()), within=0.15)
 
 # %% [markdown]
-# The same seed gives the same *numbers*, in the same order of drawing, and no more. Without slices
-# the replicas stay equal, everything looks healthy, and
-# $B_\text{effective}$ is 8. With a seed per rank the shards overlap. And one number drawn too many breaks the
-# agreement without a sound. So: **one seed, one slice per rank, and a generator of its own**
-# that nobody else draws from, as in `batches` above.
+# The same seed gives only the same *numbers*, and only if all ranks draw in the same order. If
+# everybody takes the first 8, the replicas stay equal and everything looks healthy, but
+# $B_\text{effective}$ is only 8. With a seed per rank the shards overlap. If one rank draws one
+# number more than the others, the ranks no longer agree, and no message tells you. So use **one
+# seed, one slice per rank, and a separate generator** from which nothing else draws, as in
+# `batches` above.
 #
 # ## Why replicas stay equal
 #
-# A proof by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and the same
-# optimizer state (empty). *Step:* if they are equal before a step, they all add the same bits $S/R$ to
-# the same state by the same arithmetic, so they are equal after it. The proof asks nothing of the
-# optimizer but that it depends on $\theta$, its state and the gradient. Momentum ($v \leftarrow m v + g$,
-# then $\theta \leftarrow \theta - \eta v$) and Adam qualify.
+# We prove it by induction. *Start:* all replicas have the same $\theta$ (rank 0 broadcasts it) and
+# the same optimizer state (empty). *Step:* assume that all replicas are equal before a step. They
+# all get the same bits $S/R$, and do the same arithmetic with the same state. So they are equal
+# after the step. For this proof, the optimizer's step must depend only on $\theta$, its state and
+# the gradient. This is true of momentum ($v \leftarrow m v + g$, then $\theta \leftarrow \theta -
+# \eta v$) and of Adam.
 #
-# `spread` measures it: the largest difference between any two ranks, in any weight, by one all_reduce
-# (the MAX of $\theta$ and of $-\theta$). We also try one swapped line: `step`, then sync. And replicas
-# that start apart. Which spreads are 0 after 10 steps?
+# `spread` measures the largest difference between any two ranks in any weight. It needs one
+# all_reduce, which takes the MAX of $\theta$ and of $-\theta$. We also try two mistakes: a `step`
+# before the sync, and replicas that start with different weights. In which of the three cases is
+# the spread 0 after 10 steps?
 
 # %%
 sync_first, step_first, apart = None, None, None  # is the spread 0 after 10 steps: yes or no?
@@ -609,14 +640,16 @@ for what, yours in guesses.items():
     simlib.guess(yours, "no" if spreads[10] else "yes", of=("yes", "no"))
 
 # %% [markdown]
-# Exactly 0.0, not nearly. In the second block every rank takes its step with its own gradient, and the
-# synchronised one is thrown away by the next `zero_grad`. In the third all ranks add the **same** step to
-# different weights, so their distance stays what it was at the start; and the mean is of
-# gradients taken at four different points, so it is the gradient of none. Nothing pulls replicas
-# together (but weight decay, slowly): synchronous SGD keeps them equal, it does not make them so. And the cost on rank 0 falls
-# everywhere: somebody who watches rank 0 sees nothing.
+# In the first three lines the spread is exactly 0.0. In the next three, every rank takes its step
+# with its own gradient. The synchronised gradient comes too late, and the next `zero_grad` deletes
+# it. In the last three, all ranks add the **same** step to different weights, so the distance
+# between the ranks stays the same. Their gradients come from four different points, so the mean is
+# the gradient of none of these points. Nothing pulls the replicas together. (Only weight decay
+# does, and it is slow.) Synchronous SGD keeps replicas equal, but does not make them equal. The
+# cost on rank 0 falls in all nine lines, so you do not see the fault on rank 0 alone.
 #
-# **Now you write it:** the cure, before the first step. Every parameter becomes that of rank 0.
+# **Now you write it:** the cure for replicas that start apart. `same_start` runs before the first
+# step. It gives every parameter the values of rank 0.
 
 
 # %%
@@ -643,10 +676,11 @@ print(f"not yet: ranks {others} have other weights than rank 0 began with" if ot
 #
 # ## "Equal loss on rank 0 means equal replicas"
 #
-# "Then I compare the losses of *all* ranks." Here is a net with its 16 hidden units in another order, the
-# weights that lead into and out of each carried along. It computes the same function. Rank 0 starts with
-# the net, every other rank with a reordered twin. What do the costs say, what does the spread? And what
-# is learned in 60 steps, against 60 right ones?
+# "Then I compare the losses of *all* ranks." This is not enough either. We reorder the 16 hidden
+# units of a net, and move the weights of each unit with it. The new net is a **twin**: it computes
+# the same function. Rank 0 starts with the net, every other rank with a reordered twin. Are the
+# costs of the ranks equal at the start? Is their spread 0? After 60 steps, have they learned less
+# than four equal replicas, as much, or more?
 
 # %%
 costs_equal, spread_0, learned = None, None, None  # before: yes or no? "less", "as much", "more"?
@@ -683,17 +717,20 @@ simlib.guess(spread_0, "no", of=("yes", "no"))
 simlib.guess(learned, "less", of=("less", "as much", "more"))
 
 # %% [markdown]
-# The same cost on every rank, and other weights. The mean gradient then mixes that of unit 3 here
-# with that of another unit there. They learn, but less, and each ends as another model. Equal losses prove
-# nothing: **compare weights**, by a spread, or by a **fingerprint**: a short number computed from all their
-# bits, almost never the same for two different vectors (exercise 4).
+# At the start every rank has the same cost, but other weights. So the mean gradient mixes a hidden
+# unit of one rank with a different unit of the next rank. The ranks learn, but less, and each rank
+# ends with a different model. Equal losses prove nothing. So **compare weights**, by a spread or by
+# a **fingerprint**. A fingerprint is a short number that is computed from all bits of a vector. Two
+# different vectors almost never have the same fingerprint (exercise 4).
 #
 # ## What is not invariant
 #
-# Replicas equal is one question. *Equal to one process* is another. It needs a cost that is a mean over
-# examples, each with a loss of its own. Three popular things break that: **batch norm** (each example's
-# loss depends on the others in its batch), **dropout** (random masks), and **clipping** on each rank (cut
-# the gradient to at most a given length; not linear). Which is worst?
+# Replicas may be equal to each other, but not *to one process*. They are equal to one process only
+# if the cost is a mean over examples, and each example has a loss of its own. Three popular methods
+# do not fit this. With **batch norm** each example's loss depends on the other examples in its
+# batch. **Dropout** uses random masks. **Clipping** shortens a gradient that is longer than a given
+# limit. If each rank clips its own gradient, the mean changes. Which of the three has the largest
+# error?
 
 # %%
 worst = None  # which of the three?
@@ -730,19 +767,23 @@ for seed in range(20):
 print(f"dropout, other masks: 4 x 8 {away[4]:.0%}, 1 x 32 {away[1]:.0%} off, mean of 20 seeds")
 
 # %% [markdown]
-# - Batch norm takes mean and variance over 8 examples instead of 32: another function. Lesson 07 builds a
-#   synchronised one. Its running means are buffers, no parameters: they even differ from rank to rank.
-# - Dropout differs because its masks do. One process with other masks is off just as far: 100 % against 95 %.
-#   On average over masks all is well. Only do not give all ranks the *same* masks.
-# - Clipping per rank cuts each $G_r$ by another factor. Clip **after** the all_reduce: then every rank
-#   holds the whole mean gradient, knows its length, and needs no further message (exercise 2).
+# - Batch norm takes mean and variance over 8 examples instead of 32, so it computes another
+#   function. Its running means are buffers, not parameters, so they even differ between ranks.
+#   Lesson 07 builds a synchronised batch norm.
+# - Dropout differs because its masks differ. The last line compares two runs with different masks:
+#   four ranks are off by 95 %, but one process is off just as far, by 100 %. On average over all
+#   masks the gradients agree. So nothing is wrong here. But do not give all ranks the *same* masks.
+# - Clipping per rank shortens each $G_r$ by a different factor. So clip **after** the all_reduce.
+#   Then every rank has the mean gradient and can compute its length without a further message
+#   (exercise 2).
 #
 # ## Is the loss a bowl?
 #
-# The bowl above was true: for a line with squared errors the cost is **convex**, so between two points
-# it never rises above the straight line that joins them. Articles draw that bowl beside a neural net. Test
-# it: a trained net, its reordered twin, and all nets between, $(1-t)\,\theta + t\,\theta_\text{twin}$. In a
-# bowl the midpoint is at most as high as its ends. Here?
+# For the line fit, the bowl above was right. With squared errors its cost is **convex**: between
+# two points the cost never rises above the straight line that joins them. Articles draw that bowl
+# for a neural net, too. We test this with a trained net, its reordered twin, and the nets between
+# the two: $(1-t)\,\theta + t\,\theta_\text{twin}$. Net and twin have the same cost. In a bowl the
+# midpoint, $t$ = 0.5, would not have a higher cost than these two ends. Has it a higher cost here?
 
 # %%
 midpoint = None  # its cost against that of the ends: lower, equal, higher?
@@ -768,8 +809,8 @@ print("net {:.3f}, midpoint {:.3f}, twin {:.3f}".format(*ends))
 simlib.guess(midpoint, "higher", of=("lower", "equal", "higher"))
 
 # %% [markdown]
-# And the whole way, a little beyond both ends. Beside it the line fit, between two
-# points of the first picture.
+# Next we draw the cost for all $t$ from $-0.2$ to 1.2, a little beyond both ends. The left panel
+# shows the line fit, between two points of the first picture.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.1), layout="constrained")
@@ -784,12 +825,13 @@ for axes, curve_, title in zip(
 plt.show()
 
 # %% [markdown]
-# Higher, by far: convex it is not. Better training would not change that. Every net with a hidden layer
-# has such twins, here $16! \approx 2 \times 10^{13}$, all equally good. In a bowl their average, whose hidden
-# units are all alike, would be at least as good as they.
+# The cost at the midpoint is far higher, so the cost of a net is not convex. Better training would
+# not change that. Every net with a hidden layer has such twins. Ours has $16! \approx 2 \times
+# 10^{13}$, and all are equally good. In the average of all these twins, all hidden units are the
+# same. If the cost were a bowl, this useless average would be at least as good as the net.
 #
-# So weights of nets that were trained apart cannot simply be averaged ([lesson
-# 13](13_asynchronous_training.ipynb) averages often enough that they never drift apart).
+# So you cannot simply average the weights of nets that were trained apart. ([Lesson
+# 13](13_asynchronous_training.ipynb) averages so often that they never drift apart.)
 #
 # ## What breaks what
 #
@@ -799,7 +841,7 @@ plt.show()
 # | uneven shards, plain mean | yes | no | factors $\lvert D_r \rvert / \lvert D \rvert$ |
 # | padded shards | yes | off by the doubles | drop the doubles, use factors |
 # | no slices, one seed | yes | $B_\text{effective}$ = B | slice r for rank r |
-# | each rank sums in its own order | no | to rounding | all_reduce |
+# | each rank sums in its own order | no | up to rounding | all_reduce |
 # | unsynchronised start | no | no | broadcast |
 # | step before sync | no | no | sync first |
 # | batch norm | yes, except buffers | no | synchronise it |
@@ -813,16 +855,17 @@ plt.show()
 #
 # ## Exit ticket
 #
-# 1. 8 ranks, B = 16, `nll_loss`, all_reduce with SUM, no division, $\eta$ = 0.1. Which one-process training
-#    is this?
+# 1. 8 ranks use B = 16, `nll_loss`, an all_reduce with SUM, no division, and $\eta$ = 0.1. Which
+#    one-process training is this?
 # 2. $|G_r|^2$ is 0.6 on average with B = 8, $|G|^2$ on 4 ranks 0.15. What is $\sigma^2$?
 # 3. All spreads are 0.0, and the training is still wrong. Name two causes.
-# 4. The replicas start 0.3 apart, with SGD (no weight decay) and all else right. And after 1,000 steps?
+# 4. The replicas start 0.3 apart, and everything else is right. They use SGD without weight decay.
+#    How far apart are they after 1,000 steps?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Batch 128, learning rate 0.8.
-# 2. 0.45 / (1/8 - 1/32) = 4.8. (And $|\nabla L|^2$ is 0: there is nothing left but noise.)
+# 2. 0.45 / (1/8 - 1/32) = 4.8. ($|\nabla L|^2$ is 0: only noise is left.)
 # 3. For example: no division; uneven shards without weights; no slices; clipping per rank.
 # 4. Still 0.3, up to rounding.
 #

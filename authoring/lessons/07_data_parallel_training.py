@@ -1,23 +1,23 @@
 # %% [markdown]
 # # 07 Data-parallel training
 #
-# [Lesson 06](06_synchronous_sgd.ipynb) derived the rule: every rank takes the gradient of its own
-# examples, the mean of these gradients is the gradient of the whole batch, and all ranks take the same
-# step. Here you train with it. In this lesson (90 minutes) you will
+# Here you train by the rule of [lesson 06](06_synchronous_sgd.ipynb): every rank takes the gradient
+# of its own examples, the mean of these gradients is that of the whole batch, and all ranks take
+# the same step. In this lesson (110 minutes) you will
 #
-# - train LeNet on real handwritten digits, on real ranks, until it reads 97 of 100 it has never seen,
-# - see that R ranks and one process arrive at the same weights, and how equal "the same" is,
-# - build the two functions that this takes as they were first published, and then better,
-# - stop a run in mid-epoch and go on, bit for bit,
+# - train LeNet on real handwritten digits, on real ranks, until it reads 97 of 100 new ones,
+# - see that R ranks and one process get the same weights, and how exactly,
+# - build two functions for this, first as published, then better ones,
+# - stop a run in mid-epoch and continue it bit for bit,
 # - meet a dozen programs that print a nice number and are wrong.
 #
 # Notation: R ranks, B examples per rank and step, $B_\text{effective} = R \times B$, learning rate $\eta$.
 #
 # ## The data and the model
 #
-# `simlib.digits.load()` makes scikit-learn's 1,797 scanned digits as large
-# as MNIST's (28 x 28) and holds 297 out. `simlib.digits.load_mnist(folder)` reads MNIST's own files. Pixels get
-# mean 0 and standard deviation 1.
+# `simlib.digits.load()` loads scikit-learn's 1,797 scanned digits, as large as MNIST's (28 x 28).
+# It **holds out** 297 of them: we never train with these. (`simlib.digits.load_mnist(folder)` reads
+# MNIST's own files.) We scale pixels to mean 0 and standard deviation 1.
 
 # %%
 import functools
@@ -49,14 +49,15 @@ def lenet():
 # %% [markdown]
 # ## The two functions, as published
 #
-# The article (A. Das 2018-2019, lesson 06) adds two calls to an ordinary training loop. Before the first step,
-# `sync_initial_weights` gives every rank the weights of rank 0. After each `backward`,
-# `sync_gradients` replaces every gradient by the mean over all ranks. The cell has them as published: the
-# first with `send` and `recv`, the second with one `all_reduce` per parameter tensor.
+# The article (A. Das 2018-2019, lesson 06) adds two calls to an ordinary training loop. Before the
+# first step, `sync_initial_weights` gives every rank the weights of rank 0. After each `backward`,
+# `sync_gradients` replaces every gradient by the mean over all ranks. As published, the first
+# function uses `send` and `recv`. The second calls `all_reduce` once for each parameter tensor.
 #
-# Four ranks take two steps. Each rank starts with a random seed of its own, so each draws other first weights.
-# Here these seeds repeat in every run; under torchrun they do not. Without the first function, are the ranks equal
-# in the end? LeNet has 431,080 weights in 8 tensors. With both functions, how many messages, how many collectives?
+# Four ranks take two steps. Each rank has its own random seed, so each draws different first
+# weights. (simlib repeats these seeds in every run, torchrun does not.) Without the first function,
+# are the ranks equal in the end? LeNet has 431,080 weights in 8 tensors. With both functions, how
+# many messages and collectives are there?
 
 # %%
 equal = None  # without the first function: yes or no?
@@ -105,20 +106,20 @@ simlib.guess(collectives, len(run.trace.collectives))
 run
 
 # %% [markdown]
-# The mean gradient is the same on all ranks, so all took the same two steps. They began with different weights, so
-# they end with different weights. No call reports it: compare them yourself, as lesson 06 does.
-# `torch.manual_seed(0)` on every rank makes them equal, too, until one rank draws a number more. A broadcast always
-# does.
+# The mean gradient is the same on all ranks, so all took the same two steps. They began with
+# different weights, so their weights stay different. No call reports this: compare the weights
+# yourself (lesson 06). `torch.manual_seed(0)` on every rank also gives equal first weights, but not
+# if one rank has drawn a number before. A broadcast always gives equal weights.
 #
-# The run is simulated: each rank has a node of its own, and computing takes no time. Rank 0 sends 8 tensors to each of
-# 3 ranks, one after the other: 24 messages, 3 x 1.7 MB. Ranks 1 to 3 wait 3.24 ms. Each step makes 8 all_reduces. The
-# smallest moves ten numbers and costs a full latency.
+# The run is simulated: each rank has a node of its own, and computing takes no time. Rank 0 sends 8
+# tensors to each of 3 ranks, in 24 messages with 3 x 1.7 MB. Ranks 1 to 3 wait 3.24 ms. Each step
+# makes 8 all_reduces. The smallest one moves ten numbers, but costs a full latency.
 #
 # ## Better: one broadcast, one flat buffer
 #
-# In a broadcast everyone helps (lesson 04). And all parameters fit into *one* tensor:
-# `parameters_to_vector` joins them, `vector_to_parameters` cuts it up again.
-# Predict what it gains on 16 nodes with 10 Gbit/s Ethernet.
+# In a broadcast all ranks help to send (lesson 04). All parameters fit into *one* tensor:
+# `parameters_to_vector` joins them, and `vector_to_parameters` cuts it up again. Predict how much
+# faster this is on 16 nodes with 10 Gbit/s Ethernet.
 
 # %%
 faster = None  # how many times as fast on 16 nodes?
@@ -148,15 +149,17 @@ simlib.guess(faster, round(times[0] / times[-1], 1), within=0.2)
 better
 
 # %% [markdown]
-# The same weights, with 3 collectives. On 16 nodes `weights_by_send` sends 15 copies out of one network card; the
-# broadcast deals the pieces out and lets the ranks gather them from each other, so no card carries more
-# than two copies: 21 ms less. With gradients the bytes stay, and what is saved is latency:
-# 7 all_reduces a step, 1.1 ms. (A flat buffer must wait for the last gradient. Lesson 08 cuts it into buckets.)
+# The weights are the same, and only 3 collectives are left. On 16 nodes `weights_by_send` sends 15
+# copies through one network card. In the broadcast each rank gets one piece, and then the ranks
+# send the pieces to each other. So no card carries more than two copies. This saves 21 ms. For
+# gradients we save only the latency of 7 all_reduces per step, 1.1 ms. (A flat buffer must wait for
+# the last gradient. Lesson 08 cuts it into buckets.)
 #
 # ## Who gets which examples?
 #
-# "A `DataLoader` shards", one reads. Three ranks, twelve examples, two per batch: first a plain
-# `DataLoader(shuffle=True)`, then one with a `DistributedSampler`. How many of the twelve does each rank get?
+# Some texts say that a `DataLoader` shards. Three ranks share twelve examples, two per batch. First
+# they use a plain `DataLoader(shuffle=True)`, then a `DistributedSampler`. How many of the twelve
+# does each rank get?
 
 # %%
 plain, sampled = None, None  # how many of the twelve does a rank get?
@@ -176,18 +179,18 @@ for shards in (False, True):
     simlib.guess(sampled if shards else plain, len(sum(batches, [])))
 
 # %% [markdown]
-# The plain loader knows nothing of ranks: each rank gets **everything**, in its own order. An
-# epoch trains three times on each. No error. The sampler shuffles all
-# twelve with one seed for all ranks, and rank r takes every R-th from place r on.
+# The plain loader knows nothing of ranks: each rank gets **everything**, in its own order. So an
+# epoch trains three times on each example, without an error. The sampler shuffles all twelve with
+# the same seed on all ranks. Then rank r takes the examples at places r, r + R, r + 2R, ...
 #
 # ## The same seed, the same data?
 #
-# `random_split` cuts a held-out set off. With `seed="same"` all ranks begin with one seed, as with
-# `torch.manual_seed(0)` in the first line. Rank 0 also draws one random number first, say to choose a
-# picture to show. Do all ranks hold out the same three examples?
+# `random_split` separates a held-out set. With `seed="same"` all ranks begin with the same seed.
+# But rank 0 first draws one random number. Do all ranks hold out the same three examples?
 #
-# Then the reverse: a loader's **worker** adds random noise to each batch (augmentation). Its seed is drawn from
-# the rank's generator. Both ranks begin with one seed again. Is their noise the same? Should it be?
+# Then a **worker**, a process of the loader, adds random noise to each batch (augmentation). The
+# worker's seed comes from the rank's generator, and both ranks begin with the same seed. Is the
+# noise on both ranks the same? Should it be?
 
 # %%
 same_three, same_noise = None, None  # with a common seed: yes or no?
@@ -217,17 +220,19 @@ simlib.guess(same_three, "no", of=("yes", "no"))
 simlib.guess(same_noise, "yes", of=("yes", "no"))
 
 # %% [markdown]
-# One number drawn more, and rank 0 trains on what the others hold out: the held-out accuracy becomes a
-# lie. What must be **equal** on all ranks (split, shuffle) gets a generator of its own, used for nothing else. What
-# must **differ** (noise, dropout) gets a seed with the rank in it. With a common one all ranks add the same noise, and
-# the mean does not reduce it. Dropout draws from torch's own generator, so call
-# `torch.manual_seed(1000 + rank)` once the weights are equal.
+# Rank 0 drew one number more, so it trains on examples that the others hold out. This makes the
+# held-out accuracy worthless. If something must be **equal** on all ranks (split, shuffle), give it
+# a generator that nothing else uses. If it must **differ** (noise, dropout), put the rank into its
+# seed. With a common seed all ranks add the same noise, and their mean does not reduce it. Dropout
+# draws from torch's own generator. So call `torch.manual_seed(1000 + rank)` after the weights are
+# equal.
 #
 # ## Fixed chunks, and the forgotten set_epoch
 #
-# Cut the data once into R chunks that stay with their ranks, or shuffle everything anew in each epoch and deal it
-# out. For the second the sampler must be told which epoch it is: it shuffles with its seed (0) plus that number. How
-# many different examples does rank 0 see in three epochs? **Now you write it:** the line in `before_epoch`.
+# There are two ways: cut the data once into R fixed chunks, or shuffle and deal out everything
+# again in each epoch. For the second way the sampler must know the epoch, because it shuffles with
+# its seed (0) plus the epoch's number. In each way, how many different examples does rank 0 see in
+# three epochs? **Now you write it:** the line in `before_epoch`.
 
 
 # %%
@@ -262,14 +267,14 @@ print("your line:", "right" if yours == shuffles else "not yet")
 #
 # </details>
 #
-# Without it every epoch is the first one again, and nothing tells you.
+# Without this line every epoch repeats the first one, and nothing warns you.
 #
 # ## The loop
 #
-# `training` is a generator: it takes one step, then yields how many are done and
-# the loss, so that the cells below can log, save or stop. `steps` says which: a run that goes on begins in the
-# middle, and skips the batches it has had. B is `batch // world_size`:
-# the effective batch stays 60 whatever R is. `noise`, if given, is the rank's own generator for augmentation.
+# After each step the generator `training` yields the number of steps done and the loss, so the
+# cells below can log, save or stop. `steps` lists the steps to take. A resumed run begins in the
+# middle, and skips the batches before. B is `batch // world_size`, so the effective batch is 60 for
+# every R. `noise`, if given, is the rank's own generator for augmentation.
 
 
 # %%
@@ -299,10 +304,11 @@ def training(model, optimizer, rank, world_size, steps, batch=60, noise=None):
 # %% [markdown]
 # ## Is it the same as one process?
 #
-# The sampler deals the shuffled examples out in turn. So the first batches of R ranks together are the
-# first 60 of the shuffled list: the batch that one process has. By lesson 06 the mean gradient is the
-# same, hence the weights, also with momentum and Adam. We compare after 25 steps, at R = 1, 2, 4, in both
-# precisions. Predict the largest difference between any two weights.
+# The sampler deals the shuffled examples out in turn. So the first batches of all R ranks together
+# hold the first 60 examples of the shuffled list, like the first batch of one process. By lesson 06
+# the mean gradient is the same, so the weights are the same, also with momentum and Adam. We
+# compare after 25 steps, with R = 1, 2 and 4, in float32 and float64. Predict the largest
+# difference from the weights of one process.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # largest difference in float32? In float64?
@@ -331,16 +337,18 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
     assert dtype == torch.float32 or max(worst) < 1e-10
 
 # %% [markdown]
-# Equal, up to rounding: sums in another order are rounded differently (lesson 05). In float64 an epoch leaves
-# about 1e-13 or less. In float32 SGD mostly leaves 1e-7 or less; but max-pooling and ReLU *choose*, and where
-# two values nearly tie, a rounding turns the choice. Adam differs more. It divides each
-# gradient by its own size, and a gradient of 1e-8 is mostly rounding error. So even the sign of a step may differ:
-# after 25 steps two weights are up to $2 \times 25\,\eta$ = 0.05 apart. Rounding, or a
-# mistake? Go to float64: rounding shrinks some hundred million times or more, a mistake stays.
+# The weights are equal, up to rounding: sums in another order are rounded differently (lesson 05).
+# After an epoch they differ by about 1e-13 or less in float64, and with SGD mostly by 1e-7 or less
+# in float32. (Differences may be larger, because max-pooling and ReLU *choose*. If two values are
+# nearly equal, rounding can change the choice.) With Adam the weights differ more. Adam divides
+# each gradient by its own size, and a gradient of 1e-8 is mostly rounding error. So even the sign
+# of a step may differ. After 25 steps two weights can be $2 \times 25\,\eta$ = 0.05 apart. To tell
+# rounding from a mistake, use float64: rounding shrinks a hundred million times or more, but a
+# mistake stays.
 #
 # ## Break it: nothing is learned
 #
-# A loop that circulates, with two mistakes and no error message. Find them:
+# This published loop has two mistakes, but raises no error. Find them:
 #
 # ```python
 # for step in range(25):
@@ -352,7 +360,8 @@ for make_optimizer, dtype in itertools.product((sgd, adam), (torch.float32, torc
 #     optimizer.step()
 # ```
 #
-# It runs as it is, with one mistake mended, and with both: 25 steps of 30 examples.
+# The cell runs 25 steps of 30 examples three times: as printed, with one mistake fixed, and with
+# both.
 
 # %%
 guess = None  # how many examples are seen, the first mistake mended?
@@ -382,16 +391,17 @@ for mistakes in ((True, False), (False, False), (False, True)):
     print(simlib.run(careless, 2, args=mistakes).results[0])
 
 # %% [markdown]
-# First line: `zero_grad()` stands between `backward` and `step`, so the step finds no
-# gradient. Second line, that one mended: weights move, but `next(iter(loader))` makes a **new**
-# iterator in every step, which begins with the first batch again: 30 examples, learned by heart.
-# Third line: 750 examples, the rank's half.
+# In the first run `zero_grad()` comes between `backward` and `step`, so the step finds no gradient.
+# The second run fixes this, and the weights move. But `next(iter(loader))` makes a **new** iterator
+# in every step, and a new iterator begins with the first batch. So the model learns the same 30
+# examples by heart. In the third run the rank sees its 750 examples.
 #
 # ## Evaluate without counting anybody twice
 #
-# 297 held-out digits on 4 ranks: 75 for rank 0, 74 for the others. `DistributedSampler` **pads**: it begins again
-# at the front until R divides the number. What does that do to an accuracy? And may one take the mean over ranks of an
-# AUC (how often a picture of a 1 gets a higher score for "1" than another picture)?
+# Four ranks share 297 held-out digits: rank 0 gets 75, the others 74. `DistributedSampler`
+# **pads**: it repeats the first examples until all ranks have equally many. How many examples does
+# it then count? Another measure is the AUC. Take a picture of a 1 and one of another digit: the AUC
+# says how often the 1 gets the higher score for "1". May you average the ranks' AUCs?
 
 # %% tags=["nbval-ignore-output"]
 counted, same_auc = None, None  # how many? Is the mean of four AUCs that of all: yes or no?
@@ -443,25 +453,28 @@ simlib.guess(same_auc, "no", of=("yes", "no"))
 
 
 # %% [markdown]
-# 300 were counted: the first three twice. The mend is to shard without the sampler: rank r takes r, r + R,
-# r + 2R, ... The shares may differ by one; so sum the *counts*, and divide at the end. An AUC compares every 1 with every
-# other digit, also of other ranks: no average of the ranks' AUCs is that of all. Reduce what adds up, else
-# bring the scores together. The same cut serves **inference**: `everyone` has one row per digit, each rank
-# fills in its own, and one `reduce` puts all 297 in order on rank 0.
+# The padded version counts 300, because it counts the first three twice. So shard without the
+# sampler: rank r takes r, r + R, r + 2R, ... The shares may differ by one, so sum the *counts*, and
+# divide at the end. An AUC compares every 1 with every other digit, also on other ranks. So an
+# average of the ranks' AUCs is not the AUC of all. If a metric is a sum over examples, reduce it.
+# If not, gather the scores. The same shards serve **inference**: `everyone` has one row per digit,
+# each rank fills in its own rows, and one `reduce` collects all 297 on rank 0.
 #
 # ## Train for real, and watch
 #
-# Now 8 epochs on two ranks, 30 examples each per step. The learning rate rises over the first tenth (a *warm-up*,
-# see below) and falls to zero at the end. What is new:
+# Now two ranks train for 8 epochs, each with 30 examples per step. The learning rate rises in the
+# first tenth of the steps (a *warm-up*, see below) and then falls to zero. Four things are new:
 #
-# - **Metrics are reduced.** `loss` belongs to the rank's own examples; logged is the mean over all ranks.
-# - **One rank writes**, with TensorBoard's `SummaryWriter`, and imports it alone.
-# - **A progress bar**, also on rank 0 only. `simlib.live_curves(folder)` draws the curves meanwhile.
-# - **A checkpoint** holds *everything* that the next step depends on: weights, optimizer (its momentum!),
-#   schedule, the step (so the epoch, and the place in it), and the state of each rank's `noise`. (Dropout
-#   would need `torch.get_rng_state()` of each rank, too.)
+# - **Metrics are reduced.** `loss` belongs to the rank's own examples; we log the mean over all
+#   ranks.
+# - **One rank writes**, with TensorBoard's `SummaryWriter`, and only that rank imports it.
+# - **A progress bar** runs, also on rank 0 only. During the run `simlib.live_curves(folder)` draws
+#   the curves.
+# - **A checkpoint** saves *everything* that the next step depends on: weights, optimizer (its
+#   momentum!), schedule, the step (so the epoch, and the place in it), and the state of each rank's
+#   `noise`. (Dropout would need `torch.get_rng_state()` of each rank, too.)
 #
-# (`how`: learning rate, epochs, effective batch, and the factor on the rate.)
+# (`how` has the learning rate, epochs, effective batch, and a function for the factor on the rate.)
 
 
 # %%
@@ -533,12 +546,14 @@ assert run.results[0][0] >= 0.95
 # %% [markdown]
 # ## A checkpoint: one saves, all load
 #
-# If all ranks wrote one file, it could be broken. If only rank 0 *loaded* it, the others would
-# go on from other weights. A crash while writing must not cost the old file: write beside it, then rename. The barrier
-# keeps ranks from loading early.
+# If all ranks wrote one file, they could corrupt it. If only rank 0 *loaded* it, the others would
+# continue from other weights. A crash while writing must not destroy the old file, so write a new
+# one, then rename it. The barrier keeps ranks from loading early.
 #
-# We train 20 steps in one go, then 7 (in the middle of epoch 1), and the rest from the file: with
-# everything, with one thing forgotten, and on 4 ranks, with noise and without. What is bit for bit the same?
+# We train 20 steps in one go. Then we train 7 steps, up to the middle of epoch 1, and save. From
+# this file we make the other 13 steps seven times: with everything, with one of four parts
+# forgotten, and twice on 4 ranks, with noise and without. How many of the seven give exactly the
+# same weights?
 
 # %% tags=["nbval-ignore-output"]
 same = None  # how many of the seven are as in one go?
@@ -565,17 +580,17 @@ assert resumed[0] and not any(resumed[1:-1])
 folder.cleanup()
 
 # %% [markdown]
-# Bit for bit, but only with everything. On **another world size** weights, optimizer and schedule fit, and the step,
-# too, because it counts batches of all ranks: without noise only rounding is left. But there are two random states
-# for four ranks. That run begins new ones, with the step in their seed: by `manual_seed(rank)` ranks 0 and 1 would
-# draw their first noise again.
+# Only the run with everything is bit for bit the same. With **another world size** weights,
+# optimizer, schedule and step still fit, because a step counts one batch of all ranks. So without
+# noise the only difference is rounding. But the file has two random states, and four ranks need
+# four. So the four ranks make new ones, with the step in the seed. With `manual_seed(rank)` alone,
+# ranks 0 and 1 would draw the noise of the first steps again.
 #
 # ## `parameters()` is not the whole state
 #
-# A batch norm normalises with
-# the mean and variance of the batch, and keeps running averages of them for evaluation. These are
-# **buffers**: no gradient, no `sync_gradients`. After five steps on two ranks: are the parameters equal?
-# And the buffers?
+# A batch norm normalises with the mean and variance of the batch, and keeps running averages of
+# them for evaluation. These are **buffers**: they have no gradient, so `sync_gradients` skips them.
+# After five steps on two ranks, are the parameters equal? Are the buffers equal?
 
 # %%
 parameters, buffers = None, None  # equal: yes or no?
@@ -601,16 +616,17 @@ simlib.guess(parameters, "yes", of=("yes", "no"))
 simlib.guess(buffers, "no", of=("yes", "no"))
 
 # %% [markdown]
-# The parameters are equal, and the running means and variances are not. So rank 0's accuracy is not rank 1's. Before
-# you evaluate or save, broadcast the buffers (DDP does so before every
-# forward pass); or average them. The whole state is `model.state_dict()`.
+# The parameters are equal, but the running means and variances are not. So rank 0 and rank 1 have
+# different accuracies. Before you evaluate or save, broadcast the buffers or average them. (DDP
+# broadcasts them before every forward pass.) The whole state is `model.state_dict()`.
 #
 # ## Batch norm over all ranks, by hand
 #
-# In training each rank normalises with *its own* examples. With B small that is noisy, and not
-# what one process has. **Synchronised** batch norm takes mean and variance over all ranks. Tempting: sum
-# $x$, $x^2$ and the count, and $\sigma^2 = E[x^2] - \mu^2$. Rank 0 has 300 numbers of mean 1000 and deviation 0.05,
-# rank 1 has 200, 0.1 higher: a variance of 0.0025 + 0.0024.
+# In training each rank normalises with *its own* examples. With a small B their mean is noisy, and
+# differs from that of one process. **Synchronised** batch norm takes mean and variance over all
+# ranks. It is tempting to sum $x$, $x^2$ and the count, and to compute $\sigma^2 = E[x^2] - \mu^2$.
+# Rank 0 has 300 numbers with mean 1000 and deviation 0.05. Rank 1 has 200 numbers that are 0.1
+# higher. The variance is about 0.0025 within each rank plus 0.0024 between ranks.
 #
 # **Now you write it:** combine count $n_r$, mean $\mu_r$ and $M_r = \sum (x - \mu_r)^2$ of each rank:
 # $\mu = \sum n_r \mu_r / n$ and $M = \sum (M_r + n_r (\mu_r - \mu)^2)$.
@@ -650,14 +666,15 @@ for way in (from_squares, yours):
 #
 # </details>
 #
-# A variance of -0.125 here, whose root is nan: both terms are a million, and float32 keeps seven digits. `nn.SyncBatchNorm`
-# (GPUs only) gathers mean, variance and count. Its backward is in the appendix.
+# `from_squares` gives a variance of -0.125, and the root of that is nan. It subtracts two numbers
+# near a million, and float32 keeps only seven digits. `nn.SyncBatchNorm` (GPUs only) gathers mean,
+# variance and count. Its backward is in the appendix.
 #
 # ## Gradient accumulation
 #
-# An effective batch does not fit? Take k small batches one after the other, add up
-# their gradients and make one step. Six programs against the gradient of the whole batch, 2
-# ranks x 4 small batches x 10 examples; the last has a batch norm. Which are right?
+# If a batch does not fit into memory, take k small batches in turn, add up their gradients and make
+# one step. Six programs run on 2 ranks, with 4 small batches of 10 examples on each. We compare
+# with the gradient of all 80 examples. The last program has a batch norm. Which are right?
 
 # %%
 guess = None  # which of the six are right?
@@ -688,20 +705,23 @@ for way in (*ways, "divided, reduced each", "divided, reduced once, batch norm")
 
 # %% [markdown]
 # - **Zeroed in each**: only the last small batch counts.
-# - **Not divided**: each loss is a mean over its own small batch, so the sum of k of them is k times too
-#   large: an error of k - 1 = 3.
-# - **Never reduced**: right in time, wrong in space: the gradient of rank 0's examples only.
-# - **Divided, reduced once**, after the last: exact. Reduced each time: exact too, at k times the price.
-# - **With batch norm** accumulation is *not* the large batch: each small batch is normalised by itself,
-#   36 % off; no division mends it.
+# - **Not divided**: each loss is a mean, so the sum of k losses is k times too large. The error is
+#   $k-1=3$.
+# - **Never reduced**: the sum has only rank 0's examples.
+# - **Divided, reduced once**, after the last small batch: this is exact. Reducing after each is
+#   exact, too, but costs k times as much.
+# - **With batch norm** each small batch is normalised by itself. The gradient is 36 % off, and no
+#   division corrects this.
 #
-# It saves activations, not parameters (lesson 10). With R ranks and k small batches, $B_\text{effective} = R \times k \times B$.
+# Accumulation saves memory of activations, not of parameters (lesson 10). Here
+# $B_\text{effective} = R \times k \times B$.
 #
 # ## Clipping: after the reduction
 #
-# Clipping shortens a gradient longer than a limit, so that one odd batch cannot throw the weights far
-# away. Rank 1 has the odd batch: its pixels are 20 times too large. The limit is 1. Clip on each rank and then take
-# the mean, or take the mean and then clip?
+# Clipping limits the length of a gradient, so that one odd batch cannot throw the weights far away.
+# Rank 1 has the odd batch: its pixels are 20 times too large. The limit is 1. The ranks can clip
+# first and then take the mean, or the other way round. Is the result the same? What does one
+# process do?
 
 # %%
 same, by_one = None, None  # yes or no? One process: "clip, then mean" or "mean, then clip"?
@@ -730,16 +750,17 @@ simlib.guess(same, "no", of=("yes", "no"))
 simlib.guess(by_one, "mean, then clip", of=("clip, then mean", "mean, then clip"))
 
 # %% [markdown]
-# Clipped on each rank, the gradient has another length *and* another
-# direction: rank 0's half now counts as much as the odd one. One process clips the gradient of the whole batch, so:
-# **reduce, then clip**.
+# If each rank clips, the mean has another length *and* another direction, because the odd batch
+# loses most of its length before the mean. One process clips the mean gradient, so **reduce, then
+# clip**.
 #
 # ## More ranks, larger batch: the learning rate
 #
-# Usually B is fixed: twice the ranks, twice the batch, half the steps in an epoch.
-# We go from 10 to 100 examples per step, as 10 ranks with B = 10 would. Four runs of four epochs: the small
-# batch with $\eta$ = 0.004, the large one with the same $\eta$, with $10\eta$, and with $10\eta$ reached
-# gradually during the first epoch. Which ends lowest?
+# Usually B is fixed, so twice the ranks have twice the batch, and half the steps in an epoch. We go
+# from 10 to 100 examples per step, like 10 ranks with B = 10. Four runs make four epochs each. Run
+# 1 has the small batch and $\eta$ = 0.004. The others have the large batch: run 2 with $\eta$, run
+# 3 with $10\eta$, and run 4 with a rate that rises to $10\eta$ during the first epoch. Which run
+# ends with the lowest accuracy?
 
 # %% tags=["nbval-ignore-output"]
 lowest = None  # 1, 2, 3 or 4, in the order of the text
@@ -768,22 +789,22 @@ with simlib.live_curves(scaling.name, x="examples"):
 simlib.guess(lowest, 1 + found.index(min(found)), of=(1, 2, 3, 4))
 
 # %% [markdown]
-# With the same $\eta$ the large batch makes a tenth of the steps, none of them longer, and stays far
-# behind. With $10\eta$ each step goes ten times as far: the **linear
-# scaling rule**. If the weights hardly change during ten small steps, their gradients add up
-# to one large step of ten times the rate. At the start they do change, and the loss jumps; the warm-up puts
-# the jump off. With 297 digits one cannot see whether it helps. Goyal et al.
+# With the same $\eta$ the large batch makes a tenth of the steps, and its steps are not longer. So
+# it stays far behind. With $10\eta$ each step goes ten times as far. This is the **linear scaling
+# rule**. If the weights hardly change during ten small steps, these ten steps together are nearly
+# one step with ten times the rate. At the start the weights do change, and the loss jumps. With
+# warm-up the loss jumps later. 297 digits are too few to show whether warm-up helps. Goyal et al.
 # (2017, arXiv 1706.02677) used it for ResNet-50, with batches of up to 8,192 at the small batch's
 # accuracy.
 #
-# The rule is **SGD's**. Adam divides the gradient by its own size, which is mostly noise, and that falls with
-# $1/\sqrt B$: so its rule is the **square root** (Malladi et al. 2022, arXiv 2205.10287). Both are first guesses; the
-# first appendix tries them.
+# The rule is for **SGD**. Adam divides the gradient by its own size. This size is mostly noise, and
+# the noise falls with $1/\sqrt B$. So Adam's rule uses the **square root** (Malladi et al. 2022,
+# arXiv 2205.10287). Both rules are first guesses. The first appendix tries them.
 #
 # ## A transformer, and shards of unequal weight
 #
-# Now one transformer block that reads letters, and guesses the next one. Lines differ in length, so shorter ones
-# are filled up with -100, which `cross_entropy` leaves out (its `ignore_index`).
+# Now a transformer block reads letters and guesses the next one. The lines differ in length, so
+# shorter lines are padded with -100. `cross_entropy` ignores this value (its `ignore_index`).
 
 # %%
 letters, codes = simlib.letters.alphabet(), simlib.letters.load()
@@ -808,14 +829,17 @@ class Reader(nn.Module):
 
 
 # %% [markdown]
-# Two shards of 8 lines: 79 letters to guess, and 169. By lesson 06 a mean of unequal shards must be weighed. What is B
-# here: lines or letters? The cell takes two ranks, and one rank that accumulates over both shards.
+# Two shards have 8 lines each, but 79 and 169 letters to guess. By lesson 06 the mean of unequal
+# shards needs factors. Does B count lines or letters? The cell runs two ranks with a shard each,
+# then one rank that accumulates over both.
 #
-# **Now you write it:** `your_weight` of a shard's mean loss, so that after `sync_gradients` the gradient is that of
-# the mean over all letters. `own`, `total`: letters of the shard, of all; k: shards per rank.
+# **Now you write it:** `your_weight` returns the factor for a shard's mean loss. After
+# `sync_gradients` the gradient must be that of the mean loss over all letters. `own` is the number
+# of letters in the shard, `total` in both shards. `k` is the number of shards per rank.
 #
-# Then two ranks train. They learn `total` by an all_reduce *before* the backward. **Perplexity** is $e^\text{loss}$:
-# among so many equally likely letters the model hesitates. What is it at first, and after 60 steps?
+# Then two ranks train, and all_reduce `total` *before* the backward. **Perplexity** is
+# $e^\text{loss}$. With perplexity 5 the model is as unsure as between 5 equally likely letters.
+# What is the perplexity at first, and after 60 steps?
 
 
 # %%
@@ -881,9 +905,11 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # </details>
 #
-# B counts letters. A mean of means gives each letter of the short shard 2.1 times the weight: 21 % off, over ranks
-# and over time alike. Untrained, the model is worse than a guess among 19; after 60 steps it is nearly sure of
-# the next one. Average the loss by letters, then take $e^x$: a mean of perplexities is something else.
+# B counts letters. In a mean of the two means, each letter of the short shard counts 2.1 times as
+# much. The gradient is then 21 % off, whether two ranks have one shard each or one rank has both. The
+# untrained model is worse than a random guess among 19 letters. After 60 steps it is nearly sure of the
+# next letter. Average the loss over letters first, then take $e^\text{loss}$. A mean of perplexities is
+# another number.
 #
 # ## Your turn
 #
@@ -892,9 +918,10 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # ## Exit ticket
 #
-# 1. A loop runs on 4 ranks with a plain `DataLoader(shuffle=True)`, B = 32, all seeds equal. What is $B_\text{effective}$?
+# 1. A loop runs on 4 ranks with a plain `DataLoader(shuffle=True)`, B = 32, and equal seeds. What
+#    is $B_\text{effective}$?
 # 2. The loss of rank 0 falls nicely. Name two ways in which the replicas may still differ.
-# 3. A run on 8 ranks goes on with 16. What in its checkpoint does not fit?
+# 3. A run on 8 ranks continues on 16. Which parts of its checkpoint do not fit?
 # 4. R = 2 and R = 4 differ by 1e-5 after an epoch. How do you find out whether that is a mistake?
 #
 # <details><summary>Answers</summary>
@@ -902,20 +929,23 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 # 1. 32: all ranks compute the same gradient.
 # 2. Buffers, or the first weights, were not synchronised; ranks clipped or skipped a step by
 #    themselves. Compare the spread (lesson 06) of the whole `state_dict()`.
-# 3. The random states; with B fixed also the batch, so the rate and the meaning of "step".
-# 4. Run both in float64. Rounding all but vanishes; a mistake stays.
+# 3. The random states. If B is fixed, the effective batch doubles. Then the rate and the meaning of
+#    "step" do not fit either.
+# 4. Run both in float64. Rounding nearly vanishes; a mistake stays.
 #
 # </details>
 #
-# **Next:** [lesson 08](08_from_loops_to_ddp.ipynb), which starts to send gradients before the last one is there.
+# **Next:** [lesson 08](08_from_loops_to_ddp.ipynb), which sends the first gradients before the last
+# one is ready.
 #
 # ## Appendix: two rules for the rate
 #
 # <details><summary>SGD and Adam in a bowl, then LeNet with Adam</summary>
 #
-# At the bottom of a bowl only noise moves the weights: which rate for B = 100 keeps them as far apart as B = 10?
-# 10 times with SGD, 3.2 times with Adam. Then LeNet with Adam: $10 \times 0.003$ learns nothing, but from 0.0002,
-# where noise does not rule, 10 serves better.
+# At the bottom of a bowl only noise moves the weights. The cell measures how far they spread. With
+# B = 100, which rate gives the same spread as B = 10? SGD needs 10 times the rate, Adam 3.2 times.
+# LeNet with Adam learns nothing at $10 \times 0.003$. But if the small batch has a rate of 0.0002,
+# noise does not dominate, and the factor 10 is better than 3.2.
 #
 # </details>
 #
@@ -923,12 +953,16 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # <details><summary>How synchronised batch norm gets its gradients</summary>
 #
-# Every rank's output depends on the examples of *all* ranks. $x_r$ goes into the total of every rank, so $\partial
-# (\sum_s L_s)/\partial x_r = \sum_s \partial L_s/\partial\,\text{total}$: the backward is an all_reduce, too. **That
-# holds where each rank adds a loss of its own**, as here. Where all ranks compute the *same* loss from the
-# total, the sum counts it R times; its backward passes the gradient on as it is (lesson 12).
-# `dist.all_reduce` is unknown to autograd; `torch.autograd.Function` is how one tells it a backward. Without one,
-# then with it: how far the forward is off (0, 0), the gradient (0.911, 0), and the gradient of a common loss (0, 2).
+# The total depends on $x_r$, and the output of *every* rank depends on the total. So $\partial
+# (\sum_s L_s)/\partial x_r = \sum_s \partial L_s/\partial\,\text{total}$: the backward is an
+# all_reduce, too. **This is right if each rank adds its own loss**, as here. If all ranks compute
+# the *same* loss from the total, the sum counts that loss R times. In this case the backward must
+# pass the gradient on as it is (lesson 12).
+#
+# Autograd does not know `dist.all_reduce`. `torch.autograd.Function` lets you define a backward.
+# The cell prints three errors, first without a backward, then with it. The forward has no error.
+# The error of the gradient is 0.911 without a backward and 0 with it. The error of the gradient of
+# a common loss is 0 without a backward and 2 with it.
 #
 # </details>
 

@@ -1,19 +1,19 @@
 # %% [markdown]
 # # 08 From loops to DDP
 #
-# [Lesson 07](07_data_parallel_training.ipynb) trained with loops of its own: backward first, then an
-# all_reduce over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for short, gives the same
-# weights in less time. In this lesson (85 minutes) you will
+# [Lesson 07](07_data_parallel_training.ipynb) used its own training loop: first backward, then an all_reduce
+# over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for short, gives the same weights in less
+# time. In this lesson (105 minutes) you will
 #
 # - see what DDP does for you, and what it leaves to you,
-# - build it in four steps: hooks, a wait at the end, buckets, the reducer; and hold yours against torch's,
-# - **see** communication hide behind computation, predict how much of it can, and measure it,
-# - break it as people do: no shard, no wait, another order, an unused layer, uneven inputs,
+# - build it in four steps (hooks, a wait at the end, buckets, the reducer), and compare yours with torch's,
+# - **see** communication hide behind computation, predict how much can hide, and measure it,
+# - make the common mistakes: no shard, no wait, a different order, an unused layer, uneven inputs,
 # - send fewer bytes, and gather what a loss needs without losing its gradient.
 #
-# Appendices: DDP's elder cousin `nn.DataParallel`, and four launchers.
+# Appendices cover the older `nn.DataParallel` and four launchers.
 #
-# R is the number of ranks (`world_size`), B the examples of a rank per step. The model: lesson 07's LeNet.
+# R is the number of ranks (`world_size`). The model is lesson 07's LeNet.
 
 # %%
 import contextlib
@@ -46,10 +46,10 @@ def lenet(seed=0):
 # %% [markdown]
 # ## "DDP splits my batch", "a barrier is needed before forward"
 #
-# Two ranks, and each gives DDP the same 64 images. How many does the model see on each rank? Which part of
-# the model is where? Then each rank takes every second image only. Then we add a barrier before each
-# forward pass, "so that no rank runs ahead" (rank 1 is the slower one). What does each change: the
-# gradient, the time?
+# Each of two ranks gives DDP the same 64 images. How many of these does each rank's model see? And how many
+# weights does each rank hold? In a second run, each rank takes only every second image. In a third run, we
+# add a barrier before each forward pass, "so that no rank runs ahead". In all runs rank 1 is slower. Which
+# change affects the gradient, and which affects the time?
 
 # %%
 guess = None  # how many images does each rank's model see at first, with no shard?
@@ -76,19 +76,19 @@ for shard, wait in ((False, False), (True, False), (True, True)):
     simlib.guess(None if shard else guess, run.results[0][0])
 
 # %% [markdown]
-# DDP splits **neither the input nor the model**. Each rank holds all 431,080 weights and works on what
-# you hand it. The same 64 images on both ranks give the same gradient as 32 each, with twice the work: two
-# computers did the work of one. Sharding
-# is your line, or the `DistributedSampler`'s (lesson 07). A model that does not fit one rank is a matter for
-# [lesson 10](10_splitting_the_model.ipynb). And the barrier changed nothing but the time: the all_reduce of
-# each step holds the ranks together, as far as the data require (lesson 04).
+# DDP splits **neither the input nor the model**. Each rank has all 431,080 weights and works on the images
+# that you give it. If both ranks take the same 64 images, the gradient is the same as with 32 images on each.
+# But every rank does twice the work. Shard the data yourself, or use the `DistributedSampler` (lesson 07).
+# [Lesson 10](10_splitting_the_model.ipynb) splits a model that does not fit one rank. The barrier changed
+# only the time. It is not needed, because in the all_reduce each rank waits for the gradients of the others
+# (lesson 04).
 #
 # ## What DDP leaves to you
 #
-# It averages gradients, and compares nothing. Below, rank 1's first bias is edited before training; then
-# rank 1 has another learning rate. Do the averaged gradients bring the ranks together again? And is the
-# loss, that of which log and early stopping speak, the same on both? **Now you write it:** `mean_loss`
-# gives the loss over all ranks' examples, on every rank.
+# DDP averages gradients, but compares nothing. In the second run below, rank 1 starts with an edited bias. In
+# the third run, rank 1 has another learning rate. Do the averaged gradients make the ranks equal again? Logs
+# and early stopping use the loss. Is the loss the same on both ranks? **Now you write it:** on every rank,
+# `mean_loss` returns the loss over all ranks' examples.
 
 # %%
 guess = None  # are the edited biases equal again after three steps, "yes" or "no"?
@@ -117,10 +117,11 @@ for edit, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
     simlib.guess(guess if edit else None, "yes" if bias.equal(moved) else "no", of=("yes", "no"))
 
 # %% [markdown]
-# The loss is the **rank's own**, even where all is well: rank 0's is that of its shard. And what differs
-# once stays: the edit is 1.0000 apart after three steps, another rate goes on drifting. Equal gradients
-# keep equal replicas equal; they mend nothing. So load weights before DDP is built (its constructor
-# broadcasts rank 0's), and change them on all ranks or on none.
+# Each rank has **its own loss**, the loss of its shard, even if nothing is wrong. And a difference between
+# ranks stays. The edited biases are still 1.0000 apart after three steps. With another rate, each step moves
+# the biases further apart. Equal gradients keep equal replicas equal, but they repair no difference. So load
+# weights before you build DDP, because DDP's constructor broadcasts the weights of rank 0. If you change
+# weights later, change them on all ranks.
 #
 # <details><summary>Answer</summary>
 #
@@ -130,10 +131,11 @@ for edit, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
 #
 # ## Build it. Step 1: a hook for every weight
 #
-# Backward goes from the last layer to the first. The gradient of the last layer is ready long before
-# that of the first: it can travel while backward works on the rest. torch calls a
-# **hook** when a gradient is there: `register_post_accumulate_grad_hook`. Ours starts an all_reduce with
-# `async_op=True`, which returns a request at once. Two ranks, gradients 1 and 3: what do they hold?
+# Backward goes from the last layer to the first. So the last layer's gradient is ready first. It can travel
+# while backward computes the other gradients. torch calls a **hook** when a gradient is ready:
+# `register_post_accumulate_grad_hook`. Our hook divides the gradient by the number of ranks, and starts an
+# all_reduce with `async_op=True`. This returns a request at once. Two ranks have gradients 1 and 3. What is
+# in each rank's `.grad` after backward, if nobody waits?
 
 # %%
 guess = None  # the gradient on rank 0 if nobody waits; the mean would be 2
@@ -162,21 +164,21 @@ for finish in (False, True):
 # %% [markdown]
 # ## Step 2: wait at the end
 #
-# Without the wait each rank has its own gradient, halved. On real ranks it is worse: a **race**. The
-# optimizer may read half of the sum; the step is right on some days. The
-# wait has to come after backward and before `optimizer.step()`. torch has a place for that, which DDP itself
-# uses: a *callback* that the autograd engine calls when backward has ended,
-# `Variable._execution_engine.queue_callback` (internal, so pin your torch).
+# Without the wait each rank has half of its own gradient. On real ranks there is a **race**, which is worse:
+# the optimizer may read an unfinished sum, so the step is only sometimes right. The wait must come after
+# backward and before `optimizer.step()`. DDP waits in a *callback*, a function that the autograd engine calls
+# when backward has ended. `Variable._execution_engine.queue_callback` registers it. (The name is internal, so
+# pin your version of torch.)
 #
 # ## Step 3: buckets
 #
-# One all_reduce per weight pays the latency once per weight, and half of LeNet's eight are tiny biases. One
-# for everything cannot start before the last gradient is there. Between them lie **buckets**: weights, in
-# reverse order, are put into one flat tensor until it holds `cap_mb` MiB. DDP's default is 25,
-# and 1 for the first, so that something starts early (Li et al. 2020, arXiv 2006.15704, is the source of this
-# design).
+# With one all_reduce per weight tensor, each tensor costs a latency, and four of LeNet's eight tensors are
+# tiny biases. One all_reduce for everything cannot start before the last gradient is ready. **Buckets** are
+# the compromise. We go through the weights in reverse order and put them into one flat tensor, the bucket.
+# When the bucket has reached `cap_mb` MiB, we open the next one. DDP's default cap is 25 MiB. Its first
+# bucket has a cap of 1 MiB, so that it can start early. The design is from Li et al. 2020, arXiv 2006.15704.
 #
-# LeNet has 1.7 MB. Which buckets will it have with 25 MiB? With a quarter of a MiB?
+# LeNet has 1.7 MB. How many buckets do we get with a cap of 25 MiB? And how many with a quarter of a MiB?
 
 # %%
 guess = None  # how many buckets with a quarter of a MiB?
@@ -224,15 +226,15 @@ for cap_mb in (25, 0.25):
 simlib.guess(guess, len(in_buckets(model.parameters(), 0.25)))
 
 # %% [markdown]
-# A bucket is closed once it has *reached* the cap, so it may be larger: `7.weight`, the first fully
-# connected layer, is 1.6 MB in one tensor. A large layer makes a large bucket.
+# A bucket is closed only when it has *reached* the cap, so it may be larger than the cap. The tensor
+# `7.weight`, from the first fully connected layer, has 1.6 MB by itself.
 #
 # ## Step 4: the reducer
 #
-# Now all comes together. A gradient arrives and is taken into its bucket. Is the bucket full? Then start
-# it, **but only in turn**: bucket 1 never before bucket 0, whatever comes first on this rank. When
-# backward has ended, wait for the buckets in the same order. With `overlap=False` all of them start only
-# then, as in the loops of lesson 07.
+# The reducer puts each arriving gradient into its bucket. When a bucket is full, the reducer starts its
+# all_reduce, **but only in turn**: bucket 1 never starts before bucket 0, even if bucket 1 is full first.
+# When backward has ended, the reducer waits for the buckets in the same order. With `overlap=False` no bucket
+# starts before backward has ended, as in lesson 07.
 
 
 # %%
@@ -292,9 +294,9 @@ class OwnDDP(nn.Module):
 
 
 # %% [markdown]
-# That is DDP, in 80 lines. Hold it against torch's: LeNet, three steps
-# of SGD with momentum, each rank its own digits. The models begin **different** on each rank. Will the
-# weights be equal at the end? To the last bit? And will both have sent the same?
+# That is DDP, in 80 lines. We compare it with torch's DDP. Both train LeNet for three steps of SGD with
+# momentum, each rank on its own digits. The models begin **different** on each rank. Will all weights be
+# equal at the end, even to the last bit? Will both programs make the same collective calls?
 
 # %%
 guess = None  # equal bit for bit, "yes" or "no"?
@@ -324,19 +326,23 @@ for name, run in zip(("own", "torch's"), runs, strict=True):
 simlib.guess(guess, "yes" if are_equal else "no", of=("yes", "no"))
 
 # %% [markdown]
-# Equal to the last bit, and the same messages in steps 2 and 3: 1,622,040 bytes, then 102,280. Three
-# things differ. torch compares the models' shapes first (all_gather, broadcast). It sends all weights
-# in one broadcast. And in its **first** step it has a single bucket. It watches in which order gradients
-# arrive, and then cuts buckets by that order, rank 0's, which it broadcasts at the start of the second step
-# (36 and 8 bytes). So the first step overlaps nothing, and the second has messages of its own: measure from
-# the third on.
+# The weights are equal to the last bit. In steps 2 and 3 both programs send the same buckets: 1,622,040
+# bytes, then 102,280. Three things differ:
+#
+# - At the start, torch compares the shapes of the models (all_gather, broadcast).
+# - torch sends all weights in one broadcast.
+# - In the **first** step torch has a single bucket, and notes the order in which the gradients arrive. At the
+#   start of the second step rank 0 broadcasts its order (36 and 8 bytes), and all ranks make new buckets in
+#   this order.
+#
+# The first step overlaps nothing, and the second step has extra calls. So measure DDP from its third step on.
 #
 # ## See the overlap
 #
-# Six equal layers, a bucket each, on four modelled ranks: 10 Gbit/s, devices of 12.5 Gflop/s. `tower`
-# is a step of such a model, and says how long it took. The pictures show three such layers, without overlap, then
-# with it, at the same scale. In the
-# first one the long bar is the whole forward **and** backward. What will the second look like?
+# `tower` runs a model of equal layers and returns the time of each step. Each layer has its own bucket. The
+# simulated cluster has four ranks, a network of 10 Gbit/s, and devices of 12.5 Gflop/s. Two pictures show a
+# model of three layers at the same scale, first without overlap, then with it. In the first picture the long
+# bar is the whole forward **and** backward. What will the second picture look like?
 
 # %%
 LAYERS, WIDTH, BATCH = 6, 512, 16
@@ -379,23 +385,28 @@ for overlap, wrap in each.items():
 simlib.guess(guess, 100 * (1 - step_s[True] / step_s[False]), within=0.2)
 
 # %% [markdown]
-# Above, devices and network take turns. Below,
-# both work at once: the long bar ends where the devices are done, and pale strips under it are buckets under way.
-# The step ends a quarter sooner. How much can be hidden? Let $f$ and $b$ be the time of
-# a layer's forward and backward, $c$ that of a bucket's all_reduce, $L$ the number of layers. Bucket $k$ is
-# ready at $Lf + kb$. From then on, at least the $L - k + 1$ buckets from it to the last have to pass. The
-# network rests only when no bucket is ready, so no more time is lost than for the worst $k$:
+# In the upper picture, devices and network take turns. In the lower picture, both work at once. The long bar
+# ends when the devices are done. The pale strips at its lower edge show when a bucket is under way. The step
+# ends a quarter sooner.
+#
+# How much can overlap hide? Let $f$ be the time of a layer's forward, $b$ that of its backward, and $c$ that
+# of its bucket's all_reduce. $L$ is the number of layers. Bucket $k$ is ready at $Lf + kb$. After this time,
+# bucket $k$ and all later buckets must pass the network, which takes at least $(L - k + 1)\,c$. The network
+# rests only when no bucket is ready, so the $k$ with the largest bound decides:
 #
 # $$T_\text{off} = L (f + b + c), \qquad T_\text{on} = L f + \max_k \big( k b + (L - k + 1) c \big)
 # = L f + \max(b + L c,\; L b + c)$$
 #
-# (it is linear in $k$, so an end is the maximum). The sum $Lb + Lc$ of backward and network has become, but
-# for one bucket or one layer, a **maximum**. Forward hides nothing: with $b = 2f$ the best is $c = b$, where
-# $5Lf$ become $3Lf + c$. PyTorch's authors report steps 26.8 % (ResNet) and 21.5 % (BERT) faster with Gloo,
-# 38.0 % and 35.2 % with NCCL (arXiv 2006.15704).
+# The expression is linear in $k$, so its maximum is at $k = 1$ or $k = L$. Without overlap, backward and
+# network take the sum $Lb + Lc$. With overlap they take only the **maximum** of $Lb$ and $Lc$, plus one
+# bucket or one layer. Nothing can hide behind the forward. If $b = 2f$, the gain is largest at $c = b$:
+# overlap then shortens the step from $5Lf$ to $3Lf + c$. PyTorch's authors measured such gains (arXiv
+# 2006.15704). With Gloo, steps were 26.8 % (ResNet) and 21.5 % (BERT) faster. With NCCL they were 38.0 % and
+# 35.2 % faster.
 #
-# Below is the executable twin, for three devices: which one gains most? Then, how large should a bucket
-# be? 48 small layers of 64 KiB, and caps from "a bucket per layer" to "one for all".
+# The next cell compares the formulas with runs of six layers on three devices. Which device gains most? And
+# how large should a bucket be? A second model has 48 small layers of 64 KiB. Its cap goes from one bucket per
+# layer to one for all.
 
 # %%
 guess = None  # the device with the largest gain: 2.5, 12.5 or 100 Gflop/s?
@@ -425,16 +436,17 @@ for cap_kib in (1, 256, 512, 1024, 3072):
     print(f"with queues {queues.results[0][-1] * 1e3:6.3f} ms, exposed {exposed:5.3f}")
 
 # %% [markdown]
-# A slow device has little to hide, a fast one little to hide it behind. Small buckets pay too many
-# latencies, large ones start too late. torch's DDP, from its third step on, takes exactly as long as ours,
-# also where a device works through queues, as a GPU does. There `run.exposed` tells how long a bucket is under
-# way while nothing computes.
+# On a slow device, communication is a small part of the step, so there is little to hide. A fast device
+# computes only for a short time, so little can hide behind it. Small buckets pay too many latencies, and
+# large buckets start too late. In its third step, torch's DDP takes exactly as long as ours. It also takes as
+# long if the device works through queues, as a GPU does. `run.exposed` tells for how long a bucket was under
+# way while the device computed nothing.
 #
 # ## Measured on real ranks
 #
-# Two real ranks on this machine. CPUs that compute have no hands free for the network, unlike GPUs. So a
-# sleep of 4 ms stands in for each layer's backward on a GPU (`pause_s`), with layers of 4 MiB. torch's DDP
-# has no switch for overlap; one bucket for all comes to the same.
+# Now two real ranks run on this computer. A busy CPU has no time left for the network, but a GPU's host has.
+# To imitate a GPU, the backward of each layer sleeps for 4 ms (`pause_s`). A layer has 4 MiB. torch's DDP
+# cannot switch overlap off, but one bucket for all weights has the same effect.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # what part of a step is saved here?
@@ -462,25 +474,28 @@ print(f"measured {found['own, overlap']:.1f} ms")
 picture
 
 # %% [markdown]
-# By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$. The last line has it in
-# numbers of this machine: $b$ from the step without DDP (the little forward counted in), $c$ from what
-# "no overlap" takes longer. Gloo's threads need cores, too: where others hold them, less is saved.
+# By the formula overlap saves $T_\text{off} - T_\text{on} = (L - 1) \min(b, c)$. The last line of the output
+# uses this. Its $b$ is the time per layer of the step without DDP, so it includes the short forward. Its $c$
+# is the extra time per layer of "no overlap". Gloo's threads need cores, too. If other programs use the
+# cores, overlap saves less than predicted.
 #
 #
 # ## On a GPU: streams
 #
-# A *kernel* is a function that runs on the GPU. Python puts kernels and copies into a queue, a **stream**, and
-# runs ahead. The GPU works through each queue in order. Two streams run in any order. To force one, stream A
-# records an *event*, and stream B waits until A has reached it. `loss.item()` needs a number in Python, so
-# Python waits until the GPU has computed it.
+# A *kernel* is a function that runs on the GPU. Python puts kernels and copies into a queue, a **stream**,
+# and runs ahead. The GPU works through each queue in order. But nothing orders the work of two streams. To
+# force an order, stream A records an *event*, and stream B waits until A has reached the event. `loss.item()`
+# needs a number in Python, so Python waits until the GPU has computed this number.
 #
-# One stream does: zero a gradient, backward, zero it again for the next step. Another copies the gradient, to
-# send it. The copy can fall in four places. In how many is it wrong?
+# One stream zeroes a gradient, runs backward, and zeroes the gradient again for the next step. Another stream
+# copies the gradient. The copy can come before, between or after these three. In how many of these four
+# orders is the copy wrong?
 #
-# Then a **recorded** run: the second step of two ranks of DDP that share one H100, by Gloo (torch 2.11,
-# November 2026; seven layers of 1,024 in buckets of 8 MiB; drawn from torch's profiler). Stream 7 computes. Each
-# all_reduce has another stream for its copies. Rank 1 first starts a kernel that only spins, the long bar. Does
-# its Python wait for it?
+# Then you see a **recorded** run from torch's profiler (torch 2.11, November 2026). Two DDP ranks share one
+# H100 and use Gloo. The model has seven layers of 1,024 in buckets of 8 MiB. The picture shows the second
+# step. Stream 7 computes. Each all_reduce has a stream of its own for its copies. Rank 1 first starts a
+# kernel that only spins. This is the long bar in its stream 7. Does the Python of rank 1 wait for that
+# kernel?
 
 # %%
 guess = None  # in how many of four orders is the copy wrong, without events?
@@ -508,30 +523,32 @@ for rank, profile in enumerate(run.profile):
 run.timeline(between=(0.04, 0.085))
 
 # %% [markdown]
-# Without events three of four orders are wrong. Timing chooses one, so numbers are wrong now and then. torch's
-# backends set both events: the copy waits for backward, and after `wait` stream 7 waits for the sum.
+# Without events three of the four orders are wrong. The order depends on timing, so the numbers are wrong
+# only sometimes. torch's backends set both events: the copy waits for backward, and after `wait` stream 7
+# waits for the sum.
 #
-# A rank's upper lane is Python; "computing" says only that no blocking call was recorded. Rank 1's Python
-# did not wait to *post*: it posted its first bucket at 56.9 ms, and the GPU copied it at 62.7. Rank 0's first
-# two copies begin before its backward ends: that is overlap. Then its stream 7 is idle for 30 ms: rank 0
-# waits for rank 1.
+# A rank's upper lane is Python. There, "computing" only means that no blocking call was recorded. Rank 1's
+# Python did not wait for the kernel: it posted its first bucket at 56.9 ms, and the GPU copied the bucket at
+# 62.7 ms, after the long bar. Rank 0's first two copies begin before rank 0's backward ends. That is overlap.
+# Then stream 7 of rank 0 is idle for 30 ms, because rank 0 waits for rank 1.
 #
-# Where Python is too slow, a **CUDA graph** starts all stored launches of a step by one call.
+# If Python starts kernels too slowly, use a **CUDA graph**. It stores all the launches of a step, and repeats
+# them with one call.
 #
 # <details><summary>With a GPU of your own</summary>
 #
-# In `tower`, write `.cuda()` behind `nn.Sequential(...)`, and `device="cuda"` into `torch.ones`. Take small
-# buckets: `wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=1)`. Then
-# `simlib.run(tower, 2, (wrap, LAYERS, WIDTH, BATCH, 4), gpus=True, profile=True).timeline()`: do copies start
-# before stream 7 ends? (Gloo adds on the CPU, so `run.states` has no communication on the GPU.)
+# In `tower`, write `.cuda()` after `nn.Sequential(...)`, and `device="cuda"` in `torch.ones`. Take small
+# buckets: `wrap = functools.partial(DistributedDataParallel, bucket_cap_mb=1)`. Then `simlib.run(tower, 2,
+# (wrap, LAYERS, WIDTH, BATCH, 4), gpus=True, profile=True).timeline()`: do copies start before stream 7 ends?
+# (Gloo adds on the CPU, so `run.states` shows no communication on the GPU.)
 #
 # </details>
 #
 # ## Break it: another order on one rank
 #
-# "Bucket 0 is full, so start it": why wait for one's turn? Because collectives meet in the order of
-# posting. Here rank 1 starts its buckets the other way round. First the layers differ in size, then they
-# are equal. What happens in each?
+# Why must a full bucket wait for its turn? Collectives are matched in the order of posting. Here rank 1
+# starts its buckets in reverse order. In the first run the two layers differ in size, in the second they do
+# not. What happens in each run?
 
 # %%
 guess = None  # in how many of the two is an error raised?
@@ -558,14 +575,16 @@ for widths, is_mended in (((2, 3, 1), False), ((2, 2, 2), False), ((2, 2, 2), Tr
 simlib.guess(guess, raised)
 
 # %% [markdown]
-# Different sizes are found out; plain Gloo would crash, or add up garbage. Equal sizes nobody can tell:
-# rank 0's last layer was added to rank 1's first. So the order must be one that no rank can change: by
-# number, in turn.
+# simlib detects different sizes. Plain Gloo would crash, or add up garbage. With equal sizes nobody can
+# detect the mistake: the gradient of rank 0's last layer was added to that of rank 1's first layer. So no
+# rank may choose the order: buckets start in turn, by number.
 #
 # ## Break it: a layer that is not used
 #
-# A model with two heads uses one of them per step. The other's gradients never come, and their bucket is
-# never full. What does ours do? And torch's, as it is and with two options? Then rank r uses head r; then step s uses head s.
+# A model with two heads uses one head per step. The other head's gradients never arrive, so their bucket is
+# never full. In the first four runs all steps use head 0. What does our DDP do? What does torch's DDP do,
+# without an option and with each of two options? In the next two runs rank r uses head r. In the last two,
+# step s uses head s.
 
 # %%
 guess, failed = None, []  # your guess: how many of the first four raise an error?
@@ -596,18 +615,19 @@ simlib.guess(guess, failed.count("0"))
 
 
 # %% [markdown]
-# Without the check in `finish`, the replicas would drift apart without a word. `find_unused_parameters=True` lets DDP
-# walk through the graph after every forward pass and mark what will
-# get no gradient, for one more all_reduce in each step.
-# `static_graph=True` promises that every step uses the same weights: no walk, no second all_reduce.
-# Where each rank always uses a head of its own, both are right: a rank that did not use a head brings zeros. Where
-# the head changes from step to step only the first is: the second raises.
+# Without the check in `finish`, our replicas would silently drift apart. With `find_unused_parameters=True`
+# torch's DDP walks through the graph after every forward pass, and marks the weights that will get no
+# gradient. This costs one more all_reduce per step. With `static_graph=True` you promise that every step uses
+# the same weights, so DDP needs no walk and no extra all_reduce. If each rank always uses its own head, both
+# options are right: a rank that did not use a head contributes zeros. If the head changes from step to step,
+# only `find_unused_parameters` is right. With `static_graph` DDP raises an error.
 #
 # ## no_sync: accumulate, then communicate once
 #
-# Four micro-batches per step (gradient accumulation, lesson 07), and one all_reduce would do. `no_sync`
-# turns the hooks off; gradients gather in `.grad` on each rank. **Now you write it:** which micro-batches
-# are `silent`? How many bytes are saved, and will the gradient differ?
+# For four micro-batches per step (gradient accumulation, lesson 07), one all_reduce is enough. `no_sync`
+# turns the hooks off, so the gradients add up in `.grad` on each rank. **Now you write it:** `silent` returns
+# True for a micro-batch that sends nothing. `number` counts from 0. How many bytes does this save? Will the
+# gradient differ?
 
 
 # %%
@@ -643,15 +663,15 @@ print("right" if right else "not yet: one all_reduce, and the gradient of one pr
 #
 # </details>
 #
-# A quarter of the bytes, or an eighth. (torch's 7: one bucket in its first backward, then two, as the first bucket's
-# default cap is 1 MiB.) Note that forward **and** backward stand inside
-# `no_sync`.
+# With 4 micro-batches the ranks send a quarter of the bytes, with 8 an eighth. Without `no_sync`, torch's DDP
+# makes 7 all_reduces: one bucket in its first backward, and two buckets in each of the other three. (It has
+# two because the first bucket's default cap is 1 MiB.) Put forward **and** backward inside `no_sync`.
 #
 # ## Uneven inputs: join
 #
-# Rank 0 has three batches, rank 1 has two. Gradients are 6 on rank 0 and 2 on rank 1. What happens in
-# step 3? `ddp.join()` helps: a rank that is through answers for its part of every all_reduce with
-# zeros. What gradient will rank 0 then see in step 3: 6, or 3?
+# Rank 0 has three batches, rank 1 has two. The gradient is 6 on rank 0 and 2 on rank 1. What happens in step
+# 3? `ddp.join()` helps: a rank that has finished contributes zeros to every later all_reduce. Which gradient
+# will rank 0 then see in step 3: 6, or 3?
 
 # %%
 guess = None  # rank 0's gradient in step 3, with join?
@@ -677,18 +697,24 @@ for by_all in (True, False):
     simlib.guess(guess if by_all else None, seen[0][2])
 
 # %% [markdown]
-# By default the divisor stays R, so step 3 counts half: right if every *example* is to weigh the
-# same. With `divide_by_initial_world_size=False` every *step* does.
+# By default DDP still divides by R, so the gradient of step 3 is halved. This is right if every *example*
+# should count the same. With `divide_by_initial_world_size=False` DDP divides by the number of ranks that are
+# left. Then every *step* counts the same.
 #
 # ## Fewer bytes: communication hooks
 #
-# A **communication hook** takes the place of a bucket's all_reduce. torch brings some: `fp16_compress_hook`
-# sends float16; PowerSGD (Vogels et al. 2019, arXiv 1905.13727) sends a matrix of gradients as a product of
-# two thin ones, and adds what it left out to the next step's gradient. Our model is lesson 07's reader. **Now you write** one for bfloat16: `bucket.buffer()` is the flat tensor;
-# return a future, as `dist.all_reduce(..., async_op=True).get_future()` gives, `.then(function)`.
+# A **communication hook** replaces a bucket's all_reduce. torch has some of these. `fp16_compress_hook` sends
+# float16. PowerSGD (Vogels et al. 2019, arXiv 1905.13727) approximates a matrix of gradients by the product
+# of two thin matrices, and sends only these two. The rest goes into the next step's gradient. Our model is
+# lesson 07's reader.
 #
-# How far off is each in one step, how far the mean of ten? Which sums over four ranks do 16 bits get wrong:
-# 4 x 17,500; 1 + 3 x 0.001; 4 x 1e-8?
+# **Now you write** a hook for bfloat16. `bucket.buffer()` is the bucket's flat tensor. Divide it by the
+# number of ranks, and send it as bfloat16. Return the future `dist.all_reduce(...,
+# async_op=True).get_future().then(function)`. `function` gets this future. The sum is `future.value()[0]`,
+# and `function` must return it as float32.
+#
+# How far off is each hook in one step, and in the mean of ten steps? The cell also adds up three sums over
+# four ranks: 4 x 17,500, 1 + 3 x 0.001, and 4 x 1e-8. Which of these are wrong in 16 bits?
 
 # %%
 F = nn.functional
@@ -743,12 +769,12 @@ is_right = off < 0.02 and {op.dtype for op in ops} == {"bfloat16"}
 print("in_bf16 is", "right" if is_right else "not yet: a mean gradient, sent as bfloat16")
 
 # %% [markdown]
-# Twelve steps each. fp16 brings half. PowerSGD, here with products of rank 4, sends its first
-# two steps whole, then a fraction. It is far off *in one step*, but what was left out comes later: the mean of ten steps
-# is three times nearer.
-# float16 makes `inf` of a sum above 65,504 and 0 of four 1e-8; bfloat16 keeps the range, but has 8 bits: 70,000 becomes
-# 70,144, and 3 x 0.001 vanish beside 1. So sums in 16 bits have a price. (fp16's hook divides by R *before* the sum,
-# for that reason.)
+# Each hook ran twelve steps. fp16 sends half of the bytes. PowerSGD sends the whole gradients in its first
+# two steps, then a fraction. (Its thin matrices have 4 columns here.) It is far off *in one step*, but later
+# steps send what is missing. So the mean of ten steps has only a third of the error. In float16 a sum above
+# 65,504 becomes `inf`, and four times 1e-8 becomes 0. To avoid `inf`, fp16's hook divides by R *before* the
+# sum. bfloat16 has the range of float32, but only 8 bits of precision: 70,000 becomes 70,144, and 1 + 3 x
+# 0.001 becomes 1.
 #
 # <details><summary>Answer</summary>
 #
@@ -759,9 +785,14 @@ print("in_bf16 is", "right" if is_right else "not yet: a mean gradient, sent as 
 #
 # ## A loss that needs all ranks
 #
-# A contrastive loss holds each image against the texts of **all** ranks. `all_gather` brings them, as
-# constants: nothing flows back through it. Three ways: constants; the rank's own texts put back; own texts and
-# images put back, and on each rank the loss of *all* images. Which has the gradient of one process?
+# A contrastive loss compares each image with the texts of **all** ranks. `all_gather` collects the texts as
+# constants: no gradient flows back through it. We try three ways:
+#
+# - "constants": all texts are constants.
+# - "own texts": each rank replaces its own texts by the tensor that has a gradient.
+# - "loss of all": the same with texts and images. Each rank computes the loss of *all* images.
+#
+# Which way gives the gradient of one process?
 
 # %%
 guess = None  # which: "constants", "own texts" or "loss of all"?
@@ -791,45 +822,52 @@ for way in ("constants", *ways):
     simlib.guess(guess if found.allclose(whole, atol=1e-5) else None, way, of=("constants", *ways))
 
 # %% [markdown]
-# Nothing is raised, and the loss is right, in all three. A rank's rows stand in the losses of *all* images, and only the
-# third way asks those; the factor R takes DDP's mean back.
+# All three ways compute the right loss, and none raises an error. A rank's texts affect the losses of *all*
+# images, and only the third way differentiates all these losses. Then each rank has its part of the whole
+# gradient. The parts must be added up, but DDP takes their mean. The factor R undoes this division.
 #
 # ## Your turn
 #
-# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap that
-# keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
-# [Lesson 15](15_frameworks.ipynb): what Lightning, Fabric and accelerate put around DDP.
+# [Exercises 08](../exercises/08_from_loops_to_ddp.ipynb): buckets of your own, in the right order; an overlap
+# that keeps within a budget of time; one all_reduce for many micro-batches; uneven batches that count right.
+# [Lesson 15](15_frameworks.ipynb) shows what Lightning, Fabric and accelerate put around DDP.
 #
 # ## Exit ticket
 #
-# 1. After a `loss.backward()` with DDP rank 0 prints its loss. Of which examples?
-# 2. You give the same DataLoader to DDP on 8 ranks. What is different from one rank?
-# 3. A model has one layer of 400 MB, which backward reaches first, and small ones. What do 25 MiB buckets
-#    do to it?
-# 4. Backward takes 80 ms, forward 40, the buckets together 60. Best step without and with overlap?
-# 5. Why must buckets start in the same order on every rank, and why does nobody notice if equal ones do not?
+# 1. After a `loss.backward()` with DDP, rank 0 prints its loss. Which examples does this loss cover?
+# 2. You give the same DataLoader to DDP on 8 ranks. What differs from one rank?
+# 3. A model has small layers and one layer of 400 MB. Backward reaches the large layer first. What do buckets
+#    with a cap of 25 MiB do?
+# 4. Backward takes 80 ms, forward 40, the buckets together 60. How long is the best step without and with
+#    overlap?
+# 5. Why must buckets start in the same order on every rank? Why is no error raised if the order differs and
+#    the buckets have equal sizes?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Of its own shard.
-# 2. Nothing but the cost: all ranks see the same examples, and the mean of equal gradients is that gradient.
-# 3. It is a bucket alone. It starts early, and all other buckets wait behind it.
-# 4. 180 ms; a little above 120, as the last bucket cannot be hidden.
-# 5. Collectives meet in the order of posting. Same kind, same size: nothing tells them apart.
+# 1. The examples of its shard.
+# 2. Only the cost. All ranks see the same examples, and the mean of equal gradients is the same gradient.
+# 3. The large layer fills a bucket by itself. This bucket starts early, but all other buckets wait for it.
+# 4. 180 ms without overlap. With overlap it takes a little more than 120 ms, because the last bucket cannot
+#    be hidden.
+# 5. Collectives are matched in the order of posting. Nothing distinguishes two of the same kind and size.
 #
 # </details>
 #
-# **Next:** [lesson 09](09_when_does_it_pay.ipynb): when is all this worth it?
+# **Next:** [lesson 09](09_when_does_it_pay.ipynb), which asks when all this is worth it.
 #
 # ## One process that controls everything: DataParallel
 #
 # <details><summary>Appendix A, what its two programs show</summary>
 #
-# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer, by one process with one
-# thread per GPU. Its steps by hand: `scatter` cuts the batch, `replicate` copies the weights, `parallel_apply`
-# runs the copies (ours in turn), `gather` joins the outputs; then **one** loss. The gradient is right, the count of calls is
-# 0: **replicas die after backward**, each having counted to 1. What is copied from one weight four times gets the **sum** of
-# four gradients, each of a part of one loss. DDP has R losses, each a mean of its own, and takes the **mean** (lesson 06).
+# `nn.DataParallel(model)` is one line, needs no launcher, and uses all GPUs of **one** computer. It has one
+# process, and one thread per GPU. The cell does its steps by hand. `scatter` cuts the batch, `replicate`
+# copies the weights, `parallel_apply` runs the copies (ours one after the other), and `gather` joins the
+# outputs. Then there is **one** loss. The gradient is right, but `model.calls` is 0. The reason: each replica
+# counted its own call, and **replicas are discarded after backward**.
+#
+# A weight that was copied four times gets the **sum** of four gradients, because each copy contributed to one
+# common loss. DDP has R losses. Each is the mean over a shard, so DDP takes the **mean** (lesson 06).
 #
 # </details>
 
@@ -865,10 +903,11 @@ print("gradient off by less than 1e-6:", off < 1e-6)
 #
 # <details><summary>What the pictures show</summary>
 #
-# Modelled GPUs hang on a bus of 12 GB/s (PCIe's order). Device 0 deals out inputs **and all weights**, collects
-# outputs, deals out their gradients, collects gradients: on 4 devices $2(R-1) = 6$ times 1.7 MB pass its link at
-# every step. DDP's ranks keep their weights; each sends and receives $2\frac{R-1}{R} = 1.5$ gradients. With
-# every device DataParallel's step gets longer by about the same amount, DDP's only by some latencies.
+# A bus of 12 GB/s, about PCIe's speed, connects the simulated GPUs. Device 0 sends out the inputs **and all
+# weights**, and collects the outputs. Then it sends out the outputs' gradients, and collects the weights'
+# gradients. On 4 devices, $2(R-1) = 6$ times 1.7 MB pass device 0's link in every step. DDP's ranks keep
+# their weights. Each rank sends and receives only $2\frac{R-1}{R} = 1.5$ times 1.7 MB. Each further device
+# makes DataParallel's step longer by about the same amount, but DDP's step only by a few latencies.
 #
 # </details>
 
@@ -904,12 +943,13 @@ for devices in (2, 4, 8, 16):
 #
 # <details><summary>Appendix B: a script, and four launchers for it</summary>
 #
-# The script of the kind that the lecture gives (DTU's MLOps course): an address where the ranks meet
-# (`MASTER_ADDR`, `MASTER_PORT`: rank 0 listens there), `init_process_group`, DDP, a training step,
-# `destroy_process_group`. `mp.spawn` within the script sets nothing and calls `train(rank, 2)`: you choose the address. `torchrun`
-# sets everything; `LOCAL_RANK` is the rank's number on its node, that is, its GPU.
-# `mpiexec` (MPICH's)
-# knows nothing of torch and sets `PMI_RANK` and `PMI_SIZE`.
+# The script resembles the lecture's (DTU's MLOps course). The ranks meet at an address (`MASTER_ADDR`,
+# `MASTER_PORT`), where rank 0 listens. The script calls `init_process_group`, builds DDP, makes one training
+# step, and calls `destroy_process_group`.
+#
+# - `mp.spawn` in the script sets no variables and calls `train(rank, 2)`. So you must choose the address.
+# - `torchrun` sets all variables. `LOCAL_RANK` is the rank's number on its node, and tells which GPU to use.
+# - `mpiexec` (MPICH's) knows nothing of torch. It sets `PMI_RANK` and `PMI_SIZE`.
 #
 # </details>
 
@@ -941,8 +981,7 @@ if __name__ == "__main__":
 """
 
 # %% [markdown]
-# Somebody else may have a fixed port. So we draw one, and where a launcher fails, try
-# again.
+# A fixed port may be in use. So we draw a random port, and try again if a launcher fails.
 
 # %%
 import json

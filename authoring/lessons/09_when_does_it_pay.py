@@ -1,21 +1,22 @@
 # %% [markdown]
 # # 09 When does it pay?
 #
-# You can train on R ranks ([lesson 07](07_data_parallel_training.ipynb)) and hide part of the
-# communication ([lesson 08](08_from_loops_to_ddp.ipynb)). Should you? They are harder to
-# set up and to tune than one: distribute what works on one machine, and when its time is too long. In
-# this lesson (90 minutes) you will
+# You can train on R ranks ([lesson 07](07_data_parallel_training.ipynb)) and hide part of the communication
+# ([lesson 08](08_from_loops_to_ddp.ipynb)). Should you? Several ranks are harder to set up than one. So
+# distribute only a training that works on one machine and takes too long there. In this lesson (90 minutes)
+# you will
 #
 # - measure a real epoch on 1, 2 and 4 ranks, and be disappointed,
-# - derive when distribution pays: $T_\text{sync} / T_\text{comp} < R - 1$, each step checked by a run,
-# - meet a synchronisation that pays on every number of ranks or on none, and a better one,
-# - tell strong from weak scaling,
+# - derive when distribution pays, $T_\text{sync} / T_\text{comp} < R - 1$, and check each step by a run,
+# - meet one synchronisation that pays for every number of ranks or for none, and a better one,
+# - distinguish strong from weak scaling,
 # - predict your machine's epochs from two measurements, and print the error,
-# - move a break-even map with sliders, and hold the model against published numbers,
+# - move a break-even map with sliders, and compare the model with published numbers,
 # - count tokens per second, and see a faster epoch that is not a faster training.
 #
-# Letters: **R** ranks, **B** examples per rank and step, **S** batches of B in all the data, **N** bytes of gradient. Of one step:
-# $T_\text{comp}$ seconds of computing, $T_\text{sync}$ seconds to add up the gradients.
+# **R** is the number of ranks, **B** the examples per rank and step, **S** the number of batches of B
+# examples in the data, and **N** the bytes of the gradient. A step computes for $T_\text{comp}$ seconds,
+# and takes $T_\text{sync}$ seconds to add up the gradients.
 
 # %%
 import math
@@ -37,10 +38,10 @@ train, test = digits.load()
 # %% [markdown]
 # ## "Twice the ranks, half the time"
 #
-# LeNet and 480 real digits, B = 40. One rank takes 12 steps. Two ranks share the digits and take 6,
-# four take 3: `rank::world_size` deals them out. Each step computes the gradients, adds up all of
-# them in one flat buffer, and updates. A clock runs beside it: `sync_s` is what the `all_reduce`
-# takes, the rest is computing.
+# We train LeNet on 480 real digits, with B = 40. One rank takes 12 steps. Two ranks share the digits, by
+# `rank::world_size`, and take 6 steps. Four ranks take 3. Each step computes the gradients, copies them
+# into one flat buffer, adds up the buffers of all ranks, and updates the weights. A clock measures
+# `sync_s`, the time of the `all_reduce`; the rest is computing.
 
 
 # %%
@@ -71,8 +72,8 @@ def real_epoch(rank, world_size, images, labels, batch):
 
 
 # %% [markdown]
-# Other programs disturb: so of each run's three epochs the first warms up, of the other steps the median counts,
-# and of three runs the best. How many times as fast are 2 ranks?
+# Other programs disturb the clock. So we take the best of three runs. In each run the first of three epochs
+# only warms up, and we take the median step of the others.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # two ranks: how many times as fast as one?
@@ -97,28 +98,27 @@ for R, (epoch_s, comp_s, sync_s) in measured.items():
 simlib.guess(guess, measured[1][0] / measured[2][0], within=0.2)
 
 # %% [markdown]
-# Read your own lines. One rank "synchronises" with itself: what calling Gloo and copying cost.
-# Two ranks are usually faster than one where there are two cores, and not by 2: now a step really
-# synchronises, and waits for a slower rank count, too. Four ranks need four cores; on fewer they take turns, and one of
-# the columns shows it.
+# One rank "synchronises" with itself: this costs only a call of Gloo and a copy. On two cores two ranks are
+# usually faster than one, but not twice as fast: a step now synchronises, and waits for the slower rank.
+# Four ranks need four cores. On fewer cores they take turns.
 #
 # ## An epoch, with and without
 #
-# Now the same as formulas. The data make S batches of B examples. One rank computes them one after
-# the other; R ranks compute R of them at the same time, and then synchronise:
+# The data make S batches of B examples. One rank computes them one after the other; R ranks compute R of
+# them at the same time, and then synchronise:
 #
 # $$T_\text{epoch}(1) = S\,T_\text{comp} \qquad (1) \qquad\qquad
 # T_\text{epoch}(R) = \frac SR\,(T_\text{comp} + T_\text{sync}) \qquad (2)$$
 #
-# The speed-up is their quotient, and the efficiency is the part of R times that you got:
+# The speed-up is (1) divided by (2), and the efficiency is the speed-up divided by R:
 #
 # $$\text{speed-up} = \frac{R}{1 + T_\text{sync}/T_\text{comp}} \qquad (3) \qquad\qquad
 # \text{efficiency} = \frac{1}{1 + T_\text{sync}/T_\text{comp}}$$
 #
-# The twin below is the epoch with the arithmetic taken out: `simlib.compute` takes $T_\text{comp}$
-# seconds of virtual time. The network is so slow that the whole gradient takes exactly 1 s, without
-# latency; a ring needs $T_\text{sync} = 2\frac{R-1}{R}$ seconds there (lesson 05). A residual is the
-# simulated value minus the formula's. What is the speed-up on 8 ranks, with $T_\text{comp} = 1.5$?
+# The simulation below runs this epoch, but computes nothing: `simlib.compute` takes $T_\text{comp}$ seconds
+# of virtual time. The network has no latency, and is so slow that the whole gradient takes exactly 1 s. So
+# a ring needs $T_\text{sync} = 2\frac{R-1}{R}$ seconds (lesson 05). A residual is the simulated value minus
+# the value of the formula. What is the speed-up on 8 ranks, with $T_\text{comp} = 1.5$?
 
 # %%
 guess = None  # the speed-up on 8 ranks
@@ -147,9 +147,10 @@ for R in (2, 3, 8):
 simlib.guess(guess, gain, within=0.05)
 
 # %% [markdown]
-# Zero, up to rounding. (2) assumes that R divides S, and that all ranks are equally
-# fast. Break both, on 4 ranks: 50 batches in place of 48, and then a rank 3 that needs twice as long.
-# And a habit: after the epoch rank 0 evaluates alone, for 12 s. Or all share that. What does each cost?
+# The residuals are zero, up to rounding. (2) assumes that R divides S, and that all ranks are equally fast.
+# We break both assumptions on 4 ranks: first with 50 batches instead of 48, then with a rank 3 that takes
+# twice as long. In the second cell rank 0 evaluates the model alone for 12 s after the epoch, or all ranks
+# share the evaluation. What does each cost?
 
 # %%
 guess = None  # 50 batches: how many steps?
@@ -177,23 +178,25 @@ for R in (4, 16):
     print(f" all do: {shared.time_s:.2f} s")
 
 # %% [markdown]
-# Fifty batches make 13 steps, not 12.5: write $\lceil S/R \rceil$. And in $T_\text{comp}$ the
-# **slowest** rank counts, for all others wait in the `all_reduce` ([lesson 14](14_stragglers_and_failures.ipynb)). What
-# rank 0 does alone is a serial part: on 16 ranks it takes longer than the epoch. (And where the others wait longer
-# than the group's timeout, by default 30 minutes with Gloo and 10 with NCCL, the training ends in an error.)
+# Fifty batches make 13 steps, not 12.5. So put $\lceil S/R \rceil$ in place of $S/R$. $T_\text{comp}$ is
+# the time of the **slowest** rank, because all others wait for it in the `all_reduce`
+# ([lesson 14](14_stragglers_and_failures.ipynb)). Rank 0's evaluation is a serial part: on 16 ranks it
+# takes longer than the epoch. The group's default timeout is 30 minutes with Gloo and 10 with NCCL. If the
+# others wait longer, the training fails.
 #
 # ## The inequality
 #
-# Distribution pays where (2) is less than (1). S cancels, then solve for the ratio:
+# Distribution pays if (2) is less than (1). S cancels, and we solve for the ratio:
 #
 # $$\frac SR (T_\text{comp} + T_\text{sync}) < S\,T_\text{comp}
 # \;\Leftrightarrow\; T_\text{comp} + T_\text{sync} < R\,T_\text{comp}
 # \;\Leftrightarrow\; \boxed{\frac{T_\text{sync}}{T_\text{comp}} < R - 1} \qquad (4)$$
 #
-# Is that where it really turns? The twin knows nothing of (4). It asks the simulated epochs alone:
-# below some $T_\text{comp}$ four ranks are slower than one, above it faster; halve the interval until
-# the turning point is known to $10^{-7}$. Three ways to add up, with $T_\text{sync}$ from lesson 05:
-# **linear** (there: `naive`) $2(R-1)$ messages one after the other, a tree with $2\lceil\log_2 R\rceil$, the ring.
+# Is that the real turning point? The next cell does not use (4), only simulated epochs. With a small
+# $T_\text{comp}$ four ranks are slower than one, with a large one they are faster. We halve the interval
+# around the turning point, down to a relative width of $10^{-7}$. We add up in three ways. Lesson 05 gives
+# $T_\text{sync}$ for each. The **linear** way (`naive` there) has $2(R-1)$ messages one after the other,
+# and a tree (`binomial`) has $2\lceil\log_2 R\rceil$. The third is the ring.
 
 # %%
 guess = None  # from which T_comp do 4 ranks pay with a ring, in seconds?
@@ -220,9 +223,10 @@ simlib.guess(guess, found["ring"], within=0.01)
 # %% [markdown]
 # ## "Only if T_sync is significantly less than T_comp"
 #
-# That sentence stands in A. Das's articles (lesson 06 rebuilt their derivation), beside inequality (4). Do the two
-# agree? Take 8 ranks, and a $T_\text{sync}$ **three times** $T_\text{comp}$, significantly *more*. By the
-# sentence: no. By the inequality?
+# A. Das's articles (lesson 06 rebuilt their derivation) contain both the sentence of this heading and
+# inequality (4). Do the two agree? Take 8 ranks, and let $T_\text{sync}$ be **three times**
+# $T_\text{comp}$. That is significantly *more*, so by the sentence it does not pay. What does the
+# inequality say?
 
 # %%
 guess = None  # how many times as fast as one rank, with T_sync = 3 T_comp?
@@ -234,18 +238,19 @@ for times in (0.1, 1, 3, 7, 10):
 simlib.guess(guess, gains[3], within=0.05)
 
 # %% [markdown]
-# Twice as fast: $8 / (1 + 3)$. The sentence contradicts the inequality, and the
-# inequality is right: it pays until 7. What the sentence asks for is *efficiency*: at
-# $T_\text{sync} = 0.1\,T_\text{comp}$ you get 91 % of what you pay for, at 3 only a quarter. **Is it faster at all?** asks (4). **Are eight machines well spent?** asks the efficiency.
+# Eight ranks are twice as fast: $8 / (1 + 3)$. The sentence contradicts the inequality. Distribution does
+# pay, as long as $T_\text{sync} / T_\text{comp}$ is below 7. The sentence is about *efficiency*: at
+# $T_\text{sync} = 0.1\,T_\text{comp}$ you get 91 % of what you pay for, at $3\,T_\text{comp}$ only a
+# quarter. (4) answers "is it faster at all?" The efficiency answers "are eight machines well spent?"
 #
 # ## "T_sync is a constant"
 #
-# Inequality (4) seems to promise that enough ranks always pay: the right side grows with R. Suppose
-# the gradient takes 1 s from rank to rank, and $T_\text{comp} = 1.5$ s. The first program below
-# synchronises as beginners do: rank 0 receives every gradient, one after the other, and sends
-# every sum back: $2(R-1)$ messages of 1 s in a row. The speed-up on 2, 4, 8, 16 ranks? Beside it: the
-# same epoch with `all_reduce` down and up a tree, and round a ring. (The picture: two steps of the
-# linear one on 4 ranks.)
+# If $T_\text{sync}$ were a constant, enough ranks would always pay, because the right side of (4) grows
+# with R. Suppose a message with the gradient takes 1 s, and $T_\text{comp} = 1.5$ s. The first program
+# synchronises as beginners do: rank 0 receives the gradients one after the other, and then sends the sum to
+# one rank after the other. These are $2(R-1)$ messages of 1 s in a row. Then the same epoch runs with
+# `all_reduce` by a tree, and by a ring. What is the speed-up of each on 2, 4, 8, 16 ranks? The picture
+# shows two steps of the linear program on 4 ranks.
 
 # %%
 guess = None  # the speed-up of the linear one on 16 ranks
@@ -273,20 +278,23 @@ simlib.guess(guess, 72 / times[0], within=0.1)
 simlib.simulate(linear_epoch, 4, (8, 1.5), cluster=ONE_SECOND)
 
 # %% [markdown]
-# Here the linear one is *slower than a single rank* on every R: all wait for rank 0's one link. $T_\text{sync}$ is no constant; it is $T_\text{sync}(R)$.
-# Put it into (4), with a message of $\alpha + N/\beta$ seconds ($\alpha$ latency, $\beta$ bandwidth):
+# The linear program is *slower than a single rank* for every R: all ranks wait for rank 0's one link.
+# $T_\text{sync}$ is not a constant, but depends on R: we write $T_\text{sync}(R)$. We put that of the
+# linear program into (4). A message takes $\alpha + N/\beta$ seconds, where $\alpha$ is the latency and
+# $\beta$ the bandwidth:
 #
 # $$\text{linear: } 2(R-1)\Big(\alpha + \frac N\beta\Big) < (R-1)\,T_\text{comp}
 # \;\Leftrightarrow\; T_\text{comp} > 2\Big(\alpha + \frac N\beta\Big) \qquad (5)$$
 #
-# $R - 1$ cancels! Linear synchronisation pays for every R or for none. Here
-# $1.5 < 2$: for none. More ranks cannot help. In a ring each step carries only $N/R$, and $R - 1$ cancels again:
+# $R - 1$ cancels! Linear synchronisation pays for every R or for none. Here $1.5 < 2$, so it pays for none.
+# In a ring each message carries only $N/R$ bytes, and $R - 1$ cancels again:
 #
 # $$\text{ring: } 2(R-1)\Big(\alpha + \frac{N}{R\beta}\Big) < (R-1)\,T_\text{comp}
 # \;\Leftrightarrow\; T_\text{comp} > 2\Big(\alpha + \frac{N}{R\beta}\Big) \qquad (6)$$
 #
-# **Now you write it.** With $T_\text{comp} = 3$ linear pays, on every R. So do more ranks make it ever faster? Put
-# its $T_\text{sync}$ into (3), without latency, and let R grow.
+# **Now you write it.** With $T_\text{comp} = 3$ s the linear program pays for every R. Do more ranks make
+# it faster without limit? Put its $T_\text{sync}$ into (3), without latency, and let R grow. `limit`
+# returns what the speed-up tends to; `message_s` is the time of one message.
 
 
 # %%
@@ -306,20 +314,23 @@ print("yours:", "right" if max(map(abs, off)) < 1e-3 else "not yet")
 #
 # </details>
 #
-# It pays on every R, and still never gets to 1.5: "it pays" does not mean "more pays more". The ring's (6)
-# is met from $R > \frac{2N}{\beta\,(T_\text{comp} - 2\alpha)}$ on: more ranks *do* help, as long as
-# $T_\text{comp} > 2\alpha$. The tree lies between: its $\log_2 R$ grows more slowly than $R$.
+# The linear program now pays for every R, but its speed-up never reaches 1.5. So "it pays" does not mean
+# "more ranks pay more". The ring satisfies (6) for all $R > \frac{2N}{\beta\,(T_\text{comp} - 2\alpha)}$:
+# more ranks *do* help, as long as $T_\text{comp} > 2\alpha$. The tree lies between the two, because
+# $\log_2 R$ grows more slowly than $R$.
 #
 # ## Three levers
 #
-# (4) has three letters, so three levers: a smaller $T_\text{sync}$ (a faster network, fewer bytes, a
-# better algorithm), a larger $T_\text{comp}$ per synchronisation, more ranks. ResNet-50's gradient
-# (25,557,032 float32, lesson 02), and a step of 0.18 s (below: two thirds of it published, the rest assumed by us), on 8 nodes of 10
-# Gbit/s Ethernet. `simlib.scale.sync_time` has $T_\text{sync}(R)$ in closed form for any R. Which line has the
-# best efficiency, and which the best speed-up?
+# (4) contains three quantities, so there are three levers: a smaller $T_\text{sync}$ (a faster network,
+# fewer bytes, a better algorithm), a larger $T_\text{comp}$ per synchronisation, and more ranks. We try
+# them on 8 nodes with 10 Gbit/s Ethernet, and on ResNet-50's gradient: 25,557,032 float32 numbers (lesson
+# 02). A step computes for 0.18 s. Two thirds of this are published (see the last section), and we assume
+# the rest. `simlib.scale.sync_time` computes $T_\text{sync}(R)$ by a formula. Which lever gives the best
+# efficiency, and which the best speed-up?
 #
-# **Now you write it** (second cell): vendors quote **bus bandwidth**. nccl-tests defines it as
-# $\frac{N}{T_\text{sync}} \cdot \frac{2(R-1)}R$, what each link of a ring carried. Turn that round.
+# **Now you write it** (second cell): vendors quote the **bus bandwidth**. NVIDIA's nccl-tests define it as
+# $\frac{N}{T_\text{sync}} \cdot \frac{2(R-1)}R$. That many bytes per second went through each link of a
+# ring. Solve the definition for $T_\text{sync}$.
 
 # %%
 guess = None  # which lever lifts the efficiency most?
@@ -361,18 +372,19 @@ print("yours:", "right" if max(off) < 1e-9 else "not yet")
 #
 # </details>
 #
-# The bus figure is that of the wire, 1.25 GB/s here, but for latencies (R = 64: 1.22). Who divides N by it promises
-# for large R half of the time.
+# The bus bandwidth is nearly that of the wire, here 1.25 GB/s. The latencies lower it to 1.22 GB/s for
+# R = 64. If you divide N by the bus bandwidth, your prediction for large R is half the true time.
 #
-# More ranks give more speed and *less* efficiency: this lever costs money. Four batches per `all_reduce` is gradient accumulation (lesson 07): with k
-# batches $T_\text{comp}$ becomes $k\,T_\text{comp}$, and the ratio falls k-fold without any new machine.
+# More ranks give more speed and *less* efficiency: this lever costs money. Four batches per `all_reduce` is
+# gradient accumulation (lesson 07): with k batches $T_\text{comp}$ becomes $k\,T_\text{comp}$, and the
+# ratio becomes k times smaller, without any new machine.
 #
 # ## Is T_comp a lever?
 #
-# Das's second article counts $T_\text{comp}$ among three factors that can be tweaked, and then says that it is no
-# option. Ask your machine: forward and backward of LeNet on one rank, for batches of 1 to 256. (The optimizer is left
-# out. And `process_time` counts only while a core works for us, the first table's clock always: where other programs
-# run, that table's times are longer.) Is a batch of 128 twice as dear as 64?
+# Das's second article names $T_\text{comp}$ as one of three factors that you can change, and then says that
+# changing it is no option. We time forward and backward of LeNet on one rank, without the optimizer, for
+# batches of 1 to 256. The clock `process_time` runs only while a core works for us. So other programs do
+# not lengthen these times.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -403,30 +415,33 @@ for batch, seconds in zip(sizes, comp_s, strict=True):
 simlib.guess(guess, comp_s[7] / comp_s[6], within=0.2)
 
 # %% [markdown]
-# A straight line, more or less: $T_\text{comp}(B) = a + bB$. The $a$ is paid however small the batch: Python,
-# the start of every operation. It is small: a noisy run may even fit a negative one, so run it again, or believe B = 1. For a given B, model and machine,
-# $T_\text{comp}$ is given. But B is yours, and $T_\text{sync}$ does not depend on it: **a larger B lowers the
-# ratio**. This gives two ways to add ranks:
+# The times are nearly on a straight line: $T_\text{comp}(B) = a + bB$. Even the smallest batch costs $a$,
+# for Python and the start of every operation. As $a$ is small, the fit of a noisy run may make it negative.
+# Then run the cell again. $T_\text{comp}$ is fixed for a given B, model and machine. But you choose B, and
+# $T_\text{sync}$ does not depend on it: **a larger B lowers the ratio**. This gives two ways to add ranks:
 #
-# - **weak scaling**: B per rank stays, so $T_\text{comp}$ stays, and $B_\text{effective} = RB$ grows. That is (4).
-# - **strong scaling**: $B_\text{effective}$ stays, each rank has $B/R$, and $T_\text{comp}(B/R) = a + bB/R$ shrinks.
+# - **weak scaling**: each rank keeps its B examples, so $T_\text{comp}$ stays the same, and
+#   $B_\text{effective} = RB$ grows. Inequality (4) is about weak scaling.
+# - **strong scaling**: $B_\text{effective}$ stays the same, so each rank has only $B/R$ examples, and
+#   $T_\text{comp}(B/R) = a + bB/R$ shrinks.
 #
-# The DTU lecture (N. S. Detlefsen's, lesson 01) argues with a batch of 128. Split over R ranks, with no network at all, it
-# takes $a + 128\,b/R$: near $R$ times as fast as long as $a$ hardly matters, and never less than $a$. So
-# the size 128 as such proves nothing. A claim about a batch needs its R, its model and its network beside it.
+# The DTU lecture (by N. S. Detlefsen, lesson 01) argues with a batch of 128. On a free network, R ranks
+# share it and take $a + 128\,b/R$. While $a$ hardly matters, this is nearly $R$ times as fast. It never
+# takes less than $a$. So a claim about a batch must name its R, model and network.
 #
 # ## Strong scaling, and Amdahl
 #
-# Strong scaling takes from the compute while it adds to the communication. With $T_\text{comp}$ of the
-# **full** batch, and $a = 0$:
+# Strong scaling gives each rank less to compute, but adds communication. Let $T_\text{comp}$ be the time of
+# the **full** batch, and $a = 0$:
 #
 # $$\frac{T_\text{comp}}R + T_\text{sync} < T_\text{comp} \;\Leftrightarrow\;
 # \frac{T_\text{sync}}{T_\text{comp}} < 1 - \frac1R \qquad (7)$$
 #
-# A much harder bound: never above 1. *Here* the articles' sentence is nearly right. Add the
-# $a$ again: $T(R) = a + bB/R + T_\text{sync}(R)$. Amdahl's law (1967) is this without the last term: with a
-# serial part $f = a/(a + bB)$ no R gives more than $1/f$. And $T_\text{sync}$ is a serial part that *grows*, so there is a best R, and
-# beyond it every rank makes things worse. Twin of (7): ring, 4 ranks, T_comp just above and just below.
+# This bound is much stricter, because it is always below 1. For *strong* scaling the articles' sentence is
+# nearly right. If $a$ is not 0, a step takes $T(R) = a + bB/R + T_\text{sync}(R)$. Amdahl's law (1967) is
+# this formula without the last term: with a serial part $f = a/(a + bB)$ no speed-up exceeds $1/f$. But
+# $T_\text{sync}$ is a serial part that *grows* with R. So there is a best R, and every rank beyond it makes
+# training slower. We test (7) with a ring of 4 ranks, just below and just above the bound.
 
 # %%
 guess = None  # do 4 ranks pay just below: "yes" or "no"?
@@ -446,10 +461,10 @@ for factor in (1 - 1e-6, 1 + 1e-6):
         simlib.guess(guess, "yes" if step.time_s < compute_s else "no", of=("yes", "no"))
 
 # %% [markdown]
-# False just below, True just above. Now both kinds on up to 1,024 nodes, 10 Gbit/s: ResNet-50's gradient again, with
-# 1.8 s of compute (ten batches like the one above: of each rank if weak, of all together if strong), in
-# one all_reduce as in the formulas. And Amdahl with a made-up $f$ of 2 % and
-# a free network. Which of the lines turn back?
+# (7) is right on both sides of the bound. Now we plot both kinds of scaling on up to 1,024 nodes with 10
+# Gbit/s. ResNet-50's gradient again takes one all_reduce. Ten batches like the one above take 1.8 s. With
+# weak scaling each rank has ten, with strong scaling all ranks share ten. A third line is Amdahl's law with
+# a made-up $f$ of 2 % and a free network. Which lines fall again?
 
 # %%
 guess = None  # the best R of strong scaling
@@ -478,17 +493,16 @@ plt.show()
 print(strong)  # exposed: communication that nothing hides
 
 # %% [markdown]
-# Weak scaling runs beside the ideal, on and on. Strong scaling bends, and then turns *back*: the table
-# has its best R. Amdahl's dashed line, of a program with another serial part, only flattens: any law
-# without $T_\text{sync}(R)$ is too friendly. For a fixed
-# $B_\text{effective}$, "as many ranks as we can get" is the wrong order.
+# The line of weak scaling stays parallel to the dotted ideal. The line of strong scaling bends, and then
+# *falls*: the table shows its best R. Amdahl's dashed line only flattens, because a law without
+# $T_\text{sync}(R)$ is too optimistic. For a fixed $B_\text{effective}$, "as many ranks as we can get" is a
+# bad plan.
 #
 # ## Predict your machine
 #
-# Can the model predict the first table of this lesson? It gets two measurements: $T_\text{comp}$ of
-# **one** rank, and a ping-pong of two (lesson 02). From the fitted link, `simlib.scale` works out what
-# Gloo's `all_reduce` takes. And where ranks outnumber cores, they take turns: $T_\text{comp}$ times
-# $R$ / cores. How large will the errors be?
+# Can the model predict this lesson's first table? It gets two measurements: $T_\text{comp}$ of **one**
+# rank, and a ping-pong of two (lesson 02). From the fitted link, `simlib.scale` computes the time of Gloo's
+# `all_reduce`. If ranks outnumber cores, they take turns, so we multiply $T_\text{comp}$ by $R$ / cores.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -515,7 +529,8 @@ print(f"fitted: {latency_s * 1e6:.0f} us and {bandwidth_Bps / 1e9:.2f} GB/s")
 here = simlib.clusters.loopback(intra=simlib.Link(latency_s, bandwidth_Bps))
 
 # %% [markdown]
-# These two numbers, the bytes of LeNet's gradient (431,080 float32) and the compute of one rank are all that goes in.
+# The prediction uses only these two numbers, the bytes of LeNet's gradient (431,080 float32) and the
+# computing time of one rank.
 
 # %% tags=["nbval-ignore-output"]
 gradient_nbytes = 4 * sum(p.numel() for p in lenet().parameters())
@@ -531,20 +546,21 @@ for R, (epoch_R_s, _, _) in measured.items():
     print(f" error {predicted_s / epoch_R_s - 1:+.0%}; T_sync alone {sync_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# For one rank the prediction is nearly circular: only calling Gloo is missing. With more it knows nothing of
-# shared caches and other programs, nor that whoever comes first waits for the last. On a
-# busy machine it may be much too short. Where ranks outnumber
-# cores, a good figure is luck: they teach you programs, not speed. `python -m benchmarks paying` repeats this with
-# medians of many runs.
+# For one rank the prediction proves little: it is the measurement itself, without the call of Gloo. With
+# more ranks it ignores shared caches, other programs, and that the first rank waits for the last. On a busy
+# machine the predicted time may be much too short. If ranks outnumber cores, a good prediction is luck.
+# `python -m benchmarks paying` repeats this with medians of many runs.
 #
 # ## A map of all answers
 #
-# The next picture has every R and every $T_\text{comp}$ at once, for *your* gradient and *your* fitted
-# link. The thick line is (4). The diamond is the model's forecast for you on two ranks, with a ring in the place
-# of Gloo's algorithm; what you *measured* stands in the first table, and is usually lower.
+# The next picture shows every R and every $T_\text{comp}$ at once, for *your* gradient and *your* fitted
+# link. On the thick line both sides of (4) are equal; above the line distribution pays. The diamond is the
+# model's forecast for your two ranks, with a ring instead of Gloo's algorithm. The speed-up that you
+# *measured* is in the first table, and is usually lower.
 #
-# **A lab:** Put linear in the place of ring: why does the thick line become flat? (5) knows. Make the latency of a ring 10 ms: at which $T_\text{comp}$ does the line
-# flatten, and which equation says so? Switch to strong and find the best R.
+# **A lab:** Choose linear instead of ring. Why does the thick line become flat? See (5). Choose the ring
+# again, with a latency of 10 ms. At which $T_\text{comp}$ does the line flatten, and which equation says
+# so? Switch to strong scaling and find the best R.
 
 # %% tags=["nbval-ignore-output"]
 yours = one_comp_s, gradient_nbytes, latency_s, bandwidth_Bps, 2
@@ -556,14 +572,15 @@ labs.break_even_lab(*yours)
 # %% [markdown]
 # ## With overlap: the maximum, not the sum
 #
-# So far nothing was sent while anything was computed. DDP sends during backward (lesson 08), and
-# backward is two thirds of $T_\text{comp}$. Then, but for the last bucket,
+# So far no rank sent while it computed. DDP sends during the backward pass (lesson 08), which takes two
+# thirds of $T_\text{comp}$. Not counting the last bucket, a step then takes
 #
 # $$T_\text{step} = T_\text{forward} + \max(T_\text{backward},\, T_\text{sync})$$
 #
-# Torch's own DDP, 16 layers of 64 KiB, 4 modelled ranks: forward takes 0.1 s, backward 0.2 s. The
-# network is chosen so that $T_\text{sync}$ is 0.05 to 2 s. (The first step is left out: in it DDP only
-# learns the order of the gradients.) We ask for buckets of one layer, of four, of all 16. Where does overlap save most?
+# We run torch's own DDP with 16 layers of 64 KiB on 4 modelled ranks: forward takes 0.1 s, backward 0.2 s.
+# We choose networks with a $T_\text{sync}$ of 0.05 to 2 s, and skip the first step, in which DDP only
+# learns the order of the gradients. A bucket has 16 layers, four, or one. At which $T_\text{sync}$ does
+# overlap save the largest share of the step?
 
 # %%
 guess = None  # T_sync = 0.05, 0.2, 0.6 or 2: where does overlap help most?
@@ -592,21 +609,23 @@ for sync_s in (0.05, 0.2, 0.6, 2):
     print()
 
 # %% [markdown]
-# With k equal buckets DDP takes the maximum, and a k-th of the smaller of $T_\text{backward}$ and $T_\text{sync}$ (in brackets): one
-# bucket hides nothing. (By default torch's first bucket has 1 MiB, the others 25. Smaller ones
-# hide more, until their latency, 0 here, weighs.) Overlap helps most where $T_\text{sync}$
-# equals backward, and can never do better there than $(T_\text{comp} + T_\text{backward}) / T_\text{comp} = 5/3$.
-# With too little communication there is nothing to hide, with too much nothing to hide it behind. In the lab's *overlap* menu,
-# (4) becomes $T_\text{sync} / T_\text{comp} < R - \frac13$: for many ranks the *break-even* hardly moves (for two
-# it does: 1 becomes 5/3), the efficiency does.
+# With k equal buckets a step takes the maximum, plus one k-th of $T_\text{backward}$ or $T_\text{sync}$,
+# whichever is smaller. The brackets show this prediction. So one bucket hides nothing. Smaller buckets hide
+# more, until their latency matters. Here it is 0. Overlap helps most if $T_\text{sync}$ equals
+# $T_\text{backward}$. Even then the step is at most
+# $(T_\text{comp} + T_\text{backward}) / T_\text{comp} = 5/3$ times as fast. With more communication the
+# backward pass is too short to hide it. If you choose *overlap* in the lab's menu, (4) becomes
+# $T_\text{sync} / T_\text{comp} < R - \frac13$. For two ranks the *break-even* ratio rises from 1 to 5/3.
+# For many ranks it hardly changes, but the efficiency does.
 #
 # ## Tokens per second, and MFU
 #
-# Language models are measured in **tokens** (here: characters) per second, and by **MFU**, the share of the
-# devices' peak that the model's own arithmetic makes use of (Chowdhery et al. 2022, arXiv 2204.02311). Forward takes two operations
-# a weight and token, backward four; attention, with sequences of T tokens and vectors of width d, 12 T d a
-# token and layer more. Lesson 07's reader of letters, under DDP; its lines stand one after the other, cut every
-# 29 letters. **Now you write it:** MFU.
+# Language models are measured in **tokens** (here characters) per second, and by **MFU**, the share of the
+# devices' peak that the model's own arithmetic uses (Chowdhery et al. 2022, arXiv 2204.02311). Per weight
+# and token, forward takes two operations and backward four. Attention, with sequences of T tokens and
+# vectors of width d, adds 12 T d operations per token and layer. We train lesson 07's reader of letters
+# with DDP. Its lines are joined and cut into sequences of 29 letters: the model reads 28 of them. **Now you
+# write it:** the MFU of R ranks; `peak_flops_per_s` is the peak of one.
 
 # %%
 letters, codes = simlib.letters.alphabet(), simlib.letters.load()
@@ -667,16 +686,16 @@ print("yours:", "right" if max(off) < 0.03 else "not yet")
 #
 # </details>
 #
-# A busy modelled device works at its peak, and yet MFU is 98 % on one rank: the fused attention computes its scores
-# a second time in backward. On a real device MFU is lower, even alone.
+# A modelled device always computes at its peak. Yet MFU is only 98 % on one rank, because the fused
+# attention computes its scores a second time in backward. On a real device MFU is lower, even on one rank.
 #
 # ## "A faster epoch is faster training"
 #
-# Weak scaling makes epochs short. But a training is over when the model is good: a small network on the
-# digits, B = 10, until its loss on held-out digits is 0.25. One process trains with $B_\text{effective} = 10R$ as if R
-# ranks did ([lesson 06](06_synchronous_sgd.ipynb)), with rate $\eta$, $\sqrt R\,\eta$ and $R\,\eta$, SGD and Adam, seeds 0 and 1.
-# Give the network away: an epoch takes $1/R$ of the time. How many *epochs* will SGD need with R = 16 and
-# $R\,\eta$, where one rank needs 6?
+# Weak scaling makes epochs short. But a training is over only when the model is good. A small network
+# trains on the digits, with B = 10, until its loss on held-out digits is 0.25. One process with
+# $B_\text{effective} = 10R$ trains as R ranks would ([lesson 06](06_synchronous_sgd.ipynb)). It tries the
+# learning rates $\eta$, $\sqrt R\,\eta$ and $R\,\eta$, with SGD and Adam, and seeds 0 and 1. Assume that
+# communication takes no time, so an epoch takes $1/R$ of the time. One rank needs 6 epochs with SGD.
 
 
 # %%
@@ -714,26 +733,31 @@ for name, optimizer, eta in (("SGD", torch.optim.SGD, 0.02), ("Adam", torch.opti
                 simlib.guess(guess, told[0], within=0.2)
 
 # %% [markdown]
-# A dash means one of three things. SGD, 64 ranks, $\eta$: only *slow*, its loss falls on and on, for one
-# step moves the weights about as far whatever the batch, and steps are fewer. With $64\,\eta$: 2.3 as if
-# guessing, *out of control*. On 16 ranks $R\,\eta$ takes a third to a half more epochs: the **linear rule is SGD's**. Adam
-# divides by the gradient's own size, and noise makes up less of that in a large batch: it needs $\sqrt R\,\eta$ (Malladi
-# et al. 2022, arXiv 2205.10287), and $R\,\eta$ *stalls* it: from epoch 20 to 80 one loss falls a little, one rises. On 64 ranks $\sqrt R\,\eta$ no
-# longer helps it. Every rule ends where the batch is beyond the noise scale of lesson 06,
-# the **critical batch** (McCandlish et al. 2018, arXiv 1812.06162). And the same training loss may
-# **generalise** worse from large batches (Keskar et al. 2016, arXiv 1609.04836). So
+# A dash means one of three things. First, SGD on 64 ranks with $\eta$ is only *slow*: its loss keeps
+# falling, but an epoch has fewer steps, and a step moves the weights about as far for any batch. Second,
+# $64\,\eta$ is *out of control*: a loss of 2.3 is the loss of guessing. Third, Adam on 16 ranks with
+# $R\,\eta$ *stalls*: from epoch 20 to 80 one loss falls a little, and the other rises.
+#
+# On 16 ranks with $R\,\eta$ SGD needs a third to a half more epochs than one rank. So the **linear rule is
+# right for SGD**. Adam divides the gradient by its own size. In a large batch noise is a smaller part of
+# this size, so Adam needs $\sqrt R\,\eta$ (Malladi et al. 2022, arXiv 2205.10287). On 64 ranks even that no
+# longer helps Adam. Every rule fails when the batch exceeds the noise scale of lesson 06, the **critical
+# batch** (McCandlish et al. 2018, arXiv 1812.06162). And large batches may **generalise** worse at the same
+# training loss (Keskar et al. 2016, arXiv 1609.04836). So
 #
 # $$\text{time to accuracy} = \text{epochs}(B_\text{effective}, \eta) \times T_\text{epoch}(R)$$
 #
-# and inequality (4) is about the second factor only. Throughput is easy to measure; ask for time to accuracy.
+# and inequality (4) is about the second factor only. Throughput is easy to measure; ask for time to
+# accuracy.
 #
 # ## Published, and on our axes
 #
-# Goyal et al. 2017 (arXiv 1706.02677) trained ResNet-50 on servers of 8 P100 with 50 Gbit/s between them: 32
-# images per GPU, backward 120 ms, gradients of 100 MB. From 8 to 352 GPUs an iteration
-# took 12 % longer: efficiency about 90 %. Our model on their numbers, with and without overlap. **Assumed
-# by us:** forward 60 ms, links of 20 GB/s and 5 us in a server, 30 us between servers, all_reduce in three
-# phases (into one GPU of a server, between servers, back: "leader"), buckets of 25 MiB.
+# Goyal et al. 2017 (arXiv 1706.02677) trained ResNet-50 on servers with 8 P100 GPUs each, and 50 Gbit/s
+# between servers. Each GPU took 32 images at a time, the backward pass took 120 ms, and the gradients had
+# 100 MB. An iteration on 352 GPUs took 12 % longer than on 8, so the efficiency was about 90 %. We put
+# their numbers into our model, with and without overlap. **We assume** the rest: the forward pass takes 60
+# ms. A link inside a server has 20 GB/s and 5 us, a link between servers has 30 us. Buckets have 25 MiB.
+# The all_reduce, "leader", has three phases: into one GPU of each server, between these GPUs, and back.
 
 # %%
 guess = None  # will 12 % lie between the two: "yes" or "no"?
@@ -760,32 +784,36 @@ axes.legend(frameon=False, loc="lower left")
 plt.show()
 
 # %% [markdown]
-# The star lies between the two curves, as it should if *part* of the communication was hidden. Where exactly is
-# **unexplained**: our forward time, links and buckets are assumptions. [Published figures](../docs/published.md) takes them one by one, on this table and others.
+# The star lies between the two curves, so *part* of the communication was probably hidden. Its exact place
+# is **unexplained**: our forward time, links and buckets are assumptions.
+# [Published figures](../docs/published.md) examines the assumptions one by one.
 #
-# **PyTorch's DDP** (Li et al. 2020, arXiv 2006.15704; read in notes): overlap makes ResNet 38.0 % and BERT 35.2 %
-# faster with NCCL, 26.8 % and 21.5 % with Gloo. Our bound is 5/3, so 67 %: all four keep it.
+# **PyTorch's DDP** (Li et al. 2020, arXiv 2006.15704; we read only notes about it): overlap makes ResNet
+# 38.0 % and BERT 35.2 % faster with NCCL. With Gloo it makes them 26.8 % and 21.5 % faster. Our bound of
+# 5/3 allows 67 %, and all four are below it.
 #
-# **Megatron-LM** (Shoeybi et al. 2019, arXiv 1909.08053) publishes 100, 96, 82, 77 % on 1, 2, 4, 8 GPUs. That is *tensor* parallelism: it sends
-# activations several times per layer, not gradients once per step. Inequality (4) does not apply
-# ([lesson 12](12_tensors_and_state.ipynb)).
+# **Megatron-LM** (Shoeybi et al. 2019, arXiv 1909.08053) publishes efficiencies of 100, 96, 82, 77 % on 1,
+# 2, 4, 8 GPUs. These figures are for *tensor* parallelism: it sends activations several times per layer,
+# not gradients once per step. Inequality (4) does not apply ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## Your turn
 #
-# [Exercises 09](../exercises/09_when_does_it_pay.ipynb): a break-even that all ranks agree on, the epoch with the
-# best R and algorithm, and accumulation for a given efficiency.
+# [Exercises 09](../exercises/09_when_does_it_pay.ipynb): a break-even that all ranks agree on, the epoch
+# with the best R and algorithm, and accumulation for a given efficiency.
 #
 # ## Exit ticket
 #
-# 1. $T_\text{comp}$ = 10 ms, 16 ranks. Up to which $T_\text{sync}$ does weak scaling pay? Strong?
-# 2. Linear synchronisation is slower than one rank on 8 ranks. Would 64 help? A ring?
-# 3. Adam, $\eta$ = 0.001 on one rank, B as before on 9. Which $\eta$ do you try first?
+# 1. With $T_\text{comp}$ = 10 ms and 16 ranks, up to which $T_\text{sync}$ does weak scaling pay, and up to
+#    which does strong scaling?
+# 2. With linear synchronisation 8 ranks are slower than one. Would 64 ranks help? Would a ring?
+# 3. Adam uses $\eta$ = 0.001 on one rank. Which $\eta$ do you try first on 9 ranks with the same B per
+#    rank?
 # 4. 32 ranks make epochs 20 times as fast. What do you ask?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Below 150 ms; below 10 x 15/16 = 9.4 ms.
-# 2. No: $R - 1$ cancels in (5). A ring may: (6) has an R in it.
+# 1. Weak scaling pays below 150 ms, strong scaling below 10 x 15/16 = 9.4 ms.
+# 2. 64 ranks do not help, because $R - 1$ cancels in (5). A ring may help, because (6) has an R in it.
 # 3. 0.003.
 # 4. How many epochs, at what learning rate, to which accuracy? And at 62 % efficiency: what does it cost?
 #

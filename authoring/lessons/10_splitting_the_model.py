@@ -1,19 +1,17 @@
 # %% [markdown]
 # # 10 Splitting the model
 #
-# Until now every rank had the whole model. What if the model does not fit into one device? Then it
-# is cut into parts, and each rank holds one: **model parallelism**. In this lesson (80 minutes) you
-# will
+# Until now every rank had the whole model. What if the model does not fit into one device? Then we cut it
+# into parts, and each rank gets one: **model parallelism**. In this lesson (80 minutes) you will
 #
-# - work out by hand what one training step holds in memory, equal to the measured ledger to the
-#   byte,
-# - meet a network that its device cannot hold, and see what does *not* help, and what helps one
-#   column,
-# - cut it by layers over several ranks, with a backward pass that crosses from rank to rank: three
-#   wrong ways first,
+# - compute by hand what one training step keeps in memory, and match the measured ledger to the byte,
+# - meet a network that does not fit its device, and see what does *not* help, and what makes one kind of
+#   memory smaller,
+# - cut it by layers over several ranks, and find, after three wrong ways, a backward pass that crosses from
+#   rank to rank,
 # - see what the cut costs in time, and what it does not buy.
 #
-# Two ways to share out the work of training:
+# There are two ways to share out the work of training:
 #
 # | | data parallel (lessons 06 to 09) | model parallel (this lesson) |
 # |---|---|---|
@@ -22,13 +20,13 @@
 # | what travels | gradients of parameters | activations, and their gradients |
 # | the usual reason | time | memory |
 #
-# The left one is used more often: any rank can do any other's work.
+# Data parallelism is used more often, because any rank can do the work of any other.
 #
 # ## The network, and a device to hold it
 #
-# Six layers on pictures of 28 x 28 = 784 pixels. `network(first, last)` makes only the layers it is
-# asked for, and every layer has its own seed. So layer 3 is the same wherever it is made. The
-# modelled device does 100 Gflop/s. Its memory has no limit yet: first we measure.
+# The network has six layers and takes pictures of 28 x 28 = 784 pixels. `network(first, last)` makes only
+# the layers you ask for, and every layer has its own seed. So layer 3 has the same weights on every rank.
+# The modelled device does 100 Gflop/s. Its memory has no limit yet: first we measure.
 
 # %%
 import functools
@@ -61,11 +59,12 @@ def cluster_with(**device):
 # %% [markdown]
 # ## The ledger: four sorts of bytes
 #
-# In a simulation `simlib.held()` tells a rank what it holds at that moment. Every storage is in one
-# of four columns: **parameters**, **gradients**, **optimizer state**, and everything else:
-# **activations and temporaries**. We ask after building, after the forward pass, after the backward
-# pass and after the step, with B examples. For memory any numbers will do as pictures, so these are
-# random. Predict: which column is empty before the backward pass and full after it?
+# In a simulation `simlib.held()` returns how many bytes a rank has at that moment. It counts each byte in
+# one of four columns: **parameters**, **gradients**, **optimizer state**, and **activations and
+# temporaries**, which is everything else. We call it four times: when the network is built, after the
+# forward pass, after the backward pass, and after the optimizer's step. A batch has B examples. The
+# pictures are random numbers, as their values do not affect memory. Predict: which column is empty before
+# the backward pass and full after it?
 
 # %%
 guess = None  # "parameters", "gradients", "optimizer state" or "activations"
@@ -95,12 +94,13 @@ for line, held in measured.results[0].items():
 simlib.guess(guess, "gradients", of=("parameters", "gradients", "optimizer state", "activations"))
 
 # %% [markdown]
-# The forward pass adds activations, and the backward pass needs them: the gradient of a layer's
-# weights is made from the layer's *input*, so that every input is kept until the backward pass has
-# come by. Then they are released, and gradients have appeared, as large as the parameters. The
-# optimizer makes its state in its first step.
+# The forward pass adds activations, and the backward pass needs them: it computes the gradient of a layer's
+# weights from the layer's *input*. So autograd keeps every input until the backward pass has used it. Then
+# the inputs are released. The gradients have come, and are as large as the parameters. The optimizer makes
+# its state in its first step.
 #
-# Now by hand. Let P be the number of parameters, each a float32 of 4 bytes.
+# Now we compute the same columns by hand. Let P be the number of parameters. Each parameter is a float32 of
+# 4 bytes.
 #
 # | column | bytes | grows with B? |
 # |---|---|---|
@@ -109,15 +109,16 @@ simlib.guess(guess, "gradients", of=("parameters", "gradients", "optimizer state
 # | optimizer state | SGD 0; momentum 4 P; Adam 8 P, and 4 for each tensor's count of steps | no |
 # | activations after forward | 4 B (784 + 5 · 512 + 10) + 8 B + 8 | **yes** |
 #
-# The last line: the pictures, five results of a ReLU, and the ten log-probabilities that
-# `cross_entropy` keeps; labels are int64, 8 bytes each; the loss is one number, and `cross_entropy`
-# keeps another, the number of labels. The outputs of the Linears are missing, and rightly: a ReLU's
-# backward needs only its own result, so the Linear's output is released as soon as the ReLU is
-# done. (After the backward pass the pictures, the labels and the loss are left.) Does it hold, to
-# the byte, for three optimizers and three batch sizes?
+# The last line counts the pictures, the results of five ReLUs, and the ten log-probabilities that
+# `cross_entropy` keeps. The labels take 8 B bytes, because each is an int64 of 8 bytes. The last 8 bytes
+# are two numbers: the loss, and the number of labels, which `cross_entropy` keeps. The outputs of the
+# Linears are not counted: a ReLU's backward needs only its own result, so the Linear's output is released
+# as soon as the ReLU is done. After the backward pass the pictures, the labels and the loss are left. Is
+# the table right to the byte for three optimizers and three batch sizes?
 #
-# The second cell has layers of **real size**: with `data=False` tensors have no values. From 2 and 4,
-# what do 32 hold?
+# The second cell trains transformer layers of **real size**. This works on your machine, because with
+# `data=False` tensors have shapes but no values. One layer has 0.2 billion parameters. How many GB do you
+# predict for 32 layers with Adam?
 
 # %%
 guess = None  # the largest difference of all, in bytes?
@@ -164,17 +165,17 @@ for count in (2, 4, 32):
 simlib.guess(guess, GB, within=0.1)
 
 # %% [markdown]
-# Each layer adds 3.22 GB: 4 + 4 + 8 = 16 bytes per parameter. Adam's work space is there once. (Lesson 01's 16 are
-# **another sum**, of mixed precision: 2 + 2 + 12.) So 32 layers need
-# 104 GB, and the H100 of lesson 01 has 80. **Memory, not time, is the usual reason** to
-# split a model.
+# Each layer adds 3.22 GB: 4 + 4 + 8 = 16 bytes per parameter. Adam's work space, the last 0.54 GB, counts
+# only once. (Lesson 01 also had 16 bytes per parameter, but they were **another sum**, for mixed precision:
+# 2 + 2 + 12.) So 32 layers need 104 GB, but the H100 of lesson 01 has only 80 GB. **Memory, not time, is
+# the usual reason** to split a model.
 #
 # ## A network that does not fit
 #
-# Now memory ends: the device has 12 MB. P is 1.46 million, and the optimizer is Adam. The program
-# below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one rank it is
-# plain training. (`set_to_none=False` keeps the gradients' memory from step to step.) The cell is meant to fail, and Run All
-# goes on after it. Where: in building, forward, backward or step?
+# We return to the small network. Now its device has only 12 MB. P is 1.46 million, and the optimizer is
+# Adam. The program below trains data-parallel, as in [lesson 07](07_data_parallel_training.ipynb); on one
+# rank it is plain training. (`set_to_none=False` keeps the gradients' memory from step to step.) The cell
+# is meant to fail, and Run All goes on after it. Will it fail in building, forward, backward or step?
 
 # %% tags=["raises-exception"]
 guess = None  # in building, forward, backward or step?
@@ -198,14 +199,14 @@ def train(rank, world_size, B, pieces=1):
 simlib.simulate(train, 1, args=(1024,), cluster=small)
 
 # %% [markdown]
-# An out-of-memory error: what the device has, what the rank held, how much more was asked for, and
-# at which line: in the first forward pass, with 5.3 MB of the 13.7 MB of activations that the table has for
-# B = 1,024.
+# The out-of-memory error names the device's memory, the rank's bytes, how much more it needed, and the
+# line. The program fails in the first forward pass. The table gives 13.7 MB of activations for B = 1,024,
+# and the program had 5.3 MB of them when it failed.
 #
 # ## What does not help: more data-parallel ranks
 #
-# So we buy three more devices. Four ranks, a quarter of the batch each. Does the network fit now? We
-# measure on devices without a limit, and draw the limit as a line.
+# So we buy three more devices. Each of four ranks takes a quarter of the batch. Does the network fit now?
+# We measure on devices without a limit, and draw the limit as a line.
 
 # %%
 guess = None  # does it fit with 4 ranks? "yes" or "no"
@@ -218,17 +219,15 @@ simlib.guess(guess, "yes" if fits else "no", of=("yes", "no"))
 draw_memory(runs, limit_bytes=12_000_000)
 
 # %% [markdown]
-# No. Only the top of each bar shrinks: fewer examples, fewer
-# activations. Parameters, gradients and optimizer state stand on every rank as before, 16 P = 23.3
-# MB, and would with a million ranks. **Where every rank keeps the whole state, more data-parallel
-# ranks do not make it smaller.** Nothing forces them to keep it all: see "Sharding" below, and
-# [lesson 12](12_tensors_and_state.ipynb).
+# No. Only the top of each bar shrinks, because fewer examples make fewer activations. Every rank still has
+# all parameters, gradients and optimizer state. These are 16 P = 23.3 MB, even with a million ranks. **If
+# every rank keeps the whole state, more data-parallel ranks do not make it smaller.** But ranks need not
+# keep it all: see "Sharding" below, and [lesson 12](12_the_state_of_training.ipynb).
 #
 # ## What does not help either: smaller pieces
 #
-# **Gradient accumulation** (lesson 07) goes through a batch in pieces and adds up their gradients.
-# "That saves memory", it is said. In every column? Here one rank takes 1,024 examples in 1, 4 or 16
-# pieces.
+# **Gradient accumulation** (lesson 07) goes through a batch in pieces and adds up their gradients. Does
+# this save memory in every column? Here one rank takes 1,024 examples in 1, 4 or 16 pieces.
 
 # %%
 guess = None  # how many of the four columns shrink with 16 pieces?
@@ -243,18 +242,20 @@ before, after = (one.memory[0].peak.values() for one in (whole[1], run))
 simlib.guess(guess, sum(a < b for a, b in zip(after, before, strict=True)))
 
 # %% [markdown]
-# One column shrinks, the activations. Accumulation saves no parameter memory: it *needs* the
-# gradients to stay where they are. Nor does the last column go to zero. Adam's own step needs work
-# space, twice the largest tensor (2 x 784 x 512 x 4 = 3.2 MB), whatever the batch.
+# Only one column shrinks: the activations. Accumulation saves no parameter memory, and it *needs* the
+# gradients to stay. Even the activations do not go to zero, because Adam's step needs work space. This
+# space is twice as large as the largest tensor: 2 x 784 x 512 x 4 bytes, or 3.2 MB. It does not depend on
+# the batch.
 #
 # ## What helps one column: recomputation
 #
-# `torch.utils.checkpoint` keeps the *input* of a part of the network, throws away what lies inside, and
-# computes it once more in the backward pass, where the **peak** comes. Here are our layers with 1,024 pictures,
-# and six of lesson 07's transformer blocks with 81 lines of 28 letters.
+# `torch.utils.checkpoint` keeps only the *input* of a part of the network. It discards the results inside
+# the part, and computes them again in the backward pass. That is when memory has its **peak**. We try it on
+# our layers with 1,024 pictures, and on six of lesson 07's transformer blocks with 81 lines of 28 letters.
 #
-# **Now you write it:** borders of parts for the layers (11 modules, 0 to 10, each second one a ReLU), with a
-# peak below 12 MB.
+# The layers are 11 modules, numbered 0 to 10. Every second module is a ReLU. **Now you write it:** cut the
+# modules into parts, so that the peak of their activations is below 12 MB. `yours` lists the borders:
+# `[0, 6, 11]` has one part with modules 0 to 5, and one with 6 to 10.
 
 
 # %%
@@ -311,16 +312,18 @@ else:
 #
 # </details>
 #
-# One part saves nothing: its backward holds all that lies inside again. Six parts of layers keep as much as
-# none: their inputs *are* the five results of the ReLUs. A block keeps much more than its input, so with
-# each block a part the peak is a third. The price is one more forward pass. (Chen et al. 2016, arXiv
-# 1604.06174: in a chain of n like layers, parts of about $\sqrt n$.)
+# One part saves nothing: its backward needs everything inside at once. Six parts of layers keep as much as
+# no part, because the inputs of the parts *are* the pictures and the results of the ReLUs. A transformer
+# block keeps much more than its input. So if each block is a part, the peak falls to a third. The price is
+# one more forward pass. (For a chain of n equal layers, Chen et al. 2016, arXiv 1604.06174, take parts of
+# about $\sqrt n$ layers.)
 #
 # ## Sharding: the optimizer state in pieces
 #
-# Ranks that take equal steps need not all take *every* step. Let each keep Adam's state for some
-# layers, and broadcast what it changed. **Now you write it:** which of layers 0 to 5 are rank r's? The weights
-# must be those of one process, the state in all no more than its.
+# Data-parallel ranks all make the same optimizer step. So one rank need not step *every* layer. Let each
+# rank keep Adam's state for some layers, step those layers, and broadcast their new weights. **Now you
+# write it:** `my_share` returns which of the layers 0 to 5 belong to this rank. The weights must equal
+# those of one process. The states of all ranks together must be as large as the state of one process.
 
 
 # %%
@@ -357,14 +360,14 @@ for R in (2, 3):
 #
 # </details>
 #
-# In all the ranks hold 8 P and Adam's counts **once**, not R times. Cuts of gradients and of parameters
-# follow in lesson 12.
+# Together the ranks keep the 8 P bytes and Adam's counts **once**, not R times. Lesson 12 also cuts
+# gradients and parameters.
 #
 # ## Half the bits: autocast, by dtype
 #
-# `torch.autocast` computes products in bfloat16 and leaves parameters in float32. "That halves the
-# memory." One step of Adam: parameters, gradients and state, their dtypes, and what autograd
-# keeps, by dtype. Which of the four shrinks at B = 1,024?
+# `torch.autocast` computes products in bfloat16 and leaves parameters in float32. Does that halve the
+# memory? The cells run one step of Adam, and print bytes and dtypes of the parameters, the gradients,
+# Adam's state, and the activations that autograd keeps. Which of the four shrinks at B = 1,024?
 
 # %%
 guess = None  # "parameters", "gradients", "state" or "activations"
@@ -402,19 +405,21 @@ print("by hand:", [2 * B * (784 + 5 * 512) + 2 * (4 * 512**2 + 5120) for B in (6
 simlib.guess(guess, "activations", of=("parameters", "gradients", "state", "activations"))
 
 # %% [markdown]
-# Only activations shrink. Parameters, gradients and state stay float32: 16 P, and the counts. And autograd
-# keeps a 16-bit **copy** of five layers' weights (the first layer's is not needed: pictures have no
-# gradient). So with few examples autocast holds *more*. A block's layer norms work on in float32, so the
-# blocks keep well over half.
+# Only activations shrink. Parameters, gradients and state stay float32, so they still take 16 P bytes, plus
+# Adam's counts. And autograd keeps a 16-bit **copy** of the weights of five layers. It needs no copy of the
+# first layer's weights, because the pictures need no gradient. The copies do not depend on B. So with few
+# examples autocast needs *more* memory. A block's layer norms still compute in float32, so autocast reduces
+# the activations of the blocks only to 60 %.
 #
-# From here on we take 256 examples at a time. Activations are then small, but 23.3 MB of state do
-# not fit into 12 MB. We have to cut.
+# From here on we take 256 examples at a time, so activations are small. We now call parameters, gradients
+# and optimizer state together the **state** of a rank. 23.3 MB of state do not fit into 12 MB. We have to
+# cut.
 #
 # ## The cut
 #
-# The network is a chain: layer 4 needs nothing of layers 1 to 3 but their result. So it can be cut
-# between any two layers. Each piece is a **stage**, and each rank holds one. What would a rank hold?
-# `STAGES[R]` says which layers it gets; 16 bytes per parameter say the rest.
+# The network is a chain: layer 4 needs only the result of layers 1 to 3. So we can cut between any two
+# layers. Each piece is a **stage**, and each rank gets one. `STAGES[R]` lists the first and last layer of
+# each of R stages. How large is the state of each, with 16 bytes per parameter?
 
 # %%
 guess = None  # with how many stages, 1, 2 or 3, does the state of the largest fit into 12 MB?
@@ -434,15 +439,14 @@ print("two stages, cut after layer 1, 2, ... 5: the largest has", ", ".join(larg
 simlib.guess(guess, min(R for R in STAGES if max(state_mb(*one) for one in STAGES[R]) < 12))
 
 # %% [markdown]
-# Two stages are too few: cut at its best, the larger has 12.7 MB. Three leave
-# room for activations and work space. Now the stages have to talk. Forward is easy: a rank receives
-# the activations h of its left neighbour, puts them through its layers and sends the result to the
-# right.
+# Two stages are too few: even with the best cut, the larger has 12.7 MB. Three stages leave room for
+# activations and work space. Now the stages must communicate. Forward is easy: a rank receives the
+# activations h from the rank before it, runs its layers on them and sends the result to the rank after it.
 #
 # ## Wrong way 1: the gradient stays at home
 #
-# Two ranks and real digits. The first sends its activations; the second receives them, computes the
-# loss, and calls `backward`, as one does. Will the loss fall?
+# Two ranks train on real digits. The first sends its activations; the second receives them, computes the
+# loss, and calls `backward` as usual. Will the loss fall?
 
 # %%
 guess = None  # on how many of the two ranks do weights get a gradient?
@@ -471,35 +475,34 @@ print(*run.memory, sep="\n")
 simlib.guess(guess, sum(ledger.peak["gradients"] > 0 for ledger in run.memory))
 
 # %% [markdown]
-# The loss falls, nicely, and half of the model never learned anything. Layers 1 and 2 kept their
-# random weights; layers 3 to 6 made the best of it. Nothing was raised: an optimizer passes over
-# parameters without a gradient. The ledger knows: rank 0 has 0 bytes of gradients and of optimizer
-# state.
+# The loss falls, but half of the model never learned anything. Layers 1 and 2 kept their random weights;
+# layers 3 to 6 adapted to them. No error was raised, because an optimizer skips parameters without a
+# gradient. The ledger shows the fault: rank 0 has 0 bytes of gradients and of optimizer state.
 #
-# The reason: autograd records what happens to a tensor *in its own process*. A message is not
-# recorded. On rank 1, `h` is a tensor that came from nowhere. By the chain rule, with $\theta_0$ for
-# the weights of rank 0,
+# The reason is that autograd records what happens to a tensor *in its own process*. It does not record a
+# message. On rank 1, `h` is a new tensor without a history. We write $\theta_0$ for the weights of rank 0.
+# By the chain rule
 #
 # $$\frac{\partial L}{\partial \theta_0} =
 # \underbrace{\frac{\partial L}{\partial h}}_{\text{rank 1 can work it out}} \cdot
 # \underbrace{\frac{\partial h}{\partial \theta_0}}_{\text{rank 0 can}}$$
 #
-# So each boundary has a second message, in the other direction: the gradient of the loss with
-# respect to h. It has the shape of h.
+# So each boundary needs a second message, in the other direction: the gradient of the loss with respect to
+# h. It has the shape of h.
 #
 # ## Wrong way 2: a backward that nobody calls
 #
-# autograd lets us say what the backward of a step is: a `torch.autograd.Function` with a `forward`
-# and a `backward`. `Send.apply(h, dst)` calls `forward` and notes that `backward` belongs to it.
-# `ctx` is a notebook that autograd hands to both. `backward` gets the gradient of what `forward`
-# returned, and returns one for each input of `forward`, None for what is no tensor. The backward of
-# *send h* is *receive its gradient*. The backward of *receive h* is *send its gradient*. `Send`
-# must return something on which `backward` can be called: a zero, the receipt. Read the program:
-# there is a flaw in it.
+# With a `torch.autograd.Function` you define both passes of an operation yourself, as `forward` and
+# `backward`. `Send.apply(h, dst)` calls `forward` and records that `backward` belongs to it. `ctx` passes
+# notes from `forward` to `backward`. `backward` gets the gradient of the result of `forward`. It returns
+# one gradient for each input of `forward`, and None for an input that is no tensor. The backward of *send
+# h* is *receive its gradient*. The backward of *receive h* is *send its gradient*. `Send` must return
+# something on which we can call `backward`. So it returns a zero, the **receipt**. Read the program and
+# look for its flaw.
 #
-# Then each rank calls `backward` on what its forward pass ended in: the loss on the last rank, the
-# receipt on the others. On three real ranks (it is meant to fail; Run All goes on after it), which of the
-# four messages come about?
+# Each rank calls `backward` on the last result of its forward pass. On the last rank this is the loss, on
+# the others the receipt. Three ranks have two boundaries, so there should be two messages forward and two
+# back. The cell is meant to fail. Which of the four messages are sent?
 
 
 # %%
@@ -550,14 +553,14 @@ def gradients(rank, world_size, receive):
 simlib.run(gradients, 3, args=(ReceiveAlone.apply,))
 
 # %% [markdown]
-# Two messages forward, none back. Rank 2 has called `backward`, got the gradients of its own
-# weights and finished. Its `ReceiveAlone.backward` was never called: autograd goes back only to
-# tensors that need a gradient, and neither a shape nor a rank is such a tensor. So the received `h`
-# was a mere constant again. Rank 1 waits for rank 2, which has finished; rank 0 waits for rank 1.
-# (In the picture an arrow means *waits for*, not *sends to*.)
+# Two messages go forward; none comes back. Rank 2 has called `backward`, got the gradients of its own
+# weights and finished. Its `ReceiveAlone.backward` was never called: autograd goes back only to inputs that
+# need a gradient. The inputs of `ReceiveAlone` are a shape and a rank, which need none. So the received `h`
+# was again a constant. Rank 1 waits for rank 2, which has finished; rank 0 waits for rank 1. (In the
+# picture an arrow means *waits for*, not *sends to*.)
 #
-# The cure: hand in a **ticket**, a zero that needs a gradient and will never get one. Then autograd
-# takes note of the function. Are the gradients now those of one process?
+# The fix is one more input, a **ticket**. This is a zero that needs a gradient, but will never get one.
+# Then autograd records the function. Are the gradients now the same as in one process?
 
 
 # %%
@@ -588,15 +591,16 @@ for R in (2, 3):
 print(len(pairs), f"tensors, gradients up to {max(a.abs().max().item() for a, _ in pairs):.2f}")
 
 # %% [markdown]
-# The same gradients, with $2 (R - 1)$ messages: one each way over each boundary. A split by layers
-# does the same additions and multiplications, in other places.
+# The gradients are the same, with $2 (R - 1)$ messages: one in each direction over each boundary. A split
+# by layers does the same additions and multiplications, only on other ranks.
 #
 # ## Wrong way 3: both send
 #
-# Now two half batches, one after the other, their gradients added up. A rank has a plan: F is the
-# next forward, B (no batch here) the backward of the oldest half that still waits for it. Rank 0
-# does FFBB: "let me send both halves". Rank 1 does FBFB: "first things first". Each is sensible, and
-# the run is meant to fail (Run All goes on after it). What happens?
+# Now each rank processes two half batches, one after the other, and adds up their gradients. Each rank
+# follows a plan. In a plan, F is the forward pass of the next half. B, here not the batch size, is the
+# backward pass of the oldest half that still waits for one. Rank 0 follows FFBB, so it sends both halves
+# first. Rank 1 follows FBFB, so it finishes one half before it receives the other. Each plan alone is
+# sensible, but the run is meant to fail. What happens?
 
 # %% tags=["raises-exception"]
 guess = None  # what happens with FFBB and FBFB?
@@ -617,9 +621,9 @@ def two_halves(rank, world_size, plans):
 simlib.run(two_halves, 2, args=(["FFBB", "FBFB"],))
 
 # %% [markdown]
-# Rank 0 sends its second activations. Rank 1 sends the first gradient. Both wait for a receive: the
-# knot of lesson 03, now with one of the sends hidden in `backward`. The order
-# still counts, and the ranks must agree on it.
+# Rank 0 sends its second activations. Rank 1 sends the first gradient. Each waits until the other receives.
+# This is the deadlock of lesson 03, now with one of the sends hidden in `backward`. The order still
+# matters, and the ranks must agree on it.
 
 
 # %%
@@ -634,15 +638,15 @@ for plans in (["FBFB", "FBFB"], ["FFBB", "FFBB"]):
 simlib.guess(guess, works)
 
 # %% [markdown]
-# Both. FFBB keeps the activations of two halves, FBFB of one. Plans for many ranks and many
-# pieces are the matter of [lesson 11](11_pipelines.ipynb).
+# Both plans work. FFBB keeps the activations of two halves at once, FBFB only those of one.
+# [Lesson 11](11_pipelines.ipynb) makes plans for many ranks and many pieces.
 #
 # ## It fits
 #
-# Now train in stages, with Adam and 256 examples at a time, and put the peaks beside the limit of
-# 12 MB. With two stages, only the state of rank 0 is below the line. Predict the tallest bar with three.
-# The first lines printed are of devices that have no more than 12 MB, with the state of each rank worked out by
-# hand. Which ranks fail with two stages?
+# Now we train in stages, with Adam and 256 examples. The picture shows the peak of each rank, and the limit
+# of 12 MB as a line. The lines above the picture come from devices with only 12 MB. They show which ranks
+# fail with two stages. With three stages they compare the state of each rank with the sum by hand. Which
+# ranks will fail with two stages? How tall is the tallest bar with three?
 
 # %%
 guess = None  # the tallest bar with 3 stages, in MB
@@ -672,17 +676,17 @@ simlib.guess(guess, max(one.peak_bytes for one in stages[3].memory) / 1e6, withi
 draw_memory({f"stages: {R}": run for R, run in stages.items()}, limit_bytes=12_000_000)
 
 # %% [markdown]
-# With three stages every bar stays below the line: the state is uneven, but rank 0 needs the most work
-# space, as it has the largest tensor. The tallest bar decides; where to cut is a task of the exercises.
-# With two stages both ranks fail. Rank 0's state, 10.6 MB, would fit, but not with Adam's work space
-# beside it. So 16 P alone are not enough to plan with.
+# With three stages every bar stays below the line. Rank 0 has the smallest state, but needs the most work
+# space, as it has the largest tensor. The tallest bar decides whether the network fits. In the exercises
+# you choose the cut. With two stages both ranks fail. Rank 0's state, 10.6 MB, would fit alone, but not
+# with Adam's work space. So do not plan with 16 P alone.
 #
 # ## The two pictures, from two runs
 #
-# Data and model parallelism side by side. Each rank reports the bytes it holds of
-# each of the six layers, and which of six examples went through them. The numbers below the cells
-# count layers, 1 to 6, and examples, 0 to 5. Which cells will be full on the left, which on the
-# right?
+# The pictures show data and model parallelism side by side. Each rank reports how many bytes of each of the
+# six layers it holds, and which of six examples go through it. A cell is full if the rank holds this layer
+# or gets this example. The numbers below the cells count layers, 1 to 6, and examples, 0 to 5. Which cells
+# will be full on the left (data parallel), and which on the right (model parallel)?
 
 # %%
 guess = None  # how many of the 18 cells of parameters are full on the right?
@@ -712,12 +716,12 @@ simlib.guess(guess, sum(len(held) for held, _ in runs_of["model parallel"].resul
 draw_parts(runs_of)
 
 # %% [markdown]
-# Left: every parameter on every rank, each example on one. Right: each parameter on one rank, every
-# example on all. What travels differs as well. Data-parallel ranks bring gradients of 4 P bytes to
-# the all_reduce, however large the batch. Stages send activations and their gradients: 4 B x 512
-# bytes over each boundary in each direction (512 is the width at the boundary), however many
-# parameters lie on either side. On 3 ranks, from which batch size on does the busiest stage send
-# more than a rank of a ring?
+# On the left every rank has every parameter, and each example is on one rank. On the right each parameter
+# is on one rank, and every rank sees every example. The messages differ as well. Data-parallel ranks give
+# gradients of 4 P bytes to the all_reduce, for any batch size. Stages send activations and their gradients.
+# These are 4 B x 512 bytes over each boundary in each direction, for any number of parameters. (The layers
+# at the boundary are 512 wide.) On 3 ranks, from which batch size on does the busiest stage send more bytes
+# than a rank of a ring all_reduce?
 
 # %%
 guess = None  # which B? Within a fifth is near enough
@@ -732,14 +736,14 @@ print(f"at B = {ring_bytes / (2 * 4 * 512):.0f}")
 simlib.guess(guess, ring_bytes / (2 * 4 * 512), within=0.2)
 
 # %% [markdown]
-# For small batches the stages send less, for large ones the data-parallel ranks do. But a stage has to
-# *wait* for its bytes.
+# For small batches the stages send less; for large batches the data-parallel ranks send less. But a stage
+# has to *wait* for its bytes.
 #
 # ## What the cut costs in time
 #
-# "Three devices work on the network now, so a step takes a third of the time." Or half? Or are they
-# as fast as one? Here is one step with 64 examples on 1, 2 and 3 devices, joined by 10 Gbit
-# Ethernet. **Now you write it:** the time on R devices, from that on one and that of a message.
+# "Three devices work on the network now, so a step takes a third of the time." Is that right? We run one
+# step with 64 examples on 1, 2 and 3 devices, connected by 10 Gbit Ethernet. **Now you write it:**
+# `yours_s` returns the time on R devices. It gets the time on one device, and the time of one message.
 
 
 # %%
@@ -766,25 +770,24 @@ steps[3].timeline()
 #
 # </details>
 #
-# It takes *longer*. Placing parts on several devices saves no time at all:
+# The step takes *longer*. Parts on several devices save no time:
 #
 # $$T_R = T_1 + 2 (R - 1) \left( \text{latency} + \frac{4 B \cdot 512}{\text{bandwidth}} \right)$$
 #
-# The picture shows why. A stage cannot begin before the stage on its left is done, and in the
-# backward pass not before the one on its right. There is never more than one rank at work; the
-# hatched time is waiting, the pale pieces are messages on their way. You
-# pay for three devices and use one at a time: the price of memory.
+# The picture shows why. In the forward pass a stage waits for the stage before it. In the backward pass it
+# waits for the stage after it. Only one rank works at a time; the hatched time is waiting, the pale pieces
+# are messages on their way. You pay for three devices and use one at a time. That is the price of memory.
 #
-# (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers:
-# a speech network of 42 million parameters became 2.2 times as fast at best, on 8 machines. That is
-# another cut: [lesson 12](12_tensors_and_state.ipynb).)
+# (Parts that work *at the same time* can save time. DistBelief, Dean et al. 2012, cut within layers: a
+# speech network of 42 million parameters became at best 2.2 times as fast, on 8 machines. That is another
+# cut: [lesson 12](12_tensors_and_state.ipynb).)
 #
 # ## Is more memory more speed?
 #
-# "The larger card is faster, it has more memory." Take one device, with 30 MB or with 300, and give
-# it the whole network. How much faster is the second? And what if it uses its memory for larger
-# batches? The last line has three devices of 12 MB. (The modelled clock counts
-# products of matrices; Adam's step takes none of its time.)
+# "The larger card is faster, because it has more memory." We give the whole network to one device, with 30
+# MB or with 300. How much faster is the second? And what if it uses its memory for larger batches? The last
+# line is about three devices with 12 MB each. (The modelled clock counts only products of matrices, so
+# Adam's step takes no time.)
 
 # %%
 guess = None  # B = 64: how many times as fast with 300 MB as with 30?
@@ -800,16 +803,17 @@ print(f"3 x 12 MB, B = 64: step {run.time_s / 2 * 1e3:.2f} ms")
 simlib.guess(guess, times_s[0] / times_s[1])
 
 # %% [markdown]
-# No faster, to the last digit. Capacity says what fits, not how fast it is worked on (lesson 01). What
-# memory buys is that you need not cut: one device with 30 MB does in 5.07 ms what three with 12 MB do
-# in 5.61. (A real device has idle units when a batch is small, so larger batches help it up to a point.)
+# With 300 MB the step takes exactly as long as with 30. Capacity says what fits, not how fast the device
+# computes (lesson 01). With more memory you need not cut: one device with 30 MB needs 5.07 ms for a step,
+# three devices with 12 MB need 5.61 ms. (A real device has idle units when a batch is small, so larger
+# batches help it up to a point.)
 #
 # ## By hand, on one machine: `.to(device)`
 #
-# Where one machine has several devices, a single process can place parts on them. The lecture
-# (N. S. Detlefsen, *Scaling applications*, DTU course 02476) does it so, by `.to(device)`. The numbers are copied from device to device by `.to`, which autograd does
-# record: within one process no Send and Receive are needed. Each boundary needs a `.to`.
-# The cell uses two GPUs if it can.
+# If one machine has several devices, a single process can place parts on them. The lecture (N. S.
+# Detlefsen, *Scaling applications*, DTU course 02476) does so. `.to(device)` copies numbers from device to
+# device, and autograd records it. So within one process we need no Send and Receive, but each boundary
+# needs a `.to`. The cell uses two GPUs if it can.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -839,36 +843,36 @@ except RuntimeError as error:
     print("without .to at the boundary:", error)
 
 # %% [markdown]
-# Without the `.to`, PyTorch refuses: a product needs both sides on one device. It is the same naive
-# split: one device works at a time. A device of another node cannot be reached by `.to`; there it
-# takes messages, as above.
+# Without the `.to`, PyTorch raises an error, because both factors of a product must be on one device. The
+# split is as naive as ours: only one device works at a time. `.to` cannot reach a device of another node;
+# there you need messages, as above.
 #
 # ## What is next
 #
-# While rank 2 works on this batch, ranks 0 and 1 could work on the next one. With many small pieces
-# in flight most of the waiting goes away: a **pipeline** ([lesson 11](11_pipelines.ipynb)). And a layer that is
-# too large for any device must be cut itself ([lesson 12](12_tensors_and_state.ipynb)).
+# While rank 2 works on this batch, ranks 0 and 1 could work on the next one. If many small pieces are on
+# their way at once, most of the waiting disappears. That is a **pipeline**
+# ([lesson 11](11_pipelines.ipynb)). If a single layer is too large for any device, you must cut the layer
+# ([lesson 12](12_tensors_and_state.ipynb)).
 #
 # ## Your turn
 #
-# [Exercises 10](../exercises/10_splitting_the_model.ipynb): a ledger by hand, the best cut, a
-# backward across ranks, and two halves that fit.
+# [Exercises 10](../exercises/10_splitting_the_model.ipynb): a ledger by hand, the best cut, a backward
+# across ranks, and two halves that fit.
 #
 # ## Exit ticket
 #
 # 1. Which of the four columns become smaller when you double the number of data-parallel ranks?
 # 2. A colleague's split model learns, but worse than before. Where in the ledger do you look?
 # 3. Why must `Receive` be given a tensor that needs a gradient?
-# 4. Four stages that are equally fast, and messages that take no time. For which part of a step is
-#    each device busy?
+# 4. Four stages are equally fast, and messages take no time. For which part of a step is each device busy?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Only the activations, if the batch is shared out among more ranks.
-# 2. At the gradients and the optimizer state of the first stages: 0 bytes would tell that nothing
-#    comes back.
-# 3. Else autograd does not record the function, and never calls its `backward`.
-# 4. For a quarter.
+# 2. At the gradients and the optimizer state of the first stages: 0 bytes would mean that nothing comes
+#    back.
+# 3. Otherwise autograd does not record the function, and never calls its `backward`.
+# 4. For a quarter of it.
 #
 # </details>
 #

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 16 The real cluster
 #
-# Until now your ranks lived on this machine, or in a model. Here they get hosts of their own. In this
-# lesson (60 to 70 minutes) you will
+# Until now your ranks lived on this machine, or in a model. Here they run on several hosts. In this lesson
+# (60 to 70 minutes) you will
 #
 # - submit a rank function from a cell as a job, and get the same `Run` back,
 # - ask a doctor what a cluster lacks,
-# - start the first program of this course on two hosts, and read what launchers tell their ranks,
+# - start the first program of this course on two hosts, and read the variables that launchers set,
 # - take functions of lessons 02, 05 and 07 to the cluster, without changing a line,
-# - predict times there, hand the prediction in *before* the measurement, and defend it,
-# - see jobs fail, end, wait in a queue, and be found again.
+# - predict times on the cluster, submit the prediction *before* the measurement, and defend it,
+# - see jobs fail, end and wait in a queue, and find them again.
 #
-# You need no cluster for it. Where there is none, the cells show recorded jobs.
+# You need no cluster for this. Without one, the cells show recorded jobs.
 
 # %%
 import ast
@@ -43,10 +43,11 @@ JOBS = Path(tempfile.mkdtemp(prefix="lesson_16_", dir="simlib-jobs"))
 # %% [markdown]
 # ## A job
 #
-# `simlib.run` starts ranks, waits, and returns. On a cluster nobody wants to sit and wait: work is handed
-# in as a **job**. `simlib.submit` takes the same function and says `to=` where; `Mpiexec()` without
-# hosts is this machine, by the `mpiexec` of lesson 01. It returns at once with a `Job`. `job.follow()` shows what the
-# ranks print, until the job ends, and `job.result()` gives a `Run`. Will its results be those of `run`?
+# `simlib.run` starts ranks, waits, and returns. On a cluster you do not want to wait: you submit work as a
+# **job**. `simlib.submit` takes the same function, and `to=` says where it runs. `Mpiexec()` without hosts
+# means this machine, with the `mpiexec` of lesson 01. `submit` returns a `Job` at once. `job.follow()`
+# shows what the ranks print, until the job ends, and `job.result()` returns a `Run`. Will its results equal
+# those of `run`?
 
 # %%
 same = None  # your guess: "yes" or "no", the same results as by run?
@@ -68,31 +69,31 @@ print(results, "the same as by run:", results == by_run)
 simlib.guess(same, "yes" if results == by_run else "no", of=("yes", "no"))
 
 # %% [markdown]
-# `result` waits for the end, if need be. In between, `mpiexec` started two processes that are no children of this notebook, and each imported torch
-# anew. That takes seconds where `run` takes milliseconds. Develop with `run`,
-# plan with `simulate`, and submit what you want to know of the cluster.
+# `result` waits until the job ends. Meanwhile `mpiexec` started two processes outside this notebook, and
+# each imported torch again. That takes seconds, but `run` takes milliseconds. Develop with `run`, plan with
+# `simulate`, and submit jobs to learn about the cluster.
 #
 # ## Which cluster?
 #
-# The rule of this lesson, in this order:
+# This lesson takes the first of these that it finds:
 #
-# 1. A **hostfile**: a file `hostfile` beside this notebook (or where the variable `HOSTFILE` says), one
-#    host a line. They must be reachable by ssh without a password, and see this folder. The lesson takes
-#    four hosts, or two. Where Slurm hands out the nodes: `salloc -N4` in a terminal, then `scontrol show hostnames >
-#    hostfile`, and `exit` before the section on Slurm, which asks for nodes itself.
-# 2. A **practice cluster** that is up. On Linux as root (a virtual machine or a container that may do so is
-#    enough), type `python -m simlib practice up 4 --rate 100mbit --slurm` in a terminal: hosts `login` and
-#    `node1` to `node4`, made of Linux namespaces (the kernel's way to give a process a network, a name and
-#    processes of its own), each with a network link and an ssh server. It needs the packages `iproute2
-#    openssh-server slurm-wlm munge`; `sudo` finds another Python, so give it yours: `sudo $(which python) -m
-#    simlib ...`. `... practice down` removes everything.
-# 3. Neither: **recorded** jobs. They were run on such a practice cluster of four nodes, on a machine with 2
-#    cores, and are read by the same code .
+# 1. A **hostfile**: a file `hostfile` next to this notebook (or at the path in the variable `HOSTFILE`),
+#    with one host per line. Ssh must reach the hosts without a password, and every host must see this
+#    folder. The lesson uses the first four hosts, or the first two if there are fewer than four. If Slurm
+#    assigns the nodes, type `salloc -N4` in a terminal, then `scontrol show hostnames > hostfile`. Type
+#    `exit` before the section on Slurm, which asks for nodes itself.
+# 2. A **practice cluster** that is up. On Linux as root (a virtual machine or a container with this right
+#    is enough), type `python -m simlib practice up 4 --rate 100mbit --slurm` in a terminal. This makes the
+#    hosts `login` and `node1` to `node4`, each with a network link and an ssh server. Each host is a set of
+#    Linux namespaces, which have their own network, host name and processes. The command needs the packages
+#    `iproute2 openssh-server slurm-wlm munge`. `sudo` would find another Python, so name yours:
+#    `sudo $(which python) -m simlib ...`. `... practice down` removes everything.
+# 3. Otherwise **recorded** jobs. They ran on such a practice cluster of four nodes, on a machine with 2
+#    cores. The cells read them with the same code.
 #
-# The section on Slurm uses this machine's Slurm, if any. When a
-# cluster has come up, run the notebook again from the top. (You need not read
-# the next two cells: `submit` gives the job of a name, `command` what a command printed, on your cluster or as
-# recorded.)
+# The section on Slurm uses this machine's Slurm, if it has one. When your cluster is up, run the notebook
+# again from the top. You need not read the next two cells. `submit` returns the job with a given name, and
+# `command` returns what a command printed. Both use your cluster, or else the recording.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -148,11 +149,13 @@ def command(name, *words):
 # ## Ask the doctor first
 #
 # Lesson 01 listed what a cluster needs. `simlib doctor --hosts node1,node2` in a terminal, or
-# `simlib.doctor(["node1", "node2"])` in a cell, checks each item on each host. (The hosts of a practice cluster
-# are known on `login`: `python -m simlib practice exec login -- python -m simlib doctor --hosts node1,node2`. On hosts
-# of your own, `ssh-keygen` and `ssh-copy-id node1` let you in without a password.) First with a host that does
-# not exist (of that report we show the lines about it), then with those there are. How many lines will be *wrong*
-# the first time? And which bandwidth should the table of pairs show for links of 100 Mbit/s?
+# `simlib.doctor(["node1", "node2"])` in a cell, checks each item on each host. (Only `login` knows the
+# hosts of a practice cluster. So there you type
+# `python -m simlib practice exec login -- python -m simlib doctor --hosts node1,node2`. On your own hosts,
+# `ssh-keygen` and `ssh-copy-id node1` let you in without a password.) The cell first asks about a host that
+# does not exist, and shows only the lines about that host. Then it asks about the real hosts. How many
+# lines will be *wrong* the first time? And which bandwidth should the table of pairs show for links of 100
+# Mbit/s?
 
 # %% tags=["nbval-ignore-output"]
 wrong_lines = None  # your guess; and how many MB/s?
@@ -166,16 +169,16 @@ report = command("doctor", *doctor, ",".join(HOSTS))
 print(report)
 
 # %% [markdown]
-# One line is wrong, and it says what to do. All that depends on it is *not asked*: a fault has one line, not
-# ten.
-#
-# 100 Mbit/s are 12.5 million bytes per second, and some of them are the headers of TCP.
+# One line is wrong, and it says what to do. Items that depend on the wrong one are *not asked*, so one
+# fault gives one *wrong* line, not ten. 100 Mbit/s are 12.5 million bytes per second, including the headers
+# of TCP. So expect a little less.
 #
 # ## The line this course began with
 #
 # The article's `ptdist.py` (lesson 02) names the backend `mpi`, which pip's torch does not have.
-# `python -m simlib.mpi` runs such a script unchanged: it registers mpi4py's MPI under that name. So now
-# the line means what it says: two processes, one per node, and real MPI between them.
+# `python -m simlib.mpi` runs such a script unchanged: it registers mpi4py's MPI under that name. So now the
+# article's `mpiexec` line does what it says. It starts two processes, one per node, with real MPI between
+# them.
 
 # %%
 script = JOBS.resolve() / "ptdist.py"
@@ -201,11 +204,12 @@ print(command("ptdist", *seed_line, sys.executable, "-m", "simlib.mpi", script))
 # %% [markdown]
 # ## Who lands where? Hosts, counts, and a hostfile
 #
-# Hosts can stand in a **hostfile**, one a line: `node1:2` says that `node1` takes two ranks before `node2`
-# is asked. (Open MPI writes `node1 slots=2`.) Four ranks, two hosts. Where is rank 1: with `-ppn 2`, with
-# `-ppn 1`, with the file?
+# `-ppn` gives the number of ranks per node. A **hostfile** may say it for each host: the line `node1:2`
+# means that `node1` takes two ranks before the next host takes any. (Open MPI writes `node1 slots=2`.) Four
+# ranks run on two hosts. Where is rank 1 with `-ppn 2`, with `-ppn 1`, and with the file?
 #
-# **Now you write it**: `host_of` gives the host of a rank where each host in turn takes `each` ranks, again and again.
+# **Now you write it**: `host_of` returns the host of a rank. Each host in turn takes `each` ranks. After
+# the last host, the first one takes `each` more.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -235,18 +239,20 @@ for name, where in {
 #
 # </details>
 #
-# The count per node decides who are neighbours. With 2 on each, ranks 0 and 1 share a host, and half of
-# a ring's messages never see the network. With 1 the ranks are dealt out like cards, and *every* message of
-# the ring goes through a cable.
-# In `simlib` it is `simlib.Mpiexec(hosts=two, ranks_per_node=2)`, or `simlib.Mpiexec(hostfile="two_each")`.
+# The count per node decides which ranks are neighbours. With 2 per node, ranks 0 and 1 share a host, and
+# half of a ring's messages never use the network. With 1 per node, the ranks go to the hosts in turn, and
+# *every* message of the ring goes through a cable. In `simlib` you write
+# `simlib.Mpiexec(hosts=two, ranks_per_node=2)`, or `simlib.Mpiexec(hostfile="two_each")` for a hostfile.
 #
 # ## What does a launcher tell its ranks?
 #
-# A process learns who it is from **environment variables**. The next cell starts four processes by your
-# `mpiexec`; each writes its environment into a file. Beside it stand
-# other launchers, recorded with two hosts and two ranks on each. Which word means "my number on this node"?
+# A process learns its rank from **environment variables**. The next cell starts four processes with your
+# `mpiexec`, and each writes its variables into a file. The cell also shows the variables of other
+# launchers, recorded with two hosts and two ranks on each. Which of Slurm's words means "my number on this
+# node"?
 #
-# Plain torch asks for torchrun's words. **Now you write it**, in the second cell: torchrun's from Slurm's.
+# Plain torch needs torchrun's words. **Now you write it**, in the second cell: `for_torch` gets Slurm's
+# variables as a dict, and returns the values for three of torchrun's.
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # which of Slurm's four words is the rank's number on its node?
@@ -288,8 +294,10 @@ print("right" if yours.items() <= environments["torchrun"].items() else "not yet
 #
 # </details>
 #
-# Every launcher has its own words for the same four numbers: rank, world size, rank on its node, ranks on its
-# node. (Slurm's fourth, `2(x2)`, tells of all nodes: 2 ranks, on 2 of them.) Under the `mpiexec` of another MPI a library does not find its words, and each rank believes it is alone: a *mixed MPI*. The other variables you will meet:
+# Every launcher has its own words for the same four numbers: rank, world size, rank on its node, ranks on
+# its node. (Slurm's fourth, `2(x2)`, describes all nodes: 2 ranks on each of 2 nodes.) If `mpiexec` is of
+# one MPI and the library of another, the library does not find its words. Then each rank believes that it
+# is alone. This fault is called a *mixed MPI*. You will also meet these variables:
 #
 # | variable | set by | means |
 # |---|---|---|
@@ -300,14 +308,14 @@ print("right" if yours.items() <= environments["torchrun"].items() else "not yet
 # | `GLOO_SOCKET_IFNAME` | you, or `simlib` | which network card Gloo takes |
 # | `OMP_NUM_THREADS` | torchrun (1), or you | threads of each rank, for operations on CPU |
 #
-# A trap on Debian and its kin: a host believes that its own name means 127.0.1.1. Gloo tells that address to
-# the others, and nobody reaches it. `simlib` asks which address the others can reach, and sets
-# `GLOO_SOCKET_IFNAME` in each rank; with plain torch you set it yourself.
+# Debian and similar systems have a trap: there a host's own name stands for the address 127.0.1.1. Gloo
+# sends that address to the other hosts, which cannot reach it. `simlib` asks which address the other hosts
+# can reach, and sets `GLOO_SOCKET_IFNAME` in each rank. With plain torch you must set it yourself.
 #
 # ## Not a line changed
 #
-# Now three lessons move to the cluster. The next cell does not copy their
-# functions: it fetches them out of their notebooks.
+# Now functions of three lessons move to the cluster. The next cell does not copy them, but reads them from
+# the notebooks of these lessons.
 
 
 # %%
@@ -339,9 +347,9 @@ train_set, test_set = (TensorDataset((d.tensors[0] - mean) / std, d.tensors[1]) 
 
 # %% [markdown]
 # `around` passes a sum around a ring (lesson 02). `ring` is the all_reduce of lesson 05, called by `bring`.
-# `one_epoch` trains LeNet on the digits (lesson 07), here in float64; of its 431,080 weights four numbers are
-# looked at. Four ranks each, by `run` on this machine and by `submit` on four hosts. Which results will
-# be equal, and which only nearly?
+# `one_epoch` trains LeNet on the digits (lesson 07), here in float64. Of its 431,080 weights we compare the
+# norm and the first three. Each function runs on four ranks, by `run` on this machine and by `submit` on
+# four hosts. Which results will be equal, and which only nearly?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # which of "around", "ring", "trained" are equal, bit for bit?
@@ -363,25 +371,28 @@ for name, (function, args) in cases.items():
 jobs["around"].result()
 
 # %% [markdown]
-# Sums of whole numbers are equal to the last bit, here and there. Weights are, too, between machines that are alike; other
-# processors round sums in another order, and so the cell allows 1e-9.
+# Sums of whole numbers are equal to the last bit. The trained weights are equal, too, if the processors are
+# of the same kind. Processors of another kind may add in another order, so the cell allows a difference of
+# 1e-9.
 #
-# The function travels by value: code, and the globals it uses, the data set among them. What comes back is the
-# picture you know, and now each lane is a host: lane r is host r + 1. The full bars of 50 ms are the `time.sleep` in
-# `around`. (Ranks of a job do not begin together: each host imports torch in its own time, and whoever is ready first
-# waits. In the recorded job 4 bytes took 40 ms once: read no latency off one arrow.)
+# The function travels by value: `submit` sends its code and the globals that it uses, and the data set is
+# one of these. In the picture each rank is now on its own host: rank r is on host r + 1. The full bars of
+# 50 ms are the `time.sleep` in `around`. (Ranks of a job do not begin together: each host imports torch in
+# its own time, and a rank that is ready early waits. In the recorded job 4 bytes took 40 ms once, so do not
+# read a latency from one arrow.)
 #
 # ## Four hosts, four clocks
 #
-# The picture compares moments of *different* clocks. Can it? Each rank plays ping-pong with rank 0 at the start,
-# 200 times. If rank 0 reads its clock at $t_0$ and $t_3$, and the other in between at $t_1$ (has come) and
-# $t_2$ (goes back), then its clock is ahead by
+# The picture compares times of *different* clocks. Is that allowed? At the start each rank plays ping-pong
+# with rank 0, 200 times. Rank 0 sends at $t_0$ and has the answer at $t_3$, by its own clock. The other
+# rank receives at $t_1$ and answers at $t_2$, by its own clock. Then the other clock is ahead by
 #
 # $$\theta = \frac{(t_1 - t_0) + (t_2 - t_3)}{2}, \qquad
 # \text{wrong by at most} \quad \frac{(t_3 - t_0) - (t_2 - t_1)}{2}$$
 #
-# as in the network time protocol NTP: unknown is only how the trip divides into there and back. The shortest trip
-# tells most. What is an arrow of 20 us worth here?
+# The network time protocol NTP does the same. The error comes from what we do not know: how much of the
+# round trip was the way there, and how much the way back. The shortest trip gives the smallest error. Can
+# you trust an arrow of 20 us here?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # can an arrow of 20 us be read off: "yes" or "no"?
@@ -394,16 +405,19 @@ print(f"clock_error_s of the run: {error_us:.1f} us")
 simlib.guess(guess, "yes" if error_us < 20 else "no", of=("yes", "no"))
 
 # %% [markdown]
-# `simlib` subtracts each rank's offset before it draws; the error stays. An arrow of 20 us is less: a message may seem
-# to arrive before it was sent. Only what is longer than `run.trace.clock_error_s` can be read off. (The nodes of a
-# practice cluster share one clock, so there the true offsets are zero, and the bounds hold. On hosts of your own
-# expect offsets of milliseconds, kept small by NTP. The large bound: that rank waited for a core.)
+# `simlib` subtracts each rank's offset before it draws; the error stays. An arrow of 20 us is shorter than
+# the error, so a message may seem to arrive before it was sent. Read only times longer than
+# `run.trace.clock_error_s`. (The nodes of a practice cluster share one clock, so there the true offsets are
+# zero, and every measured offset should be within its bound. On your own hosts expect offsets of
+# milliseconds, because NTP keeps them small. One recorded bound is large, because that rank waited for a
+# core.)
 #
 # ## The prediction
 #
-# Now the claim of the course: a network is two numbers, and from them the times of programs follow. First the two
-# numbers, by `ping_pong` of lesson 02 on two hosts, and fitted as there. (Messages up to 256 kB: on 100 Mbit/s
-# larger ones would take more than a minute.) The doctor said something about the bandwidth. Would you hand this fit in?
+# Now we test the claim of the course: two numbers describe a network, and the times of programs follow from
+# them. First we measure the two numbers with `ping_pong` of lesson 02 on two hosts, and fit them as in
+# lesson 02. (Messages have up to 256 kB: on 100 Mbit/s larger ones would take more than a minute.) The
+# doctor also reported the bandwidth. Would you predict with this fit?
 
 # %% tags=["nbval-ignore-output"]
 hand_in = None  # your guess: "yes" or "no"
@@ -418,14 +432,13 @@ misses = abs(latency_s + sizes[-1] * seconds_per_byte - times_s[-1]) > 0.2 * tim
 simlib.guess(hand_in, "no" if misses else "yes", of=("yes", "no"))
 
 # %% [markdown]
-# Look at the points first. On the practice cluster 4 kB take hardly longer than
-# 4 bytes, though at 12.5 MB/s it should be 0.3 ms: such a link lets a few kilobytes pass at once and
-# takes its rate only from longer messages.  The fit of lesson 02 weighs points by
-# their relative distance, so six nearly free points outvote the three that pay: 22 MB/s in the recorded run, where the
-# doctor says 12.
+# Look at the points first. On the practice cluster 4 kB take hardly longer than 4 bytes, though at 12.5
+# MB/s they should take 0.3 ms longer. Such a link lets a few kilobytes pass at once, and limits only longer
+# messages. The fit of lesson 02 weighs points by their relative distance, so the six points that were
+# nearly free outvote the three others. In the recorded run the fit says 22 MB/s, but the doctor says 12.
 #
-# The bandwidth is what *more* bytes cost: the slope between the two largest messages. The latency is what no
-# bytes cost: the smallest message.
+# So we take the bandwidth from the slope between the two largest messages: it is the cost of *more* bytes.
+# We take the latency from the smallest message: it is the cost without bytes.
 
 # %% tags=["nbval-ignore-output"]
 seconds_per_byte = (times_s[-1] - times_s[-2]) / (sizes[-1] - sizes[-2])
@@ -434,11 +447,11 @@ fitted = simlib.Cluster(nodes=NODES, ranks_per_node=4 // NODES, inter=link)
 print(f"{link.latency_s * 1e6:.0f} us and {link.bandwidth_Bps / 1e6:.2f} MB/s")
 
 # %% [markdown]
-# (The recorded 12.54 is above the link's 12.5: times are the luckiest of 100.)
+# (The recorded 12.54 is above the link's 12.5, because times are the best of 100.)
 #
-# A host often has two network cards: a slow one to manage it, and the fast one you paid for.
-# If Gloo takes the wrong one, every result is right all the same. Both, modelled. Which number
-# tells the card?
+# A host often has two network cards: a slow one to manage it, and the fast one you paid for. If Gloo takes
+# the wrong one, every result is still right. The next cell models both. Which number shows which card Gloo
+# took?
 
 # %%
 tells = None  # your guess: "latency" or "bandwidth"
@@ -451,13 +464,14 @@ for card, hosts in cards.items():
 simlib.guess(tells, "bandwidth", of=("latency", "bandwidth"))
 
 # %% [markdown]
-# The bandwidth. 50 us in the place of 30 might be anything, but 125 MB/s *are* 1 Gbit/s. So hold the doctor's
-# table against what was paid for, and name the card in `GLOO_SOCKET_IFNAME`.
+# The bandwidth shows it. A latency of 50 us instead of 30 us may have many reasons, but 125 MB/s *are* 1
+# Gbit/s. So compare the doctor's table with what you paid for, and name the card in `GLOO_SOCKET_IFNAME`.
 #
-# Then the program to be predicted: all_reduce of 1 kB to 1 MB by four ranks on **all** hosts, by `ring` of lesson 05 and by
-# torch's own, each the best of five. Nobody has run it on the cluster yet. `simulate` runs it on the
-# fitted network (with Gloo's algorithm for torch's call). **Now you write it**: `formula_s`, the ring's
-# time for the last of `SIZES`, 1 MB, by lesson 05 and the two numbers of `link`.
+# Now we predict a program: four ranks on **all** hosts run all_reduce of 1 kB to 1 MB, with `ring` of
+# lesson 05 and with torch's own. Each time is the best of five. The program has not yet run on the cluster.
+# `simulate` runs it on the fitted network (with Gloo's algorithm for torch's call). **Now you write it**:
+# `formula_s` is the ring's time for 1 MB, the last of `SIZES`. Use the formula of lesson 05, with
+# `link.latency_s` and `link.bandwidth_Bps`.
 
 # %% tags=["nbval-ignore-output"]
 SIZES = [1024 * 4**k for k in range(6)]
@@ -489,14 +503,15 @@ print("right" if np.isclose(formula_s, model["ring"][-1], rtol=0.01) else "not y
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# `2 * 3 * (link.latency_s + SIZES[-1] / 4 / link.bandwidth_Bps)`: 2 (n - 1) steps, each with a message of a quarter.
+# `2 * 3 * (link.latency_s + SIZES[-1] / 4 / link.bandwidth_Bps)`: 2 (n - 1) steps, each with a message of a
+# quarter.
 #
 # </details>
 #
-# A prediction counts only if it was made before. So it is **handed in with the job**, as an argument: it lies
-# in the job's folder before the first rank starts, and rank 0 gives it back together with what it has measured.
-# The same function runs on this machine, by `run`. How many times the prediction will the ring take for
-# 1 kB, and for 1 MB?
+# A prediction counts only if it was made before the measurement. So we **submit it with the job**, as an
+# argument: it is in the job's folder before the first rank starts, and rank 0 returns it together with its
+# measurement. The same function runs on this machine, by `run`. By which factor will the ring on the
+# cluster be slower than predicted, for 1 kB and for 1 MB?
 
 # %% tags=["nbval-ignore-output"]
 of_1_kB = None  # your guess: the ring on the cluster takes ... times the prediction
@@ -536,26 +551,29 @@ left.set_ylabel("all_reduce on 4 ranks (ms)")
 plt.show()
 
 # %% [markdown]
-# Now defend it. In the recorded run:
+# Now defend the prediction. In the recorded run:
 #
-# - **64 kB to 1 MB, torch:** within 5 % of the prediction. Bytes decide there, and the model counts them: for each rank
-#   2(n - 1)/n of the tensor.
-# - **64 kB to 1 MB, our ring:** too slow by 5 ms of 9, by 9 of 32, by 18 of 126. The column of this machine shows a part of
-#   it: no cable, and still milliseconds for six steps of Python, four ranks on two cores. The rest we have not measured.
-# - **1 kB:** slower by a factor of 6 (ring) and of 2 (torch). The model knows no processors. Here four ranks share two
-#   cores, and a rank whose message has come must first get one.
-# - **16 kB,** torch: *below* the prediction. Its chunks of 4 kB pass almost freely, as the ping-pong's did.
+# - **64 kB to 1 MB, torch:** times are within 5 % of the prediction. Here the bytes decide, and the model
+#   counts them: each rank sends 2(n - 1)/n of the tensor.
+# - **64 kB to 1 MB, our ring:** the prediction is 9, 32 and 126 ms, but the ring took 5, 9 and 18 ms more.
+#   The column "this machine" explains a part: even without a cable, six steps in Python take 3 to 5 ms with
+#   four ranks on two cores. We have not measured what takes the rest.
+# - **1 kB:** the ring is slower than predicted by a factor of 6, torch by 2. The model ignores processors.
+#   Here four ranks share two cores, and a rank whose message has arrived must first get a core.
+# - **16 kB, torch:** the time is *below* the prediction. Its chunks have 4 kB. They pass almost freely, as
+#   4 kB did in the ping-pong.
 #
-# So hand in not "the model is right", but: *for tensors of 64 kB and more it is right
-# to 5 % for torch's all_reduce, and to a factor of 1.7 for our own ring; below, latency must be measured with as many
-# ranks as will run.* (Recorded a second time, torch's was off by up to 10 %: a range wants more than one run.)
+# So do not claim "the model is right", but: *for tensors of 64 kB and more the model is right within 5 %
+# for torch's all_reduce, and within a factor of 1.7 for our own ring. For smaller tensors, measure the
+# latency with as many ranks as will run.* (In a second recording torch's all_reduce was off by up to 10 %.
+# So make more than one run before you claim a range.)
 #
-# ## What goes wrong, and how it is told
+# ## What goes wrong, and how you learn of it
 #
-# An error on **one** rank is the worst that can happen under plain `mpiexec`: that rank prints its traceback and
-# waits in MPI's clean-up, the others wait for its message, and the job stands still until somebody ends it,
-# under every launcher we tried. (`python -m mpi4py script.py` ends it at once; so does `simlib`.) The
-# cell is meant to fail (Run All goes on). What will the notebook show?
+# An error on **one** rank is the worst that can happen under plain `mpiexec`: that rank prints its
+# traceback and waits in MPI's clean-up, and the others wait for its message. Under every launcher we tried,
+# the job is stuck until somebody ends it. (`python -m mpi4py script.py` ends the job at once; so does
+# `simlib`.) The cell is meant to fail (Run All goes on). What will the notebook show?
 
 # %% tags=["raises-exception"]
 guess = None  # an error of which rank, and in which line?
@@ -571,8 +589,8 @@ def careless(rank, world_size):
 simlib.submit(careless, 2, to=simlib.Mpiexec(), folder=JOBS).result()
 
 # %% [markdown]
-# Your own line, as on the laptop. Next, a host that does not exist, and two ranks on two hosts that both receive
-# first. Which error does each give, and who can know it?
+# The notebook shows your own line, as with `run`. Next we try a host that does not exist. Then two ranks on
+# two hosts both receive first. Which error does each give, and which program can detect it?
 
 # %% tags=["nbval-ignore-output"]
 guess = None  # who can know it: ssh, the launcher, or simlib?
@@ -597,14 +615,16 @@ for name, job in failing.items():
         print(f"{name}: {type(error).__name__}\n{said}\n")
 
 # %% [markdown]
-# The unknown host is found by `ssh`, before any rank starts: what the launcher said, and what it means. The deadlock
-# needs all ranks: the supervisor of rank 0, a small process beside it, reads every rank's log of calls and sees that they wait
-# for each other. That is the verdict of lesson 03, across hosts, without a timeout, and also when this notebook is closed.
+# `ssh` detects the unknown host before any rank starts; the error shows what the launcher said, and
+# explains it. A rank alone cannot detect the deadlock. But a small process runs next to rank 0, its
+# supervisor. The supervisor reads the log of calls of every rank, and sees that the ranks wait for each
+# other. This is lesson 03's diagnosis, across hosts and without a timeout. It works even when this notebook
+# is closed.
 #
 # ## A job is a folder
 #
-# How can a verdict be there when the notebook is gone? Everything about a job is a file in one folder that all
-# hosts see. This is the folder of the very first job. Which file holds what rank 1 returned?
+# How can there be a diagnosis when the notebook is closed? Everything about a job is in files of one folder
+# that all hosts see. The cell lists the folder of the first job. Which file holds what rank 1 returned?
 
 # %%
 holds = None  # your guess: a file's name
@@ -622,13 +642,14 @@ simlib.guess(holds, "rank-1.answer", of=sorted(path.name for path in first.path.
 # | `job.json`, `request.pkl` | what was asked for; the function and its arguments |
 # | `launch.json`, `launcher.out`, `.err` | the command line; what `mpiexec` or `srun` said |
 # | `start.py` | the program that becomes a rank |
-# | `state.json` | queued, active, or how it ended: `"why": "code"`, by the launcher's exit code |
+# | `state.json` | queued, active, or ended; `"why": "code"`: the launcher's exit code says how |
 # | `rank-1.json` | its host, process and clock |
 # | `rank-1.log`, `.out`, `.err`, `.answer` | its calls, its lines, its errors, what it returned |
 #
-# So a kernel that restarts loses nothing. The next cell asks a Python that knows nothing of this notebook:
-# `simlib.jobs(folder)` finds the jobs in a folder; without one it looks in `simlib-jobs`. (This lesson's lie one
-# folder deeper, in `JOBS`.) How many of the two lines it prints will it know?
+# So a kernel that restarts loses nothing. The next cell starts a new Python that shares nothing with this
+# notebook. `simlib.jobs(folder)` finds the jobs in a folder, by default `simlib-jobs`. (This lesson's jobs
+# are one folder deeper, in `JOBS`.) The new Python should print two lines, the job and its results. How
+# many of them can it print?
 
 # %%
 known = None  # your guess: 0, 1 or 2 lines
@@ -646,8 +667,8 @@ simlib.guess(known, len(done.stdout.splitlines()))
 # %% [markdown]
 # ## Ending a job
 #
-# Two ways: `job.cancel()`, and a `time_limit` given
-# beforehand. Both jobs below would sleep for an hour. What is their status, and what does `result()` say?
+# There are two ways to end a job: `job.cancel()`, and a `time_limit` given beforehand. Both jobs below
+# would sleep for an hour. What is their status, and what does `result()` say?
 
 # %%
 guess = None  # the two words of status?
@@ -667,22 +688,22 @@ for job in (too_long, unwanted):
         print(f"{job.status}: {error}")
 
 # %% [markdown]
-# `time_limit` is the whole job's, and 600 s if you say nothing. `timeout_s`, as in `run`, is another one:
-# seconds without *progress*, and a printed line is progress.
+# `time_limit` covers the whole job, and is 600 s by default. `timeout_s`, as in `run`, limits the seconds
+# without *progress*; a printed line is progress.
 #
-# (Jupyter's Stop button, while you `follow` a job, ends the looking, not the job.)
+# (While you `follow` a job, Jupyter's Stop button ends only `follow`, not the job.)
 #
 # ## Slurm: wait your turn
 #
-# On a cluster with many users nobody starts processes by hand. A **scheduler** gives nodes to jobs; the common
-# one is **Slurm**. In its own words you write a script, and hand it in with `sbatch train.sh`:
+# On a cluster with many users nobody starts processes by hand. A **scheduler** gives nodes to jobs; the
+# most common one is **Slurm**. For Slurm you write a script, and submit it with `sbatch train.sh`:
 #
 #     #!/bin/bash
 #     #SBATCH --nodes=4 --ntasks-per-node=1 --time=10
 #     srun python train.py
 #
-# `srun` sets the `SLURM_` words, so `train.py` sets torchrun's from those, `MASTER_ADDR` and `MASTER_PORT` too; or
-# `srun` starts a `torchrun` on each node.
+# `srun` sets Slurm's words. From them `train.py` makes torchrun's words, and it adds `MASTER_ADDR` and
+# `MASTER_PORT`. Instead of this, `srun` can start a `torchrun` on each node.
 #
 # | Slurm | here | |
 # |---|---|---|
@@ -694,8 +715,8 @@ for job in (too_long, unwanted):
 # | `--partition`, `--account` | `partition=`, `account=` | |
 # | `sinfo` | | which nodes there are |
 #
-# Below, two jobs want the same nodes, all of them, for themselves (`--exclusive`). Each notes the time at which it starts, and then
-# works for 3 seconds. How long does the second one wait?
+# Below, two jobs each want all nodes for themselves (`--exclusive`). Each notes its start, then works for 3
+# seconds. How long does the second one wait?
 
 # %% tags=["nbval-ignore-output"]
 second_waits = None  # your guess: seconds from submit to start
@@ -732,34 +753,38 @@ plt.show()
 simlib.guess(second_waits, waited_s, within=0.2)
 
 # %% [markdown]
-# The second one was handed in at once, and `squeue` says why it stands: `PD`, pending, for want of *Resources*. Its
-# wait is the first one's time, and each needs some six seconds to start four Pythons on two cores.
+# The second job was submitted right after the first. `squeue` says why it waits: `PD` means pending, and
+# *Resources* means that no nodes are free. In the recorded run the first job needs some six seconds to
+# start four Pythons on two cores, and works for three. The second job begins to start only then, and takes
+# six seconds for this, too.
 #
-# `Slurm` needs no MPI: `srun` starts the ranks, which read `SLURM_PROCID`, and find each other through a file in the job's
-# folder. To the queue `simlib` talks as you would, by `sbatch`, `squeue` and `scancel`. PBS and LSF have other commands,
-# which `simlib` does not know yet.
+# `simlib.Slurm` needs no MPI: `srun` starts the ranks, which read `SLURM_PROCID`, and find each other
+# through a file in the job's folder. `simlib` uses the queue as you would, with `sbatch`, `squeue` and
+# `scancel`. PBS and LSF have other commands, which `simlib` does not know yet.
 #
 # ## Your turn
 #
-# [Exercises 16](../exercises/16_the_real_cluster.ipynb): refuse a mixed MPI on all ranks together; find out what
-# another host's clock says, and how wrong that may be; predict a ring from everybody's own link.
+# [Exercises 16](../exercises/16_the_real_cluster.ipynb): refuse a mixed MPI on all ranks together; find out
+# what another host's clock says, and how wrong that may be; predict a ring from each host's own link.
 #
 # ## Exit ticket
 #
 # 1. `mpiexec -n 6 -ppn 2 -hosts a,b,c`: where is rank 3? And with `-ppn 1`?
 # 2. A job of 8 ranks prints "rank 0 of 1" eight times. What happened?
-# 3. Your job has ended, the notebook was closed. How do you get the results?
-# 4. Two hosts with cards of 25 Gbit/s: all results are right, and the doctor says 118 MB/s. What is wrong?
-# 5. A prediction misses by a factor of 3 at 1 kB and by 5 % at 1 MB. Which of the two numbers do you measure
-#    again?
+# 3. Your job has ended after you closed the notebook. How do you get the results?
+# 4. Two hosts have cards of 25 Gbit/s. All results are right, but the doctor says 118 MB/s. What is wrong?
+# 5. A prediction misses by a factor of 3 at 1 kB and by 5 % at 1 MB. Which of the two numbers do you
+#    measure again?
 #
 # <details><summary>Answers</summary>
 #
-# 1. On b: two ranks each, 0 and 1 on a, 2 and 3 on b. With `-ppn 1` they are dealt out: 3 is on a again.
-# 2. `mpiexec` is of one MPI, the library of another: eight worlds of one rank. The doctor's line `mpi4py` tells it.
-# 3. `simlib.jobs(folder)` in any kernel that sees the folder; `.result()` of the job.
-# 4. 118 MB/s are 1 Gbit/s less headers: another card.
-# 5. The latency (with what the processors add to it). At 1 MB bytes dominate, and the bandwidth is right.
+# 1. On b: ranks 0 and 1 are on a, ranks 2 and 3 are on b. With `-ppn 1` the hosts take turns, so rank 3 is
+#    on a again.
+# 2. `mpiexec` is of one MPI, the library of another, so there are eight worlds of one rank. The doctor's
+#    line `mpi4py` says so.
+# 3. Call `simlib.jobs(folder)` in any kernel that sees the folder, and then `.result()` of the job.
+# 4. 118 MB/s are 1 Gbit/s less headers, so Gloo uses another, slower card.
+# 5. The latency, and with it what the processors add. At 1 MB bytes dominate, and the bandwidth is right.
 #
 # </details>
 #

@@ -114,13 +114,13 @@ def without_the_empty_ones(rank, world_size, x):
 
 
 WRONG = {
-    last_rank_first: "Rank 0 at index 1 has a tensor of shape (6,) where (3,) is expected",
-    without_own: "has a list of 0 where 1 are expected",
+    last_rank_first: "Rank 0 at index 1 has a tensor of shape (6,), but (3,) is expected",
+    without_own: "has a list of 0, but 1 are expected",
     room_for_everybody: "A holder that is large enough for everybody",
     number_by_number: "One message can carry all the numbers of a rank",
     everyone_collects: "Rank 1 has [tensor([40., 99., 88.]), tensor([",
-    joined: "has a Tensor where a list is expected",
-    others_return_x: "Rank 1 has tensor([34., 32., 98., 93., 33.]) where nothing",
+    joined: "has a Tensor, but a list is expected",
+    others_return_x: "Rank 1 has tensor([34., 32., 98., 93., 33.]), but nothing",
     by_a_table_of_ranks: "which expects 5 elements of float32",
     without_the_empty_ones: "a rank that has none is still a rank",
 }

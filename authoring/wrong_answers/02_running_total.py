@@ -90,8 +90,8 @@ WRONG = {
     everyone_tells_all_higher_ranks: "send 3 messages where 2 are enough",
     adds_into_x: "changed the tensor it was given",
     passes_a_long_tensor: "send 800 bytes where 24 are enough",
-    from_the_other_end: "look at the direction, or the order",
-    forgets_to_return: "is there a `return` on its path",
+    from_the_other_end: "check the direction and the order",
+    forgets_to_return: "does the function always reach a `return`",
 }
 
 

@@ -137,16 +137,16 @@ def even_ranks_send_first(rank, world_size, x):
 
 
 WRONG = {
-    shift_left: "look at the direction, or the order",
+    shift_left: "check the direction and the order",
     through_rank_0: "No rank should have to pass on what is meant for others",
-    line_not_ring: "That is what the rank began with",
+    line_not_ring: "This is still the rank's own input",
     all_send_first: "The ranks never finish",
     forgets_world_of_one: "sends to itself",
-    as_floats: "has dtype float32 where int64 is expected",
+    as_floats: "has dtype float32, but int64 is expected",
     by_all_gather: "calls all_gather",
     into_x_itself: "uses memory of isend",
-    never_waits: "was never waited for",
-    asks_until_it_is_complete: "with Gloo it never says so before wait()",
+    never_waits: "has no wait()",
+    asks_until_it_is_complete: "With Gloo a request never says so before wait()",
     in_pairs: "That is a swap of 0 with 1",
 }
 

@@ -152,11 +152,11 @@ WRONG = {
     one_holder: "received into the same tensor",
     takes_the_messages_out: "nothing came from the left",
     waits_at_once: "The ranks never finish: ranks 0 and 1 wait for each other",
-    doubles_under_way: "A finding, race: ",
+    doubles_under_way: "simlib found a problem (race): ",
     forgets_to_double: "they are to be doubled",
     doubles_the_given_ones: "changed the tensor it was given: work on a copy",
     sends_twice: "A block needs one message",
-    the_other_way_round: "No usual mistake fits",
+    the_other_way_round: "This is not a usual mistake",
     stacked: "sends a message of 24 bytes where a block has 8",
     a_barrier_for_the_wait: "Rank 0 calls barrier",
 }

@@ -77,8 +77,8 @@ WRONG = {
     sends_first: "The ranks never finish: ranks 0 and 1 wait for each other",
     by_all_gather: "Rank 0 calls all_gather",
     with_a_receipt: "the ranks send 3 messages where 2 are enough",
-    forgets_to_wait: "was never waited for",
-    from_both_ends: "Rank 0 has what rank 2 should have",
+    forgets_to_wait: "has no wait()",
+    from_both_ends: "Rank 0 has the value that rank 2 should have",
 }
 
 

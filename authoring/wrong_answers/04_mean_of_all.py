@@ -78,7 +78,7 @@ WRONG = {
     two_all_reduces: "Two numbers can travel in one tensor",
     whole_vectors: "Add up what you can before you communicate",
     in_float64: "A float64 has 8 bytes, a float32 has 4",
-    a_tensor: "has a Tensor where a number is expected",
+    a_tensor: "has a Tensor, but a number is expected",
     own_mean: "No rank communicates",
     without_the_empty: "wait for rank 2, which has finished",
 }

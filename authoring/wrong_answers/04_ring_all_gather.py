@@ -113,7 +113,7 @@ WRONG = {
     one_step_too_few: "No rank communicates",
     from_right_to_left: "the right numbers in a wrong order",
     once_around_and_back_home: "send 4 messages where 2 are enough",
-    a_list: "has a list where a tensor is expected",
+    a_list: "has a list, but a tensor is expected",
     by_the_real_one: "calls all_gather",
 }
 

@@ -142,5 +142,5 @@ WRONG = {
     straight_from_the_root: "rank 0 sends to rank 2, which is not one of its neighbours",
     no_chunk_for_two_ranks: "number of sections must be larger than 0",
     root_of_a_negative_number: "math domain error",
-    never_waits: "A finding, unfinished",
+    never_waits: "simlib found a problem (unfinished",
 }

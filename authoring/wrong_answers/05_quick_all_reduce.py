@@ -185,7 +185,7 @@ WRONG = {
     ring_unless_a_power_of_two: "Fold six ranks to four",
     crosses_at_55_kB_on_any_network: "On another network N* is elsewhere",
     at_a_root: "done after 45.5 ms",
-    does_not_fold: "is no rank of this group",
+    does_not_fold: "is not a rank of this group",
     adds_the_wrong_buffer: "own x twice: add what came",
 }
 

@@ -157,7 +157,7 @@ WRONG = {
     takes_no_heed_of_order: "Either the neighbours go by number",
     stops_half_way: "n - 1 more steps pass the complete",
     forgets_the_tail: "The last numbers are not summed",
-    leaves_x_alone: "The right value is returned, but the tensor x itself must change",
+    leaves_x_alone: "The returned value is right, but the tensor x itself must",
     one_chunk_after_the_other: "take 4 rounds where 2 are enough",
     chunks_by_rank_and_not_by_place: "let the chunks go by places, too",
     chunks_by_who_stands_there: "but the chunks by order[rank]",

@@ -248,7 +248,7 @@ WRONG = {
     begins_one_place_further: "That is the sum of chunk rank + 1",
     half_the_ring_of_the_lesson: "That is the rank's own chunk, nothing added",
     the_whole_ring_and_then_a_chunk: "the busiest rank sends 2 messages. All chunks travel at once",
-    adds_into_x: "but not the input. Rank 0 changed the tensor it was given",
+    adds_into_x: "but the input has changed. Rank 0 changed the tensor it was given",
     straight_to_its_owner: "rank 0 sends to rank 2, which is not one of its neighbours",
     sends_before_it_receives: "The ranks never finish: ranks 0 and 1 wait for each other",
     one_chunk_at_a_time: "where 1 is enough; the busiest rank sends 1 message",

@@ -162,7 +162,7 @@ WRONG = {
     averages_weights: "Average the gradients instead of the weights",
     averages_everything: "One to begin with, then one in each step",
     two_in_one: "The gradient alone is enough",
-    writes_into_theta: "but not the input",
+    writes_into_theta: "but the input has changed",
     starts_from_the_mean: "from the mean of all theta",
     rate_in_v: "too small by the factor lr",
 }

@@ -119,7 +119,7 @@ WRONG = {
     empty_ranks_stay_away: "which has finished",
     counts_first: "The count can travel with the gradient",
     a_row_for_each_rank: "A sum needs no room for each rank",
-    writes_into_the_gradient: "but not the input",
+    writes_into_the_gradient: "but the input has changed",
     nan_made_0_too_late: "Replace it before the all_reduce",
 }
 

@@ -112,7 +112,7 @@ WRONG = {
     world_of_four: "A fixed world_size is written into the answer",
     neighbours: "A rank is taken to hold neighbours",
     not_divided: "the number of right answers: divide it",
-    as_a_tensor: "has a Tensor where a number is expected",
+    as_a_tensor: "has a Tensor, but a number is expected",
 }
 
 

@@ -107,9 +107,9 @@ def largest(rank, world_size, gradients):
 WRONG = {
     the_sum: "would be world_size times too large",
     one_by_one: "Join the tensors first",
-    never_written_back: "nothing was added to it and nothing replaced it",
-    returned_instead: "is returned, but the tensors of the list themselves must change",
-    new_tensors_into_the_list: "The list holds new tensors",
+    never_written_back: "the rank neither added to it nor replaced it",
+    returned_instead: "returned value is right, but the tensors of the list themselves must change",
+    new_tensors_into_the_list: "The list contains new tensors",
     in_a_rectangle: "96 bytes into a collective",
     reduce_to_rank_0: "calls reduce",
     nobody_else: "No rank communicates",

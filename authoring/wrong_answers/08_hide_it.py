@@ -240,7 +240,7 @@ WRONG = {
     backward_in_numpy: "floating-point operations with torch",
     backward_in_a_process: "starts another process",
     waits_in_the_hook: "done after 11.5 ms",
-    never_waits: "was never waited for",
+    never_waits: "has no wait()",
     one_for_all: "carry 148 bytes",
     first_layer_first: "carry 60, then 40",
     not_divided: "sums over the ranks",

@@ -145,7 +145,7 @@ WRONG = {
     forgets_the_ranks: "Those are sums over the ranks",
     forgets_the_micro_batches: "Those are sums over the micro-batches:",
     sums: "Those are sums over micro-batches and ranks",
-    only_the_last_counts: "No usual mistake fits",
+    only_the_last_counts: "This is not a usual mistake",
     drops_the_rest: "The last, shorter group is missing",
     nothing_to_compute: "The run is shorter than its compute",
     computes_for_all_ranks: "Compute every micro-batch once",

@@ -144,7 +144,7 @@ WRONG = {
     row_by_row: "One forward and one backward for each piece",
     with_a_reduce: "calls barrier",
     grad_of_what_was_given: "Every rank returns None",
-    products_by_numpy: "what numpy or others compute is not counted",
+    products_by_numpy: "Operations of numpy are not counted",
 }
 
 

@@ -169,7 +169,7 @@ WRONG = {
     one_too_many: "There is no such micro-batch",
     with_a_trial: "Each micro-batch crosses each boundary once each way",
     in_double_precision: "Only activations and their gradients need to cross",
-    products_by_numpy: "what numpy or others compute is not counted",
+    products_by_numpy: "Operations of numpy are not counted",
 }
 ALSO_RIGHT = [in_waves]
 

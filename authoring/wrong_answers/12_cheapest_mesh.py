@@ -169,7 +169,7 @@ WRONG = {
     parameters_undivided: "Along tp the parameters are divided, too",
     gradients_divided: "A plan of stage 1 is counted too small",
     all_along_tp: "a replica sends a dp-th of them",
-    asks_rank_0: "but 1 collective takes place where 0 will do",
+    asks_rank_0: "but 1 collective takes place where 0 would be enough",
     tells_the_next: "the ranks send 5 messages where",
     no_plan_is_an_error: "IndexError",
 }

@@ -100,7 +100,7 @@ WRONG = {
     why_of_all: "is for those that do not fit",
     smallest_column: "names the smallest column",
     name_alone: "return `why`, too",
-    after_a_barrier: "but 1 collective takes place where 0 will do",
+    after_a_barrier: "but 1 collective takes place where 0 would be enough",
     told_the_next: "the ranks send 5 messages where",
 }
 

@@ -186,7 +186,7 @@ WRONG = {
     by_way_of_another: "One tensor is whole that need not be",
     torchs_eps: "not torch's 1e-8",
     not_gathered: "A rank has new weights in its own part only",
-    anew_in_each_step: "its state has to live on",
+    anew_in_each_step: "keep its state",
     own_gradients: "Each rank follows its own gradients",
     whole_state: "Let Adam know this rank's part of the weights only",
     parts_in_a_list: "are two copies",

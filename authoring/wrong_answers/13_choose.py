@@ -117,7 +117,7 @@ WRONG = {
     without_the_link: "The server does one thing at a time",
     without_the_slow_rank: "if all ranks were equal",
     by_updates: "by the number of gradients alone",
-    asks_around: "where 0 will do",
+    asks_around: "where 0 would be enough",
 }
 
 

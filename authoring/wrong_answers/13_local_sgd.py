@@ -117,12 +117,12 @@ WRONG = {
     one_round: "That is one round",
     uphill: "goes uphill",
     meets_at_each_step: "a mean after each step",
-    divided_by_the_ranks: "by that of all rows",
+    divided_by_the_ranks: "by the number of all rows",
     longer_than_needed: "is all that has to travel",
     plain_mean: "a rank with few rows counts as much",
-    mean_of_those_with_rows: "those that have some count by how many",
+    mean_of_those_with_rows: "Every other rank counts by its number of rows",
     one_step_a_round: "take H of them",
-    nothing_as_nan: "brought the mean of nothing",
+    nothing_as_nan: "contributed the mean of no rows",
     count_by_itself: "the number of rows can travel along",
 }
 

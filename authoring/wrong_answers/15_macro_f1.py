@@ -114,7 +114,7 @@ WRONG = {
     by_frequency: "The classes are weighted by how often they occur",
     not_twice: "in F1 the TP count twice",
     all_examples: "calls all_gather",
-    count_by_count: "but 3 collectives take place where 1 will do",
+    count_by_count: "but 3 collectives take place where 1 would be enough",
     whole_matrix: "a rank brings 128 bytes",
 }
 

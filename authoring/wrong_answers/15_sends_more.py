@@ -107,15 +107,15 @@ WRONG = {
     as_sets: "but less often, are missing",
     how_often: "how many *more* is asked",
     the_other_way_round: "the other way round",
-    every_line: "A line stands there as often as it sent the op",
+    every_line: "A line is listed as often as it sent the op",
     equal_ones_too: "What both send equally often is there",
     calls_only: "the same call of another size is another op",
     in_order_of_sending: "but not sorted",
-    by_line: "a line is no part of it",
+    by_line: "its line is not part of an op",
     fewer_too: "where `!=` stands",
     by_times: "sorted by times",
     first_line: "Only one line of each op is there",
-    after_a_barrier: "but 1 collective takes place where 0 will do",
+    after_a_barrier: "but 1 collective takes place where 0 would be enough",
     told_to_the_next: "messages where",
 }
 

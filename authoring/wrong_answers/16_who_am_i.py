@@ -104,7 +104,7 @@ WRONG = {
     least_size: "smaller or larger, it is mixed",
     refuses_alone: "Only the rank that sees the other MPI refuses",
     our_rank: "That is our rank, not the one that the launcher gave",
-    as_strings: "has a str where a number is expected",
+    as_strings: "has a str, but a number is expected",
     leaves_before_the_others: "The ranks never finish",
     two_questions: "One number from each rank can say all is well",
     everybody_brings_all: "24 bytes",

@@ -196,6 +196,6 @@ WRONG = {
     no_work_backward: "Does it compute all that it says?",
     in_halves: "but the ranks send",
     by_collectives: "allows only send, recv",
-    not_at_once: "has a Tensor where a tuple is expected",
+    not_at_once: "has a Tensor, but a tuple is expected",
 }
 ALSO_RIGHT = [in_turns]

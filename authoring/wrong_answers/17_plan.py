@@ -9,10 +9,10 @@ QUESTION = "plan"
 
 
 def planned(
-    job, tp_most=None, memory=None, in_flight=min, turns=lambda M, pp: M + pp - 1, tp_bytes=None,
+    job, tp_most=None, memory=None, in_flight=min, ahead=lambda pp: pp - 1, tp_bytes=None,
     between=None, itemsize=2, state=16, failing=None, saved=14, of_work=False, paid=None,
     formula="young", best=min, divides=True, by_tp=True, whole=False, once=None, minute=1,
-    hour=3600,
+    hour=3600, logits=lambda L, tp, pp: (0, L / tp),
 ):  # fmt: skip
     """The plan; of a mistake, as it counts."""
     P, ranks, found = job["P"], job["ranks"], []
@@ -30,7 +30,8 @@ def planned(
             turn_s = job["work_s"] / (tp * pp) + sent / job["inside_Bps"]
             nbytes = itemsize * P / (1 if whole else tp * pp)
             sums_s = 2 * (dp - 1) / dp * nbytes / (between or job["between_Bps"])
-            found.append((turns(M, pp) * turn_s + sums_s, tp, pp, kept))
+            ordinary_s, last_s = (turn_s + more for more in logits(job["logits_s"], tp, pp))
+            found.append((ahead(pp) * ordinary_s + M * last_s + sums_s, tp, pp, kept))
     if not found:
         return None
     step_s, tp, pp, kept = best(found)
@@ -79,8 +80,8 @@ def any_batch(rank, world_size, job):
 
 
 def a_turn_too_many(rank, world_size, job):
-    """the plan with M + pp turns"""
-    return planned(job, turns=lambda M, pp: M + pp)
+    """the plan with pp turns before the M of the last stage"""
+    return planned(job, ahead=lambda pp: pp)
 
 
 def all_gradients(rank, world_size, job):
@@ -115,7 +116,27 @@ def gradients_saved(rank, world_size, job):
 
 def no_bubble(rank, world_size, job):
     """the plan whose pipeline has no bubble"""
-    return planned(job, turns=lambda M, pp: M)
+    return planned(job, ahead=lambda pp: 0)
+
+
+def logits_everywhere_a_part(rank, world_size, job):
+    """the logits spread evenly over the stages"""
+    return planned(job, logits=lambda L, tp, pp: (L / (tp * pp), L / (tp * pp)))
+
+
+def logits_on_all(rank, world_size, job):
+    """all logits on every stage"""
+    return planned(job, logits=lambda L, tp, pp: (L / tp, L / tp))
+
+
+def no_logits(rank, world_size, job):
+    """a step without logits"""
+    return planned(job, logits=lambda L, tp, pp: (0, 0))
+
+
+def logits_uncut(rank, world_size, job):
+    """logits that tp does not divide"""
+    return planned(job, logits=lambda L, tp, pp: (0, L))
 
 
 def tp_is_free(rank, world_size, job):
@@ -215,6 +236,10 @@ WRONG = {
     in_seconds: "yours are seconds",
     gradients_saved: "not 16",
     no_bubble: "Where is the bubble?",
+    logits_everywhere_a_part: "You spread the logits over all stages",
+    logits_on_all: "You have logits on every stage",
+    no_logits: "Where are the logits?",
+    logits_uncut: "tp divides the logits",
     tp_is_free: "tp is free in your sum",
     dp_is_free: "dp is free in your sum",
     four_bytes: "A gradient takes 2 bytes on its way here",
@@ -226,7 +251,7 @@ WRONG = {
     slowest: "That is the slowest plan",
     no_plan_is_an_error: "TypeError",
     a_tuple: "where a dict with tp, pp",
-    asks_everybody: "1 collective takes place where 0 will do",
+    asks_everybody: "1 collective takes place where 0 would be enough",
     tells_the_next: "the ranks send 6 messages where",
 }
 ALSO_RIGHT = [by_daly, exactly]

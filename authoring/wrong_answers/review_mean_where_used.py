@@ -98,7 +98,7 @@ WRONG = {
     not_divided: "Those are sums: divide by world_size",
     own_none_stays: "would not make the others' step",
     nothing_sent: "nothing came from the others",
-    weight_by_weight: "Who has a gradient can travel beside it",
+    weight_by_weight: "Whether a rank has a gradient can travel with it",
     a_row_for_each_rank: "A sum needs no room for each rank",
     only_the_used: "every rank must bring as many",
 }

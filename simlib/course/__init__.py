@@ -1,6 +1,6 @@
-"""What the lessons use: labs, which are sliders over a picture, and data to train on."""
+"""Tools of the lessons: labs, which are sliders over a picture, and data to train on."""
 
 PUBLIC = {"digits": "datasets.digits", "letters": "datasets.letters"}
-"""What this package adds to the names of `simlib`: ``{name: "module"}``."""
+"""The names that this package adds to `simlib`: ``{name: "module"}``."""
 COMMANDS = ()
 """The course has no commands."""

@@ -1,7 +1,7 @@
-"""Tests of distributed code, by pytest: `plugin` is what pytest loads.
+"""Tests of distributed code with pytest, which loads `plugin`.
 
-It is there in every pytest of who has installed simlib, so neither this module nor `plugin` imports
-torch: that happens when a test asks for ranks.
+pytest loads the plugin in every project if simlib is installed. So neither this module nor `plugin`
+imports torch. The import happens when a test asks for ranks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ ENGINES = ("run", "simulate")
 FILLED_IN = ("rank", "world_size")
 """Arguments of a marked test that its ranks fill in themselves."""
 SEED = "_seed_of_the_order"
-"""The parameter of a sweep: no test names an argument so."""
+"""The parameter of a sweep. No test has an argument with this name."""
 
 
 class Asked(NamedTuple):
-    """What a mark says."""
+    """The contents of a mark."""
 
     sizes: tuple[int, ...]
     engine: str
     seeds: tuple[int, ...]
-    """One case each; empty for one case in the usual order."""
+    """There is one case for each seed. Without seeds there is one case in the usual order."""
     options: dict[str, Any]
-    """For the engine, as they are."""
+    """Options that the engine gets unchanged."""
 
     def cases(self) -> list[tuple[tuple, str]]:
         """``((world_size, seed), id)`` of every case."""
@@ -38,12 +38,12 @@ class Asked(NamedTuple):
 
 
 def asked_by(mark: Any) -> Asked:
-    """What a mark ``ranks`` says.
+    """The contents of a mark ``ranks``.
 
     Raises
     ------
     InvalidCallError
-        It cannot be right.
+        If the mark can never be right.
     """
     options = dict(mark.kwargs)
     engine, seeds = options.pop("engine", "run"), options.pop("seeds", ())
@@ -53,16 +53,17 @@ def asked_by(mark: Any) -> Asked:
         check_count("a number of ranks in mark.ranks", size)
     check_engine(engine)
     if not isinstance(seeds, Iterable):
-        raise InvalidCallError(f"seeds={seeds!r} are many, as range(20): one of them is seed=")
+        raise InvalidCallError(
+            f"seeds={seeds!r} is one number: give several, as in range(20), or use seed="
+        )
     if engine == "run" and (seeds or "seed" in options):
         raise InvalidCallError(
-            "only simulated ranks can be given another order: seed= and seeds= need "
-            'engine="simulate"'
+            'only simulated ranks can run in another order: seed= and seeds= need engine="simulate"'
         )
     return Asked(mark.args, engine, tuple(seeds), options)
 
 
 def check_engine(engine: object) -> None:
-    """Refuse an engine that tests cannot have."""
+    """Refuse an engine that tests cannot use."""
     if engine not in ENGINES:
         raise InvalidCallError(f'engine={engine!r} is not known: it is "run" or "simulate"')

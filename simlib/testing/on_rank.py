@@ -1,8 +1,8 @@
-"""A test on its rank: it is called by the names of its arguments, and its assertions explain.
+"""A test on its rank: the rank calls it by the names of its arguments, and assertions explain.
 
-Ranks are other processes. The code of a test module comes to them as pytest has rewritten it; where
-two values differ is told by a hook of pytest's, which is set here as pytest sets it in its own
-process.
+Ranks are other processes. They receive the code of a test module as pytest has rewritten it. A hook
+of pytest explains the difference of two values. This module sets the hook as pytest sets it in its
+own process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_
 
 
 class Settings:
-    """Of pytest's configuration what its explanations look at: as plain data, it can be sent.
+    """The part of pytest's configuration that its explanations use, as plain data to be sent.
 
     Parameters
     ----------
@@ -38,40 +38,41 @@ class Settings:
 
     @property
     def pluginmanager(self) -> Settings:
-        """Who knows of plugins: see `has_plugin`."""
+        """The object that knows which plugins there are: see `has_plugin`."""
         return self
 
     def get_verbosity(self, kind: str | None = None) -> int:
-        """How much is told."""
+        """The amount of detail."""
         return self._verbosity
 
     def getini(self, name: str) -> Any:
-        """What the file of settings says."""
+        """The value in the file of settings."""
         return self._ini[name]
 
     def has_plugin(self, name: str) -> bool:
-        """None: explanations are plain text."""
+        """Always False, because explanations are plain text."""
         return False
 
     def explain(self, op: str, left: Any, right: Any) -> str | None:
-        """Where two values differ, as `_pytest.assertion.rewrite` takes it; None: not known."""
+        """The difference of two values, in `_pytest.assertion.rewrite`'s form. None if unknown."""
         try:
             lines = _pytest.assertion.pytest_assertrepr_compare(self, op, left, right)
             lines = truncate.materialize_with_truncation(lines or [], self)
-        except Exception:  # a pytest that asks for more: the values are still told
+        except Exception:  # a pytest that asks for more: the values are still shown
             return None
         return "\n~".join(line.replace("\n", "\\n") for line in lines).replace("%", "%%") or None
 
 
 class OnRank:
-    """A function as ranks call it.
+    """A function in the form in which ranks call it.
 
     Parameters
     ----------
     function : callable
     settings : Settings
     asks_for : sequence of str or None
-        Of a test: which of ``rank`` and ``world_size`` it names. None: it is called as `run` does.
+        For a test, the names among ``rank`` and ``world_size`` that its arguments have. None if
+        ranks call the function as in `run`.
     """
 
     def __init__(

@@ -12,8 +12,8 @@
         run = ranks(my_all_reduce, 4)
         assert max(run.bytes_sent) <= 6_000
 
-pytest loads this module in every project of who has installed simlib: it costs nothing until a test
-asks for ranks.
+pytest loads this module in every project if simlib is installed. It costs nothing until a test asks
+for ranks.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """One case for each size, and order, that the mark names."""
+    """Make one case for each size, and each order, that the mark names."""
     mark = metafunc.definition.get_closest_marker(MARK)
     if mark is None:
         return
     if hasattr(metafunc.function, "hypothesis"):
         pytest.fail(
-            f"{metafunc.function.__name__}: each rank would draw its own examples: let a test "
-            "that is not marked ranks draw, and give what it has drawn to the fixture ranks",
+            f"{metafunc.function.__name__}: each rank would draw its own examples: draw them in a "
+            "test without the mark ranks, and give them to the fixture ranks",
             pytrace=False,
         )
     cases, wrong = [], None
@@ -57,7 +57,7 @@ def pytest_generate_tests(metafunc):
         wrong = error
     if wrong is not None:
         pytest.fail(f"{metafunc.function.__name__}: {wrong}", pytrace=False)
-    # Ranks fill in the arguments themselves, whichever of them the test names.
+    # Ranks fill in these arguments themselves, if the test names them.
     metafunc.fixturenames.extend(n for n in _PARAMETERS if n not in metafunc.fixturenames)
     metafunc.parametrize(
         _PARAMETERS, [(*case, None) for case, _ in cases], ids=[name for _, name in cases]
@@ -65,14 +65,15 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_finish(session):
-    """Start the server of ranks where a test needs one; refuse a debugger where it cannot stop."""
+    """Start the server of ranks if a test needs it. Refuse a debugger if it cannot stop there."""
     marked = [item for item in session.items if item.get_closest_marker(MARK)]
     debugs = session.config.getoption("usepdb") or session.config.getoption("trace")
     if marked and debugs:
         raise pytest.UsageError(
-            "a debugger cannot stop in a rank, which is a process without a keyboard: call pytest "
-            "without --pdb and --trace (a report has the lines and values of each rank), or with "
-            f'-m "not ranks", which leaves out {marked[0].name} and all that are marked ranks'
+            "a debugger cannot stop in a rank, which is a process without a keyboard: run pytest "
+            "without --pdb and --trace (a report shows the lines and values of each rank), or "
+            "with "
+            f'-m "not ranks", which skips {marked[0].name} and all other tests marked ranks'
         )
     given = any(MARK in getattr(item, "fixturenames", ()) for item in session.items)
     if (marked or given) and not session.config.getoption("collectonly"):
@@ -84,7 +85,7 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A marked test runs on ranks."""
+    """Run a marked test on ranks."""
     __tracebackhide__ = True
     mark = pyfuncitem.get_closest_marker(MARK)
     if mark is None:
@@ -97,11 +98,11 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 def pytest_runtest_setup(item):
-    """Refuse a mark where pytest makes no cases of it: the test would run on no rank."""
+    """Refuse a mark from which pytest makes no cases, because the test would run on no rank."""
     case = getattr(item, "callspec", None)
     if item.get_closest_marker(MARK) and (case is None or SEED not in case.params):
         pytest.fail(
-            f"{item.name} is marked ranks and is no test function of pytest's: write it as a "
+            f"{item.name} is marked ranks, but is not a test function of pytest: write it as a "
             "function, or a method of a plain class, with the arguments rank and world_size",
             pytrace=False,
         )
@@ -109,7 +110,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Of a test that ran on ranks the report has their words: its frames here are simlib's."""
+    """Put the ranks' words in the report of a test that ran on ranks, without simlib's frames."""
     report = yield
     if (
         call.when == "call"
@@ -125,7 +126,7 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.fixture(scope="session")
 def ranks(pytestconfig):
-    """``ranks(function, 4)``: run a function on ranks, and get the `simlib.Run` to look at."""
+    """``ranks(function, 4)``: run a function on ranks, and get its `simlib.Run`."""
     from .ranks import Ranks
 
     return Ranks(pytestconfig)

@@ -1,4 +1,4 @@
-"""Run a test, or a function of a test's, on ranks: one server of ranks for all of a session."""
+"""Run a test, or a function of a test, on ranks. A session has one server of ranks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from . import FILLED_IN, Asked, check_engine
 from .on_rank import OnRank, Settings
 
 MAX_ALIKE = 4
-"""So many sorts of failures are told whole."""
+"""The number of kinds of failures that are shown in full."""
 HEAD = "Traceback (most recent call last):\n"
 SKIPPED = ("Skipped", "SkipTest")
 OUTCOMES = {*SKIPPED, "XFailed"}
 """Exceptions by which a test says that it has not failed."""
 OF_THIS_PROCESS = ("_pytest", "simlib.testing")
-"""Packages whose objects are this process's own: a rank could do nothing with a copy."""
+"""Packages whose objects belong to this process. A rank could not use a copy."""
 
 
 class Ranks:
-    """What the fixture ``ranks`` gives: ``ranks(function, 4)`` runs it and returns the `Run`.
+    """The value of the fixture ``ranks``: ``ranks(function, 4)`` runs it and returns the `Run`.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Ranks:
         engine: str = "run",
         **options: Any,
     ) -> Run:
-        """Run ``function(rank, world_size, *args, **kwargs)`` on ranks, for a test to look at.
+        """Run ``function(rank, world_size, *args, **kwargs)`` on ranks, in a test.
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class Ranks:
         engine : {"run", "simulate"}
             Real processes, or simulated ranks.
         **options
-            Those of `simlib.run` or `simlib.simulate`. ``strict`` is True unless it is given.
+            Options of `simlib.run` or `simlib.simulate`. ``strict`` is True by default.
 
         Returns
         -------
@@ -75,7 +75,7 @@ class Ranks:
         Raises
         ------
         SimlibError
-            As the engine does.
+            As from the engine.
         """
         __tracebackhide__ = True
         check_engine(engine)
@@ -86,7 +86,7 @@ class Ranks:
 
 
 def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None:
-    """Run a marked test on ranks; its fixtures are sent to them by value.
+    """Run a marked test on ranks. Ranks receive its fixtures by value.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None
     asked : Asked
     world_size : int
     seed : int or None
-        Of the order, in a sweep.
+        Seed of the order, in a sweep.
     """
     __tracebackhide__ = True
     names = item._fixtureinfo.argnames
@@ -136,10 +136,10 @@ def _check_names(options, call):
 
 @contextlib.contextmanager
 def _tests_by_value():
-    """Functions and classes of tests are sent as they are here, with rewritten assertions.
+    """Send functions and classes of tests as they are here, with rewritten assertions.
 
-    By name, ranks would import a module of tests as it is in its file. A module that another one
-    has imported whole (``import helpers``) can only go by name.
+    If they were sent by name, ranks would import a module of tests as it is in its file. A module
+    that another one has imported whole (``import helpers``) can only be sent by name.
     """
     rewritten = [module for module in list(sys.modules.values()) if _is_rewritten(module)]
     whole = {id(one) for module in rewritten for one in vars(module).values()}
@@ -155,7 +155,7 @@ def _tests_by_value():
 
 
 def _is_rewritten(module):
-    """Whether pytest has rewritten the assertions of this module, and it is the learner's."""
+    """Whether pytest has rewritten the assertions of a module, and the module is the learner's."""
     file, loader = getattr(module, "__file__", None), getattr(module, "__loader__", None)
     return bool(file) and hasattr(loader, "mark_rewrite") and is_learners(file)
 
@@ -165,19 +165,19 @@ def _check_can_travel(test, name, value):
     if package.startswith(OF_THIS_PROCESS):
         raise InvalidCallError(
             f"the fixture {name} of {test} belongs to this process and cannot be sent to the "
-            "ranks: leave it out of a test that is marked ranks, or let a test without the mark "
-            "take it and the fixture ranks: ranks(function, 4)"
+            "ranks: leave it out of a test that is marked ranks, or use it in a test without the "
+            "mark, which calls the fixture ranks: ranks(function, 4)"
         )
 
 
 def raise_reported(error: SimlibError, folder: str) -> NoReturn:
-    """Raise what ranks have ended with, in words for a report; a skip or an xfail as such.
+    """Raise the error of the ranks, in words for a report. A skip or an xfail stays one.
 
     Parameters
     ----------
     error : SimlibError
     folder : str
-        Where pytest was called: paths are told from there.
+        The folder in which pytest was called. Paths are relative to it.
     """
     __tracebackhide__ = True
     if isinstance(error, RankError) and error.reports:
@@ -210,11 +210,11 @@ def _text(error, failed, folder):
         head = f"{ranks_in_words(ranks)} raised {kind}{': ' if first else ''}{first}{where}"
         parts.append(f"{head}\n\n{_indented(text, folder)}")
     if len(alike) > MAX_ALIKE:
-        parts.append(f"and {len(alike) - MAX_ALIKE} more ranks, each with other words")
+        parts.append(f"({len(alike) - MAX_ALIKE} more messages from other ranks are not shown)")
     return "\n\n".join(parts)
 
 
 def _indented(text, folder):
-    """A traceback without its head, its files named from a folder."""
+    """A traceback without its head, with file names relative to a folder."""
     text = text.removeprefix(HEAD).replace(f'File "{folder}{os.sep}', 'File "').rstrip()
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))

@@ -1,18 +1,23 @@
 """Lesson 13: averages of two sorts, how old a gradient is, and a replica that is lost."""
 
+import contextlib
+import io
+
 import pytest
 import torch
-from lesson_programs import names_of
-from sampled import sampled
+from lesson_programs import names_of, written
+from quick import one_of
+from sampled import SEED, sampled
 
 import simlib
 
 CONSTANTS = {"SHAPES", "SIZES", "OPTIMIZERS", "P", "images", "labels", "WHAT"}
 CONSTANTS |= {"PUSH", "FETCH", "GOODBYE"}
-LESSON = names_of("13_asynchronous_training", CONSTANTS.issuperset)
-network, apart, together, downpour = (
-    LESSON[name] for name in ("network", "apart", "together", "downpour")
-)
+PARTS = "13_asynchronous_training", "13_cost_of_staleness", "13_downpour_and_hogwild"
+LESSON, SECOND, THIRD = (names_of(part, CONSTANTS.issuperset) for part in PARTS)
+network, apart, together = (LESSON[name] for name in ("network", "apart", "together"))
+downpour, P = THIRD["downpour"], sum(LESSON["SIZES"])
+SECOND["P"] = P
 
 
 def simulated(program, ranks, *args, gbit=10, **options):
@@ -64,6 +69,47 @@ def test_on_real_ranks_the_mean_age_is_the_same():
     assert abs(sum(ages) / 60 - 2) < 0.2
 
 
+def run_cells(part, name, before="", answered=True):
+    """Run the cells of a stub, shorter, and perhaps with its answer: (names, what it prints)."""
+    names, code = names_of(part, CONSTANTS.issuperset), written(part, name)[answered]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for text in (before, code.replace("256 //", "32 //").replace("128", "16")):
+            exec(text, names)
+    return names, printed.getvalue()
+
+
+FIELD = """
+ages, rates = (0, 1, 3, 7), (0.1, 0.2, 0.4)
+field = [[0.0] * 3 for _ in ages]
+for d, rate in ((0, 0.4), (1, 0.1), (3, 0.2), (7, 0.1)):
+    field[ages.index(d)][rates.index(rate)] = loss_of_server(d, rate)
+"""
+NO_FIELD = "ages, rates, field = (0, 1, 3, 7), (0.4, 0.1, 0.2), [[0.0] * 3] * 4"
+WRITTEN = {
+    "serve": (0, ""),
+    "outer": (0, "show = lambda outer: None"),
+    "delayed": (1, FIELD),
+    "shards_to_ask": (1, "P = 6634"),
+    "replica": (2, ""),
+    "bytes_of_shard": (2, ""),
+}
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize("name", one_of(3, {name: name for name in WRITTEN}, first=SEED))
+def test_a_folded_answer_is_right_and_a_stub_is_not_yet(name, answered):
+    part, before = WRITTEN[name]
+    printed = run_cells(PARTS[part], name, before, answered)[1]
+    assert ("right" in printed, "not yet" in printed) == (answered, not answered), printed
+
+
+def test_programs_of_gradients_alone_are_those_of_the_first_part():
+    args = {"together": (4, 8), "apart": (5, 32)}
+    for name, (ranks, count) in args.items():
+        one = simulated(LESSON[name], ranks, "gradients", count, 0.2).results[0]
+        assert one == simulated(SECOND[name], ranks, count, 0.2).results[0]
+
+
 def sgd(steps, rate):
     """Theta after so many steps of one worker."""
     theta, gradient = LESSON["start"](), LESSON["gradients"](1)
@@ -82,16 +128,16 @@ def test_a_loop_with_late_gradients_is_the_server(workers):
     run = simulated(apart, workers + 1, "gradients", 16 * workers, 0.1)
     first = min((m for m in run.trace.messages if m.dst == 0), key=lambda m: m.recv.end_s)
     assert first.src == workers
-    loop = simlib.simulate(
-        lambda rank, world_size: LESSON["delayed"](workers - 1, 0.1, 16 * workers), 1
-    )
-    assert run.results[0][-1][2] == pytest.approx(loop.results[0], rel=1e-6)
+    draw = [LESSON["gradients"](rank) for rank in (workers, *range(1, workers))]
+    names = run_cells(PARTS[1], "delayed", NO_FIELD)[0]
+    loss = names["delayed"](draw, workers - 1, 0.1, 16 * workers)
+    assert run.results[0][-1][2] == pytest.approx(loss, rel=1e-6)
 
 
 @pytest.mark.parametrize("workers", [4, 16])
 def test_a_full_link_sets_the_pace(workers):
     run = simulated(apart, workers + 1, "gradients", 64, 0.1, gbit=1)
-    pair_s = 2 * (10e-6 + (4 * LESSON["P"] + 2) / 125e6)
+    pair_s = 2 * (10e-6 + (4 * P + 2) / 125e6)
     assert run.time_s == pytest.approx(1e-3 + 64 * pair_s, rel=1e-3)
 
 
@@ -130,14 +176,14 @@ def test_figures_of_a_lost_replica_are_those_of_the_lesson():
 @pytest.mark.parametrize("replicas, is_asked", sampled((1, 2, 3), (True, False)))
 def test_staleness_comes_with_replicas_and_not_with_cuts(replicas, is_asked, monkeypatch):
     if is_asked:
-        monkeypatch.setitem(LESSON, "shards_to_ask", asked_shards)
+        monkeypatch.setitem(SECOND, "shards_to_ask", asked_shards)
     steps, ranks = 12, 10 + 2 * replicas
-    run = simulated(LESSON["split"], ranks, steps, 0.1)
-    ages = LESSON["staleness"](run, range(10, ranks, 2))
+    run = simulated(SECOND["split"], ranks, steps, 0.1)
+    ages = SECOND["staleness"](run, range(10, ranks, 2))
     assert ages[replicas:] == [replicas - 1] * replicas * (steps - 1)
     pushed = [m for m in run.trace.messages if m.src == 11 and m.dst < 10]
     assert len(pushed) == steps * (1 if is_asked else 10)
-    assert sum(m.nbytes for m in pushed) == 4 * steps * (663 if is_asked else LESSON["P"])
+    assert sum(m.nbytes for m in pushed) == 4 * steps * (663 if is_asked else P)
     if replicas == 1:
         found = torch.cat(run.results[:10])
         torch.testing.assert_close(found, sgd(steps, 0.1), rtol=0, atol=1e-6)
@@ -145,14 +191,14 @@ def test_staleness_comes_with_replicas_and_not_with_cuts(replicas, is_asked, mon
 
 def asked_shards(a, b, S=10):
     """The answer of the lesson."""
-    ends = [part.max().item() + 1 for part in torch.arange(LESSON["P"]).tensor_split(S)]
+    ends = [part.max().item() + 1 for part in torch.arange(P).tensor_split(S)]
     return [s for s in range(S) if [0, *ends][s] < b and ends[s] > a]
 
 
 def test_which_shards_hold_a_layer():
     border = sum(LESSON["SIZES"][:2])
     assert asked_shards(0, border) == list(range(10))
-    assert asked_shards(border, LESSON["P"]) == [9]
+    assert asked_shards(border, P) == [9]
 
 
 def keep(theta, agreed, momentum):
@@ -167,7 +213,7 @@ PROGRAMS = {
     "local": (LESSON["local"], 4, (4, False, keep, 16)),
     "Adam": (LESSON["average"], 3, ("parameters", "Adam", 8)),
     "downpour": (downpour, 6, (2, 16, 0.1, 2, 4, True, 4)),
-    "split": (LESSON["split"], 14, (8, 0.1)),
+    "split": (SECOND["split"], 14, (8, 0.1)),
 }
 
 
@@ -206,7 +252,7 @@ def test_a_band_is_as_wide_as_its_seeds_make_it():
 
 
 def test_the_race_is_named_with_its_line():
-    run = simulated(apart, 3, "gradients", 16, 0.2, seed=2)
+    run = simulated(THIRD["apart"], 3, 16, 0.2, seed=2)
     (race,) = [finding for finding in run.findings if finding.kind == "race"]
     assert "recv(src=any)" in race.message
     assert [(site.function, site.lineno) for site in race.sites.values()] == [("apart", 6)]

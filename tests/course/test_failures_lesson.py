@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lesson_programs import names_of
-from sampled import sampled
+from lesson_programs import names_of, written
+from quick import one_of
+from sampled import SEED, sampled
 
 import simlib
 from simlib import scale
@@ -18,10 +19,25 @@ sys.path.append(str(ROOT / "scripts"))
 
 import record_failures  # noqa: E402
 
-CONSTANTS = {"STEP_S", "SAVE_S", "RESTART_S", "images", "labels", "X"}
-LESSON = names_of("14_stragglers_and_failures", CONSTANTS.issuperset)
+CONSTANTS = {"STEP_S", "SAVE_S", "RESTART_S", "STEPS", "images", "labels", "X"}
+PARTS = "14_stragglers_and_failures", "14_when_ranks_die", "14_when_to_save"
+LESSON = {
+    name: value for part in PARTS for name, value in names_of(part, CONSTANTS.issuperset).items()
+}
 SAVE_S, RESTART_S = LESSON["SAVE_S"], LESSON["RESTART_S"]
 FREE = simlib.Link(0, math.inf)
+WRITTEN = [
+    *((PARTS[0], name) for name in ("harmonic", "queue")),
+    *((PARTS[1], name) for name in ("my_share", "restarting")),
+    *((PARTS[2], name) for name in ("interval", "story")),
+]
+
+
+@pytest.mark.parametrize("part, name", one_of(3, {pair[1]: pair for pair in WRITTEN}, first=SEED))
+def test_a_folded_answer_is_right_in_its_place(part, name, capsys):
+    exec(written(part, name)[1], names_of(part, CONSTANTS.issuperset))
+    said = capsys.readouterr().out
+    assert "right" in said and "not yet" not in said
 
 
 @pytest.mark.parametrize("kind, R", sampled(("exponential", "lognormal"), (2, 5, 16)))

@@ -97,7 +97,7 @@ def too_many(rank, world_size):
 def test_devices_that_are_not_there_are_told_in_one_sentence(engine):
     with pytest.raises(simlib.InvalidCallError) as caught:
         engine(too_many, 2)
-    words = "devices=4 on num_nodes=1 asks for 4 ranks, and this world has 2: say devices=2"
+    words = "devices=4 on num_nodes=1 asks for 4 ranks, but this world has 2: set devices=2"
     assert words in str(caught.value)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lab_pictures import boxes_of, words_of
+from lab_pictures import boxes_of, check_places_of_words, words_of
 
 import simlib
 from simlib import Cluster, Device, Link, labs, scale
@@ -46,30 +47,47 @@ def test_parameters_and_operations_are_those_of_the_paper(layers, hidden, heads,
 
 
 @pytest.mark.parametrize("tp, pp, count", [(1, 4, 8), (8, 4, 4), (4, 2, 3), (8, 1, 2)])
-def test_a_step_is_that_of_the_pipeline_model(tp, pp, count):
-    """One replica, followed message by message: forward and backward with their all_reduces."""
+@pytest.mark.parametrize("even", [True, False])
+def test_a_step_is_that_of_the_pipeline_model(tp, pp, count, even):
+    """One replica, followed message by message: the logits are computed on the last stage alone."""
     model = replace(MODEL, batch=24)
-    found = step(model, ranks=tp * pp, tp=tp, pp=pp, num_microbatches=count)
-    work_s = (found.times_s["compute"] + found.times_s["tp"]) / count
-    forward, backward = model.flops(True)
-    compute_s = forward / (tp * pp) * 24 / count / 62.4e12
-    nbytes = 2 * 24 // count * 2048 * 4096
+    layers = (32 // pp,) * pp if even else ()
+    found = step(model, ranks=tp * pp, tp=tp, pp=pp, num_microbatches=count, layers=layers)
+    s, h, V = 2048, 4096, 51_200
+    share = 24 / count / tp / 62.4e12
+    layer_s, logits_s = share * (24 * s * h**2 + 4 * s**2 * h), share * 2 * s * h * V
+    nbytes = 2 * 24 // count * s * h
     inside = Cluster(1, 8, Link(2e-6, 25e9), Link(5e-6, 150e9))
     reduced_s = scale.time_of("all_reduce", tp, nbytes, inside, "ring", itemsize=2)
-    forward_s = compute_s + 64 // pp * reduced_s
-    assert found.times_s["compute"] == pytest.approx(
-        count * compute_s * (forward + backward) / forward
-    )
+    last = [stage == pp - 1 for stage in range(pp)]
+    pairs = list(zip(found.layers, last, strict=True))
+    forward_s = [n * (layer_s + 2 * reduced_s) + end * logits_s for n, end in pairs]
+    backward_s = [n * (3 * layer_s + 4 * reduced_s) + end * 2 * logits_s for n, end in pairs]
     across = Cluster(pp, 1, Link(2e-6, 25e9), Link(5e-6, 150e9))
     if tp * pp <= 8:
         across = Cluster(1, pp, Link(2e-6, 25e9), Link(5e-6, 150e9))
-    wanted = scale.pipeline_time(
-        pp, count, across, forward_s=forward_s, backward_s=work_s - forward_s, message_bytes=nbytes
-    )
-    assert found.time_s == pytest.approx(wanted.time_s, rel=1e-6)
-    assert found.times_s["dp"] == 0
-    if tp == 8:  # each stage has a node
-        assert found.times_s["bubble"] == pytest.approx((pp - 1) * work_s)
+    times = {"forward_s": forward_s, "backward_s": backward_s, "message_bytes": nbytes}
+    wanted_s = scale.pipeline_time(pp, count, across, **times).time_s
+    if pp > 1:  # the gradients of the embedding and of its copy
+        pair = replace(across, nodes=min(2, across.nodes))
+        wanted_s += scale.time_of("all_reduce", 2, 2 * V * h // tp, pair, "ring", itemsize=2)
+    assert found.time_s == pytest.approx(wanted_s, rel=1e-6)
+    assert found.times_s["dp"] == pytest.approx(0, abs=1e-12)
+    slowest_s = max(map(sum, zip(forward_s, backward_s, strict=True)))
+    assert found.times_s["compute"] + found.times_s["tp"] == pytest.approx(count * slowest_s)
+
+
+def test_no_way_to_divide_few_layers_is_faster_than_the_one_found():
+    """Every way to divide 10 layers over 3 and 4 stages, and the one that is taken."""
+    model = replace(MODEL, layers=10, batch=48)
+    for pp in (2, 3, 4):
+        cut = {"ranks": 8 * pp, "tp": 4, "pp": pp, "num_microbatches": 12}
+        all_s = [
+            step(model, **cut, layers=layers).time_s
+            for layers in product(range(1, 10), repeat=pp)
+            if sum(layers) == 10
+        ]
+        assert step(model, **cut).time_s == pytest.approx(min(all_s), rel=0.01)
 
 
 @pytest.mark.parametrize("tp", [2, 8, 16])
@@ -93,7 +111,7 @@ def test_megatrons_efficiency_is_the_one_of_docs_published():
 
 
 def test_the_reduction_over_dp_is_zeros():
-    nbytes = 2 * MODEL.parameters / 16
+    nbytes = 2 * MODEL.parameters / 8
     even = int(nbytes) // 8 * 8
     cluster = Cluster(4, 1, Link(2e-6, 25e9), Link(5e-6, 150e9))
     reduced, scattered, gathered = (
@@ -106,7 +124,8 @@ def test_the_reduction_over_dp_is_zeros():
         16 * scattered + gathered,
         16 * scattered + 32 * gathered,
     )
-    found = [step(zero=zero).times_s["dp"] for zero in range(4)]
+    whole = {"ranks": 32, "pp": 1}
+    found = [step(zero=zero, **whole).times_s["dp"] for zero in range(4)]
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
@@ -137,10 +156,21 @@ def test_activations_are_those_of_the_micro_batches_in_flight():
     """Korthikanti et al. 2022: s b h (10 + 24/t + 5 a s / (h t)) a layer, or 2 s b h."""
     sbh = 2048 * 16 * 4096
     layer = sbh * (10 + 24 / 8 + 5 * 32 * 2048 / (4096 * 8))
-    assert step(recompute=False).kept_bytes["activations"] == pytest.approx(2 * 16 * layer)
-    assert step().kept_bytes["activations"] == pytest.approx(2 * 16 * 2 * sbh + layer)
-    one = step(num_microbatches=1, recompute=False)  # never two in flight
-    assert one.kept_bytes["activations"] == pytest.approx(16 * 16 * layer)
+    even = {"layers": (16, 16)}
+    found = step(recompute=False, **even).kept_bytes["activations"]
+    assert found == pytest.approx(2 * 16 * layer)
+    assert step(**even).kept_bytes["activations"] == pytest.approx(2 * 16 * 2 * sbh + layer)
+    one = step(num_microbatches=1, recompute=False, **even)  # never two in flight: the last stage
+    logits = 8 * 256 * 2048 * 51_200 / 8
+    assert one.kept_bytes["activations"] == pytest.approx(16 * 16 * layer + logits)
+
+
+def test_the_first_and_the_last_stage_hold_the_embedding():
+    layers, h, V, s = (10, 12, 10), 4096, 51_200, 2048
+    found = [MODEL.stage_parameters(layers, stage) for stage in range(3)]
+    layer = 12 * h**2 + 13 * h
+    assert found == [10 * layer + (V + s) * h, 12 * layer, 10 * layer + V * h]
+    assert MODEL.stage_parameters((32,), 0) == MODEL.parameters
 
 
 def reduce_in_groups(rank, world_size, stride, size, nbytes):
@@ -170,7 +200,7 @@ def test_groups_that_go_at_once_do_not_hold_one_another_up(axis, order):
     [
         ({"ranks": 8}, "ranks", "tp x pp = 16 is more than 8 ranks"),
         ({"tp": 64, "ranks": 128}, "heads", "32 heads cannot be divided by tp = 64"),
-        ({"pp": 64, "tp": 1}, "layers", "32 layers cannot be divided by pp = 64"),
+        ({"pp": 64, "tp": 1}, "layers", "32 layers are too few for pp = 64 stages"),
         ({"num_microbatches": 512}, "batch", "1,024 sequences cannot be divided by dp x micro-bat"),
     ],
 )
@@ -188,6 +218,8 @@ def test_the_title_is_the_step():
     assert f"64 ranks = dp 4 x tp 8 x pp 2: {step().time_s:.3g} s a step |" in words
     assert "6.66 billion parameters (32 layers of 4,096); 1,024 sequences of 2,048 a step" in words
     assert "on each replica 16 micro-batches of 16" in words
+    assert "layers of the stages: 16, 16" in words
+    assert mesh.layers_text((2, *(3,) * 8, 1)) == "2, 3 (x 8), 1"
     assert "a step, but memory does not hold it" in words_of(labs.draw_mesh(64, 1, 1, 16))
     assert "4,096 ranks, tp 8 x pp 16: 1,024 sequences cannot be divided by dp x micro" in (
         words_of(labs.draw_mesh(4096, 8, 16, 64))
@@ -197,7 +229,7 @@ def test_the_title_is_the_step():
 def test_messages_that_would_queue_have_no_answer():
     cluster = Cluster(1, 1, Link(0.0, 1e7), device=Device(1e14))
     words = words_of(labs.draw_mesh(8, 1, 8, 8, cluster=cluster))
-    assert "and a forward" in words and "messages would wait for one another |" in words
+    assert "for a micro-batch and" in words and "the messages would queue |" in words
 
 
 def squares(figure, zorder, width):
@@ -252,3 +284,36 @@ def test_other_models_and_clusters_can_be_given():
     words = words_of(labs.draw_mesh(1024, 8, 16, 64, 1, cluster=cluster, **model))
     assert "175 billion parameters (96 layers of 12,288)" in words
     assert labs.draw_mesh(8, 8, 1, cluster=replace(cluster, device=Device(1e14)))  # no limit
+
+
+# ---- eight ranks as a cube
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_groups_of_a_cube_are_those_of_a_mesh(dark):
+    figure = labs.draw_groups("dp pp tp")
+    check_places_of_words(figure, dark)
+    at = np.arange(8).reshape(2, 2, 2)  # the last axis of an array has neighbours, so dp
+    for name, axis in (("dp", 2), ("pp", 1), ("tp", 0)):
+        groups = sorted(np.moveaxis(at, axis, 2).reshape(-1, 2).tolist())
+        pairs = ", ".join(f"{one} and {two}" for one, two in groups)
+        assert f"Groups along {name}: {pairs}." in figure.in_words()
+
+
+def test_an_axis_takes_as_long_as_the_collective_where_its_ranks_are():
+    cluster = Cluster(16, 4, Link(30e-6, 1.25e9), Link(5e-6, 1e10), rails=4)
+    pair, group = [0, 1], [0, 0, 1, 1, 2, 2, 3, 3]  # 0, 2, 4, ... on nodes of four
+    for kind, how, size, stride, nodes in (
+        ("all_reduce", "ring", 8, 2, group), ("broadcast", "binomial", 2, 8, pair),
+    ):  # fmt: skip
+        near = replace(cluster, nodes=len(set(nodes)))
+        told_s = scale.time_of(kind, size, 1 << 20, near, how, placement=nodes, itemsize=2)
+        assert labs.axis_time(kind, 1 << 20, size, stride, cluster) == pytest.approx(told_s)
+    assert labs.axis_time("all_reduce", 1 << 20, 1, 1, cluster) == 0
+
+
+def test_a_map_of_cuts_says_what_it_shows():
+    words = labs.draw_mesh().in_words()
+    assert words.startswith("64 ranks = dp 4 x tp 8 x pp 2: ") and "bubble" in words
+    assert "optimizer state" in words and "The fastest that fits is tp " in words
+    assert "tp x pp = 32 is more than 8 ranks" in labs.draw_mesh(8, 8, 4).in_words()

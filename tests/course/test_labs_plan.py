@@ -105,7 +105,7 @@ def test_the_title_is_the_plan():
 def test_what_is_no_job_is_refused():
     with pytest.raises(InvalidCallError, match="jobs must be a dict of labs.Training"):
         labs.draw_plan("a job")
-    with pytest.raises(InvalidCallError, match="with one at least"):
+    with pytest.raises(InvalidCallError, match="with at least one entry"):
         labs.plan_lab({})
     with pytest.raises(InvalidCallError, match="cluster has no device"):
         replace(JOB, cluster=Cluster(1, 8, Link(0, 1)))

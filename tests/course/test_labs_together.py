@@ -68,17 +68,22 @@ def world_size_lab(world_size=2, slow=1):
 
 LABS = {
     "ping_pong": (draw_ping_pong, ping_pong_lab),
+    "rollouts": (labs.draw_rollouts, labs.rollouts_lab),
     "rounds": (labs.draw_rounds, labs.rounds_lab),
     "crossover": (labs.draw_crossover, labs.crossover_lab),
     "break_even": (labs.draw_break_even, labs.break_even_lab),
+    "hybrid": (labs.draw_hybrid, labs.hybrid_lab),
     "pipeline": (labs.draw_pipeline, labs.pipeline_lab),
     "mesh": (labs.draw_mesh, labs.mesh_lab),
     "staleness": (labs.draw_staleness, labs.staleness_lab),
     "checkpoint": (labs.draw_checkpoint, labs.checkpoint_lab),
     "plan": (draw_plan, plan_lab),
+    "serving": (labs.draw_serving, labs.serving_lab),
     "world_size": (draw_world_size, world_size_lab),
 }
 STATES = {
+    "hybrid": [(), (2, 2, 1e6, 1e-6, 1e12, 1), (1024, 16, 1e12, 1e-3, 1e8, 32), (2, 16, 1e9)],
+    "rollouts": [(), (4, 0, 1.5), (44, 8, 0.0), (13, 1, 0.5)],
     "mesh": [
         (), (1, 1, 1, 256, 0, False), (64, 1, 1, 16, 0, False), (4096, 8, 16, 64),
         (4096, 32, 32, 256, 3, True, "pp dp tp"), (64, 8, 2, 16, 3, True, "dp pp tp"),
@@ -96,6 +101,7 @@ STATES = {
         (), (10_000, 5 * YEAR_S), (1, 86_400, 0.1, 0.0), (500_000, 30 * 86_400, 60, 300),
         (50_000, 50 * YEAR_S, 600, 0.0),
     ],
+    "serving": [(), (5, 500_000, 8), (80, 13_000), (40, 30_000, 2)],
     "plan": [
         {}, {"tp": 8, "pp": 2, "sequences": 4}, {"tp": 8, "pp": 8, "minutes": 1440},
         {"tp": 32, "pp": 4},
@@ -170,6 +176,11 @@ def with_points(points):
 
 
 REFUSED = {
+    "rollouts": [
+        ((3,), "trainers is 3: choose one of 4, 5, 6"),
+        ((13, 9), "k is 9: choose one of 0, 1, 2"),
+        ((13, 2, 0.7), "spread is 0.7: choose one of 0.0, 0.5, 1.0, 1.5"),
+    ],
     "ping_pong": [
         (with_points([]), "points has \\[\\]: give a list of \\(nbytes, seconds\\)"),
         (with_points([(4, 1e-5)]), "two or more"),
@@ -212,12 +223,12 @@ REFUSED = {
         ((4, 33), "M is 33: the picture has room for 32"),
         ((4, 8, "gp"), "schedule is 'gp': choose one of gpipe, 1f1b, interleaved"),
         ((4, 9, "interleaved"), "M is 9: interleaved stages take micro-batches in groups of K=4"),
-        ((8, 32, "interleaved", 2), "512 forwards: the picture has room for 256"),
+        ((8, 32, "interleaved", 2), "512 forwards: the picture has room for at most 256"),
         ((4, 8, "gpipe", 5), "v is 5: the picture has room for 4"),
         ((4, 8, "gpipe", 2, 0), "slow is 0: give a number above 0"),
         ((4, 8, "gpipe", 2, 2, 4), "slow_stage is 4: choose one of 0, 1, 2, 3"),
         ((4, 8, "gpipe", 2, 1, 0, -1), "link is -1"),
-        ((4, 8, "gpipe", 2, 1, 0, inf), "an infinite time has no end"),
+        ((4, 8, "gpipe", 2, 1, 0, inf), "has no room for an infinite time"),
     ],
     "mesh": [
         ((48,), "ranks is 48: choose one of 1, 2, 4"),
@@ -237,7 +248,7 @@ REFUSED = {
             {"cluster": Cluster(1, 6, Link(0, 1), device=Device(1e12), rails=6)},
             "ranks_per_node is 6: give a power of two",
         ),
-        ({"cluster": Cluster(1, 1, Link(0, 1), device=Device())}, "computes in no time"),
+        ({"cluster": Cluster(1, 1, Link(0, 1), device=Device())}, "computes in zero time"),
     ],
     "staleness": [
         ((3,), "workers is 3: choose one of 2, 4, 8, 16"),
@@ -246,7 +257,7 @@ REFUSED = {
         ((4, 1, 257), "n_fetch is 257: the picture has 256 gradients"),
         ((4, 1, 1, -0.1), "rate is -0.1"),
         ((4, 1, 1, 0.1, -1), "message is -1"),
-        ((4, 1, 1, inf), "an infinite number has no place"),
+        ((4, 1, 1, inf), "has no room for an infinite number"),
         ((4, 1, 1, 0.1, 0.0, -1), "seed is -1"),
     ],
     "checkpoint": [
@@ -257,6 +268,11 @@ REFUSED = {
         ((8, 1e6, 60, -1), "restart_s is -1"),
         ((8, inf), "mtbf_s is inf"),
         ((8, 1e6, inf), "checkpoint_s is inf"),
+    ],
+    "serving": [
+        ((0,), "per_s is 0: give a number above 0"),
+        ((20, 5000), "most is 5000: the longest request needs 12,000 tokens"),
+        ((20, 100_000, 3), "tp is 3: choose one of 1, 2, 4, 8"),
     ],
     "plan": [
         ({"tp": 3}, "tp is 3: choose one of 1, 2, 4"),

@@ -1,12 +1,14 @@
 """Lesson 11's own pipeline is torch's, message for message; bubbles are their formulas'."""
 
+import ast
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jupytext
 import pytest
 import torch
-from lesson_programs import names_of
+from lesson_programs import LESSONS, names_of, written
 from sampled import sampled
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,7 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 
-LESSON = names_of("11_pipelines", {"SHAPE", "FREE", "SLOW"}.issuperset)
+
+def given(lesson):
+    kept = {"SHAPE", "FREE", "SLOW", "cluster", "X", "TARGET", "waits_for", "wants_to"}
+    return names_of(lesson, kept.issuperset)
+
+
+LESSON, TORCH = map(given, ("11_schedules", "11_torchs_pipelines"))
 PLAIN = {"GPipe": LESSON["gpipe"], "1F1B": LESSON["one_f_one_b"]}
 
 
@@ -92,7 +100,7 @@ def gradients(results):
 def test_the_lessons_schedules_are_torchs_message_for_message(kind, world_size, engine):
     M, plan = 5, PLAIN[kind](world_size, 5)
     ours = ENGINES[engine](LESSON["train"], world_size, (plan, LESSON["together"]))
-    torchs = ENGINES[engine](LESSON["theirs"], world_size, (kind, M))
+    torchs = ENGINES[engine](TORCH["theirs"], world_size, (kind, M))
     assert in_order(ours.trace.messages) == of_a_step(torchs.trace.messages)
     assert sum(ours.messages) == 2 * (world_size - 1) * M
     assert calls(ours) == calls(torchs)
@@ -115,10 +123,9 @@ def test_a_schedule_with_another_order_is_told_apart():
 def in_double(monkeypatch):
     """The lesson's blocks and examples in float64, so that rounding hides nothing."""
     block, examples = LESSON["block"], LESSON["examples"]
-    monkeypatch.setitem(LESSON, "block", lambda number: block(number).double())
-    monkeypatch.setitem(
-        LESSON, "examples", lambda micro: tuple(part.double() for part in examples(micro))
-    )
+    for part in (LESSON, TORCH):
+        monkeypatch.setitem(part, "block", lambda number: block(number).double())
+        monkeypatch.setitem(part, "examples", lambda i: tuple(x.double() for x in examples(i)))
 
 
 def batch_of(examples):
@@ -137,7 +144,7 @@ def in_one_process(micros):
 def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, engine, in_double):
     M = 2 * world_size  # DualPipeV wants at least as many as there are stages
     args = kind, M, TORCHS[kind].stages, 1, LESSON["block"]
-    run = ENGINES[engine](LESSON["theirs"], world_size, args)
+    run = ENGINES[engine](TORCH["theirs"], world_size, args)
     expected = in_one_process(range(M))
     assert expected.abs().max() > 0.1
     found = gradients([result[0] for result in run.results])
@@ -148,9 +155,9 @@ def test_torchs_schedules_have_the_gradients_of_one_process(kind, world_size, en
 def test_the_bubble_of_torchs_schedules_is_their_formulas(kind, M):
     """Of one step, from first piece to last, and of the second of two, by each rank's own clock."""
     v, of_a_step, in_a_row = TORCHS[kind]
-    args = kind, M, v, 2, LESSON["linear"]  # F, B and W take equally long
-    two = simulate(LESSON["theirs"], 4, args)
-    first = simulate(LESSON["theirs"], 4, (kind, M, v, 1, LESSON["linear"]))
+    args = kind, M, v, 2, TORCH["linear"]  # F, B and W take equally long
+    two = simulate(TORCH["theirs"], 4, args)
+    first = simulate(TORCH["theirs"], 4, (kind, M, v, 1, TORCH["linear"]))
     assert first.bubble().share == pytest.approx(of_a_step(4, M), abs=1e-9)
     for busy_s, (_, (_, second_s)) in zip(first.bubble().busy_s, two.results, strict=True):
         assert 1 - busy_s / second_s == pytest.approx((in_a_row or of_a_step)(4, M), abs=1e-9)
@@ -161,7 +168,7 @@ def test_the_bubble_of_the_lessons_plans_is_that_of_torchs(kind, M):
     v = TORCHS[kind].stages
     plan = PLAIN[kind](4, M) if kind in PLAIN else LESSON["interleaved"](4, M, v)
     ours = simulate(LESSON["train"], 4, (plan, LESSON["post"], v))
-    torchs = simulate(LESSON["theirs"], 4, (kind, M, v))
+    torchs = simulate(TORCH["theirs"], 4, (kind, M, v))
     expected = TORCHS[kind].of_a_step(4, M)
     assert ours.bubble().share == pytest.approx(expected, abs=1e-9)
     assert torchs.bubble().share == pytest.approx(expected, abs=1e-9)
@@ -194,11 +201,11 @@ def compiled(backend):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_compiled_stages_run(engine, backend, in_double):
     args = "1F1B", 4, 1, 1
-    run = ENGINES[engine](LESSON["theirs"], 2, (*args, compiled(backend)))
+    run = ENGINES[engine](TORCH["theirs"], 2, (*args, compiled(backend)))
     found = gradients([result[0] for result in run.results])
     torch.testing.assert_close(found, in_one_process(range(4)), rtol=0, atol=1e-14)
     if engine == "simulate":  # where operations are counted, none are compiled away
-        plain = simulate(LESSON["theirs"], 2, (*args, LESSON["block"]))
+        plain = simulate(TORCH["theirs"], 2, (*args, LESSON["block"]))
         assert run.time_s == plain.time_s
         assert [ledger.peak for ledger in run.memory] == [ledger.peak for ledger in plain.memory]
 
@@ -271,3 +278,48 @@ def test_gradients_accumulate_over_steps_where_torch_does_not_scale_them(
     first, second = in_one_process(range(M)), in_one_process(range(M, 2 * M))
     expected = first / (M if scale_grads else 1) + second
     torch.testing.assert_close(gradients(run.results), expected, rtol=0, atol=1e-14)
+
+
+def functions_of(lesson):
+    """The code of each function, without its docstring."""
+    functions, cells = {}, jupytext.read(LESSONS / f"{lesson}.py", fmt="py:percent").cells
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    for one in ast.walk(ast.parse(code)):
+        if isinstance(one, ast.FunctionDef):
+            one.body = one.body[ast.get_docstring(one) is not None :]
+            functions[one.name] = ast.unparse(one)
+    return functions
+
+
+def test_the_parts_of_the_lesson_have_the_same_programs():
+    first, second, third = (
+        functions_of(part) for part in ("11_pipelines", "11_schedules", "11_torchs_pipelines")
+    )
+    same = [name for name in first.keys() & second.keys() if first[name] == second[name]]
+    assert len(same) == len(first.keys() & second.keys()) == 8
+    same = {name for name in second.keys() & third.keys() if second[name] == third[name]}
+    assert same == {"gpipe", "one_f_one_b", "block", "examples", "activations"}
+
+
+@pytest.mark.parametrize(
+    "lesson, name, count",
+    [
+        ("11_pipelines", "follow", 3),
+        ("11_pipelines", "mine", 1),
+        ("11_schedules", "your_1f1b", 3),
+        ("11_schedules", "by_order", 1),
+        ("11_torchs_pipelines", "Again", 1),
+        ("11_torchs_pipelines", "B_part", 1),
+    ],
+)
+def test_a_published_answer_is_right(lesson, name, count, capsys):
+    names = given(lesson)
+    for source, verdict in zip(written(lesson, name), ("not yet", "right"), strict=True):
+        exec(source, names)
+        said = capsys.readouterr().out
+        assert said.count(verdict) == count and ("right" in said) != ("not yet" in said), said
+
+
+def test_interleaved_micro_batches_come_in_groups():
+    with pytest.raises(ValueError, match="groups of K = 4"):
+        LESSON["interleaved"](4, 6, 2)

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from hidden_cells import Solved
 from notebooks_made import SOURCES
+from quick import one_of
+from sampled import SEED
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import simlib
@@ -19,7 +21,7 @@ from simlib.classroom.grading.exercise import read_exercise
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "notebooks" / "recorded_frameworks"
-LESSON = ROOT / "notebooks" / "15_frameworks.ipynb"
+PARTS = sorted((ROOT / "notebooks").glob("15_*.ipynb"))
 EXTRA = ["lightning", "accelerate", "torchmetrics"]
 RUNS = sorted(path for path in RECORDED.glob("*.json") if not path.stem.endswith("_results"))
 
@@ -37,20 +39,21 @@ def test_every_recorded_run_can_be_read(path):
 
 
 def test_the_lesson_asks_for_the_runs_that_are_recorded():
-    cells = json.loads(LESSON.read_text())["cells"]
+    cells = [cell for part in PARTS for cell in json.loads(part.read_text())["cells"]]
     source = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     assert RUNS and all(f'"{path.stem}"' in source for path in RUNS)
 
 
-def test_the_lesson_passes_plain_nbval_without_the_extra(tmp_path):
+@pytest.mark.parametrize("part", one_of(2, {part.stem: part for part in PARTS}, first=SEED))
+def test_the_lesson_passes_plain_nbval_without_the_extra(part, tmp_path):
     """Every cell prints what it prints with it: so the records are those of the lesson as it is."""
     for name in EXTRA:
         (tmp_path / "hidden" / name).mkdir(parents=True)
         words = f'raise ModuleNotFoundError("no module {name}")'
         (tmp_path / "hidden" / name / "__init__.py").write_text(words)
-    (tmp_path / LESSON.name).write_bytes(LESSON.read_bytes())
+    (tmp_path / part.name).write_bytes(part.read_bytes())
     (tmp_path / RECORDED.name).symlink_to(RECORDED)
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", LESSON.name]
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-cell-timeout=120", part.name]
     command += ["-q", "-p", "no:cacheprovider", "--rootdir=.", "-p", "kernels"]
     places = [tmp_path / "hidden", ROOT / "authoring", ROOT]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}

@@ -40,6 +40,13 @@ def test_their_rings_differ_in_the_steps_only():
     assert first.replace(", steps=None", "").replace("[:steps]", "") == second
 
 
+def test_all_parts_of_lesson_13_have_the_same_functions():
+    first, second, third = (definitions(path) for path in sorted(LESSONS.glob("13_*.py")))
+    for name in ("start", "loss_of", "gradients", "network"):
+        assert first[name] == second[name] == third[name]
+    assert [second[name] for name in ("together", "apart")] == [third["together"], third["apart"]]
+
+
 def test_the_reader_of_letters_has_one_text_in_all_lessons():
     texts = everywhere("Reader")
     assert {lesson[:2] for lesson in texts} >= {"07", "08", "09"}

@@ -3,7 +3,9 @@
 And all of them give one process's gradients, on real and on simulated ranks.
 """
 
+import ast
 import functools
+import inspect
 import itertools
 import types
 from pathlib import Path
@@ -11,12 +13,16 @@ from pathlib import Path
 import jupytext
 import pytest
 import torch
-from lesson_programs import ENGINES, start
-from sampled import sampled
+from lab_pictures import check_places_of_words, words_of
+from lesson_programs import ENGINES, LESSONS, names_of, start, written
+from quick import one_of
+from sampled import SEED, sampled
 from torch import nn
 
 import simlib
 from benchmarks.lesson import lesson_names
+from simlib.course import shards
+from simlib.course.labs import cut_pictures
 
 SOURCES = Path(__file__).parents[2] / "authoring"
 SIZES = [784, 60, 60, 60, 60, 60, 60]  # rows, and flat layers, can be cut by 2, 3, 4 and 5
@@ -24,10 +30,15 @@ T, D, H, HEADS = 60, 120, 240, 60  # so can tokens, numbers of a layer and heads
 RANKS = (2, 3, 4, 5)
 WHERE = sampled(ENGINES, RANKS)
 WANTED = {
-    "Enter", "Leave", "LeaveTwice", "weights", "gradients", "own_mlp", "torchs_mlp",
-    "block_weights", "block", "block_step", "sequence_step", "all_gather", "reduce_scatter",
-    "Gather", "Scatter", "Unit", "Zero", "train", "torchs", "two_steps", "checkpoint_on",
+    "12_tensors_and_state": {
+        "Enter", "Leave", "LeaveTwice", "weights", "gradients", "block_weights", "block",
+        "block_step", "sequence_step", "all_gather", "reduce_scatter", "Gather", "Scatter",
+    },
+    "12_the_state_of_training": {"Flat", "Unit", "Zero", "train", "torchs", "two_steps"},
+    "12_the_time_of_shards": {"checkpoint_on"},
+    "12_two_axes_at_once": {"Cut", "enter", "leave", "weights", "own_mlp", "torchs_mlp"},
 }  # fmt: skip
+NOTHING = {"activations and temporaries": 0}
 AXIS = {"q": 0, "k": 0, "v": 0, "out": 1, "up": 0, "down": 1}
 
 
@@ -39,13 +50,15 @@ def small_layer(number):
 
 @functools.cache
 def lesson(engine):
-    """The lesson's programs, on a smaller network; on real ranks nobody counts memory."""
-    names = lesson_names("12_tensors_and_state", WANTED)
-    names |= {"T": T, "D": D, "H": H, "HEADS": HEADS, "AXIS": AXIS, "make": small_layer}
-    if engine == "run":
-        column = {"activations and temporaries": 0}
-        names["simlib"] = types.SimpleNamespace(held=lambda: column, span=simlib.span)
-    return names
+    """The programs of all parts, on a smaller network; on real ranks nobody counts memory."""
+    found = {}
+    for part, wanted in WANTED.items():
+        names = lesson_names(part, wanted)
+        names |= {"T": T, "D": D, "H": H, "HEADS": HEADS, "AXIS": AXIS, "make": small_layer}
+        if engine == "run":
+            names["simlib"] = types.SimpleNamespace(held=NOTHING.copy, span=simlib.span)
+        found |= {name: names[name] for name in wanted}
+    return found
 
 
 def sent(run, *kinds):
@@ -202,6 +215,50 @@ def test_prefetch_hides_what_fsdp2_waits_for_on_cpus():
     waits = step_s(names["train"], 3, 24, True, False)
     assert step_s(names["torchs"], 24) == pytest.approx(waits, rel=1e-9)
     assert step_s(names["train"], 3, 24, True, True) < waits
+
+
+@pytest.mark.parametrize("name", ["Flat", "Unit", "Zero", "make", "two_steps", "train"])
+def test_the_module_has_what_the_second_part_builds(name):
+    source = (LESSONS / "12_the_state_of_training.py").read_text(encoding="utf-8")
+    built = next(one for one in ast.parse(source).body if getattr(one, "name", None) == name)
+    own = inspect.getsource(getattr(shards, name))
+    assert ast.unparse(built).replace("simlib.", "") == ast.unparse(ast.parse(own))
+
+
+# What learners write, and the pictures
+
+
+WRITTEN = {
+    "12_tensors_and_state": ("mlp_by_hand", "all_reduced"),
+    "12_the_state_of_training": ("zero_1", "kept"),
+    "12_the_time_of_shards": ("mixed_step", "mixed_bytes"),
+    "12_two_axes_at_once": ("mesh_step", "exposed_s"),
+}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("part", one_of(2, {part: part for part in WRITTEN}, first=SEED))
+def test_a_folded_answer_in_its_place_is_right(part, number, capsys):
+    names = names_of(part, lambda names: all(map(str.isupper, names)))
+    sources = written(part, WRITTEN[part][number])
+    for source, verdict in zip(sources, ("not yet", "right"), strict=True):
+        exec(compile(source, part, "exec", dont_inherit=True), names)
+        said = capsys.readouterr().out
+        assert verdict in said and ("right" in said) != ("not yet" in said), said
+
+
+@pytest.mark.parametrize("name", ["draw_matrix_cuts", "draw_zero", "draw_block_cuts"])
+def test_a_picture_has_room_for_its_words_and_is_told(name):
+    figure = getattr(cut_pictures, name)()
+    for dark in (False, True):
+        check_places_of_words(figure, dark)
+    assert " rank" in figure.words
+
+
+def test_the_picture_of_zero_has_the_bytes_of_the_stages():
+    written = words_of(cut_pictures.draw_zero(8))
+    for nbytes in (16, 9, 5.5, 2):
+        assert f"{nbytes:g} bytes per parameter" in written
 
 
 # Checkpoints

@@ -1,1 +1,1 @@
-"""What lessons train on: images and lines of text, bundled or made here."""
+"""Training data of the lessons: images and lines of text, bundled or made here."""

@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 from ...core.environment import need
 
 TRAINING_IMAGES = 1500
-"""Images to train on; the other 297 of scikit-learn's 1,797 are held out."""
+"""Images to train on. The other 297 of scikit-learn's 1,797 images are held out."""
 SIZE = 28
-"""Pixels along each side, MNIST's."""
+"""Pixels along each side, as in MNIST."""
 IDX_FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -28,26 +28,27 @@ GZIP_BEGINS = b"\x1f\x8b"
 def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     """Scikit-learn's bundled digits, enlarged to MNIST's 28 x 28 pixels.
 
-    1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak 1998, UCI
-    Machine Learning Repository, "Optical Recognition of Handwritten Digits", its test part).
-    Images are drawn at random into the two parts, so both hold digits of the same writers: accuracy
-    on the held-out part says nothing of writers never seen.
+    The data are 1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak
+    1998, UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits", test part).
+    Images are divided into the two parts at random. So both parts have digits of the same writers,
+    and the accuracy on the held-out part says nothing about other writers.
 
     Parameters
     ----------
     seed : int
-        Which images are held out.
+        The seed that determines which images are held out.
 
     Returns
     -------
     train, test : torch.utils.data.TensorDataset
-        Of 1,500 and 297 examples: images, float32 of shape (1, 28, 28) in 0 to 1, and labels,
-        int64 in 0 to 9. Their ``.tensors`` are all images and all labels at once.
+        Data sets of 1,500 and 297 examples. Images are float32 of shape (1, 28, 28) in 0 to 1;
+        labels are int64 in 0 to 9. ``.tensors`` of a data set are all its images and all its
+        labels.
 
     Raises
     ------
     ImportError
-        Where scikit-learn is not installed (``pip install "simlib[course]"``).
+        If scikit-learn is not installed (``pip install "simlib[course]"``).
     """
     need("course", "sklearn", what="simlib.digits.load()")
     from sklearn.datasets import load_digits
@@ -65,24 +66,25 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
 
 
 def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
-    """MNIST from its four IDX files, as they are published, unpacked or with ``.gz``.
+    """MNIST from its four published IDX files, unpacked or with ``.gz``.
 
     Parameters
     ----------
     folder : str or path
-        Holds ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and the two ``t10k`` files.
+        The folder with ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte`` and the two
+        ``t10k`` files.
 
     Returns
     -------
     train, test : torch.utils.data.TensorDataset
-        As from `load`, of 60,000 and 10,000 examples.
+        Data sets as from `load`, with 60,000 and 10,000 examples.
 
     Raises
     ------
     FileNotFoundError
-        If one of the four is missing.
+        If one of the four files is missing.
     ValueError
-        If a file is not what its name says, or images and labels do not fit together.
+        If a file does not have the content that its name says, or images and labels do not match.
     """
     folder = Path(folder).expanduser()
     train, test = (_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
@@ -97,14 +99,15 @@ def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
 def read_idx(path: Path) -> np.ndarray:
     """The array in one IDX file of bytes, the format in which MNIST is published.
 
-    Two zero bytes, one for the type (8: unsigned byte), one for the number of dimensions; each
-    dimension as four bytes, the highest first; then the values (LeCun, Cortes and Burges, "The
-    MNIST database of handwritten digits", "The IDX file format").
+    The file begins with two zero bytes, one byte for the type (8 is an unsigned byte), and one for
+    the number of dimensions. Each dimension follows as four bytes, the highest first. Then come the
+    values (LeCun, Cortes and Burges, "The MNIST database of handwritten digits", "The IDX file
+    format").
 
     Parameters
     ----------
     path : str or path
-        The file; one whose name ends in ``.gz`` is unpacked while it is read.
+        The file. If its name ends in ``.gz``, it is unpacked while it is read.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def read_idx(path: Path) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the file is no such file, or is shorter or longer than its header says.
+        If the file is no IDX file of bytes, or is shorter or longer than its header says.
     """
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
@@ -121,25 +124,29 @@ def read_idx(path: Path) -> np.ndarray:
         with opened(path, "rb") as file:
             data = file.read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}): was it downloaded whole?") from None
+        raise ValueError(
+            f"{path} cannot be decompressed ({error}): was it downloaded completely?"
+        ) from None
     if data[:2] == GZIP_BEGINS:
-        raise ValueError(f"{path} is no IDX file of bytes: it is packed, so call it {path.name}.gz")
+        raise ValueError(
+            f"{path} is compressed, so it is not an IDX file of bytes: name it {path.name}.gz"
+        )
     if len(data) < 4 or data[:3] != bytes([0, 0, IDX_UNSIGNED_BYTE]):
-        raise ValueError(f"{path} is no IDX file of bytes: it should begin with 0, 0, 8")
+        raise ValueError(f"{path} is not an IDX file of bytes: it should begin with 0, 0, 8")
     start = 4 + 4 * data[3]
     if len(data) < start:
-        raise ValueError(f"{path} ends within its header: it is damaged or cut short")
+        raise ValueError(f"{path} ends within its header: the file is damaged or incomplete")
     shape = tuple(np.frombuffer(data[4:start], dtype=">u4").tolist())
     if math.prod(shape) != len(data) - start:
         raise ValueError(
-            f"{path} holds {len(data) - start:,} bytes of values, and its header says "
-            f"{' x '.join(map(str, shape))}: it is damaged, cut short or too long"
+            f"{path} holds {len(data) - start:,} bytes of values, but its header promises "
+            f"{' x '.join(map(str, shape))}: the file is damaged, incomplete or too long"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
 
 
 def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
-    """Images and labels of two IDX files, as `load` gives them."""
+    """Images and labels of two IDX files, in the form of `load`."""
     images, labels = read_idx(_found(images_path)), read_idx(_found(labels_path))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise ValueError(
@@ -153,9 +160,9 @@ def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
 
 
 def _found(path: Path) -> Path:
-    """The file of this name, or the packed one beside it."""
+    """The file of this name, or the packed file next to it."""
     for candidate in (path, path.with_name(path.name + ".gz")):
         if candidate.exists():
             return candidate
     names = ", ".join(name for pair in IDX_FILES.values() for name in pair)
-    raise FileNotFoundError(f"{path} is not there, nor {path.name}.gz: MNIST is {names}")
+    raise FileNotFoundError(f"{path} does not exist, nor does {path.name}.gz: MNIST is {names}")

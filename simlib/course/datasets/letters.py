@@ -9,20 +9,20 @@ import torch
 ONES = "zero one two three four five six seven eight nine".split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 IGNORED = -100
-"""What a line is filled up with: the ``ignore_index`` of torch's losses."""
+"""The number that fills up a line: the ``ignore_index`` of torch's losses."""
 
 
 def lines() -> list[str]:
-    """81 lines, each with two numbers that follow each other, such as ``"six, seven."``.
+    """81 lines, each with two consecutive numbers, such as ``"six, seven."``.
 
-    They are 9 to 29 letters long, comma, space and full stop among them.
+    A line has 9 to 29 letters. Comma, space and full stop count as letters.
     """
     spelt = ONES + [f"{ten} {one}" for ten in TENS for one in ONES[1:]]
     return [f"{one}, {other}." for one, other in itertools.pairwise(spelt)]
 
 
 def alphabet() -> str:
-    """The letters that stand in the lines, in order."""
+    """The letters that occur in the lines, in order."""
     return "".join(sorted(set("".join(lines()))))
 
 
@@ -32,8 +32,8 @@ def load() -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        int64, a row for each of `lines`: places in `alphabet`, then `IGNORED` up to the longest
-        line. A row's letters but the first are what a model has to guess.
+        An int64 tensor with a row for each of `lines`: places in `alphabet`, then `IGNORED` up to
+        the length of the longest line. A model has to guess all letters of a row except the first.
     """
     place = {letter: number for number, letter in enumerate(alphabet())}
     rows = [torch.tensor([place[letter] for letter in line]) for line in lines()]

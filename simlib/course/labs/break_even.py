@@ -1,4 +1,4 @@
-"""The break-even lab: for which work, on how many ranks, distribution pays."""
+"""The break-even lab: the work and the number of ranks for which distribution pays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
     Parameters
     ----------
     algorithm : {"ring", "tree", "linear"}
-        Ring in chunks; down and up a binomial tree; all to one rank, one after the other, and back.
+        ``"ring"``: a ring in chunks. ``"tree"``: down and up a binomial tree. ``"linear"``: all to
+        one rank, one after the other, and back.
     ranks : int or ndarray of int
     nbytes : float
     latency_s, bandwidth_Bps : float
@@ -43,7 +44,7 @@ def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
     -------
     float or ndarray of float
 
-    **Cost** as `simlib.scale.time_of` for a gradient that all ranks divide evenly.
+    **Cost** as from `simlib.scale.time_of` for a gradient that all ranks divide evenly.
     """
     ranks = np.asarray(ranks)
     whole_s = latency_s + nbytes / bandwidth_Bps
@@ -55,18 +56,19 @@ def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
 
 
 def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
-    """How many times the work of one rank ranks do in the same time.
+    """Work of all ranks, divided by the work of one rank in the same time.
 
     Parameters
     ----------
     compute_s : float
-        T_comp: of each rank's step (weak), or of the step that all ranks share (strong).
+        T_comp of each rank's step (weak), or of the step that all ranks share (strong).
     synced_s : float or ndarray of float
         T_sync of these ranks.
     ranks : int or ndarray of int
     scaling : {"weak", "strong"}
     overlap : {"none", "backward"}
-        A step takes the sum of both times; or forward, and the longer of backward and T_sync.
+        ``"none"``: a step takes the sum of both times. ``"backward"``: it takes forward, plus the
+        longer of backward and T_sync.
 
     Returns
     -------
@@ -79,12 +81,12 @@ def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
 
 
 def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"):
-    """The least T_comp with which ranks have this efficiency; 1 / ranks is the break-even.
+    """The least T_comp with which ranks have this efficiency. At 1 / ranks they break even.
 
     Parameters
     ----------
     efficiency : float or ndarray of float
-        Speed-up over ranks, above 0 and below 1.
+        Speed-up divided by ranks, above 0 and below 1.
     synced_s, ranks, scaling, overlap
         As for `speedup`.
 
@@ -97,7 +99,7 @@ def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"
 
 
 def _visible_share(overlap):
-    """The part of T_comp in which nothing can be sent."""
+    """The share of T_comp in which nothing can be sent."""
     return 1.0 if overlap == "none" else FORWARD_SHARE
 
 
@@ -130,21 +132,21 @@ def draw_break_even(
     scaling: str = "weak",
     overlap: str = "none",
 ) -> View:
-    """Draw which ranks pay for which T_comp: a map of efficiency, and your own point on it.
+    """Draw a map of efficiency over ranks and T_comp, with your own point on it.
 
     Parameters
     ----------
     compute_s : float
-        T_comp, seconds of compute of a step on one rank.
+        T_comp, the seconds that a step computes on one rank.
     nbytes : float
         Bytes of the gradient.
     latency_s, bandwidth_Bps : float
-        Of each rank's link.
+        Latency and bandwidth of each rank's link.
     ranks : int
         2 to 1,024.
     algorithm : {"ring", "tree", "linear"}
     scaling : {"weak", "strong"}
-        Whether T_comp is of each rank, or divided among all.
+        Whether each rank has T_comp ("weak"), or T_comp is divided among all ranks ("strong").
     overlap : {"none", "backward"}
 
     Returns
@@ -154,31 +156,31 @@ def draw_break_even(
     Raises
     ------
     InvalidCallError
-        A number that is not above zero, ranks out of range, a word that is no choice.
+        If a number is not above zero, ranks are out of range, or a word is none of the choices.
     """
     state = compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap
     return _BreakEven(), *state
 
 
-break_even_lab = lab_of(draw_break_even, "sliders for all that it depends on")
+break_even_lab = lab_of(draw_break_even, "sliders for all its parameters")
 
 
 class Work(
     namedtuple("Work", "compute_s nbytes latency_s bandwidth_Bps ranks algorithm scaling overlap")
 ):
-    """A step of training, and how it is cut and synchronised: parameters of `draw_break_even`."""
+    """A training step, and how it is cut and synchronised, with parameters of `draw_break_even`."""
 
     def sync_s(self, ranks):
         """T_sync(R)."""
         return sync_s(self.algorithm, ranks, self.nbytes, self.latency_s, self.bandwidth_Bps)
 
     def speedup(self, ranks):
-        """How many times the work of one rank."""
+        """Work of all ranks, divided by the work of one rank in the same time."""
         return speedup(self.compute_s, self.sync_s(ranks), ranks, self.scaling, self.overlap)
 
 
 class _BreakEven(Layers):
-    """The map. Axes and legend stay; the bands, the line of T_comp, the point, the titles move."""
+    """The map. Axes and legend stay; bands, the line of T_comp, the point and titles move."""
 
     controls = {
         "compute_s": slider(
@@ -199,7 +201,7 @@ class _BreakEven(Layers):
         check_above_zero(**dict(zip(Work._fields[:4], work, strict=False)))
         check_count("ranks", work.ranks, low=2)
         if work.ranks > MAX_RANKS:
-            raise InvalidCallError(f"ranks is {work.ranks}: the map ends at {MAX_RANKS:,}")
+            raise InvalidCallError(f"ranks is {work.ranks}: the map ends at {MAX_RANKS:,} ranks")
 
     def background(self):
         figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)
@@ -228,7 +230,7 @@ class _BreakEven(Layers):
 
 
 def _draw_bands(axes, on, work):
-    """Areas of efficiency from the bottom up, the break-even as a thick line."""
+    """Draw areas of efficiency from the bottom up, and the break-even as a thick line."""
     efficiencies = [1 / on, *(np.full(len(on), edge) for edge, _ in list(BANDS.values())[1:-1])]
     edges = [
         needed_compute_s(e, work.sync_s(on), on, work.scaling, work.overlap) for e in efficiencies
@@ -263,7 +265,7 @@ def _write_title(figure, work):
 
 
 def _write_verdict(figure, on, gains):
-    """Which numbers of ranks pay, with this T_comp."""
+    """Write which numbers of ranks pay, with this T_comp."""
     pays = on[gains > 1]
     if not len(pays):
         text = f"on the dotted line nothing pays: no R up to {MAX_RANKS:,}"

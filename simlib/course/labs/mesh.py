@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import groupby, permutations, product
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ...core import clusters
-from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT
+from ...core.draw.figures import GREY, INK, PAPER, SMALL_PT, TEXT_PT, own_style
 from ...core.draw.palette import OKABE_ITO, mix
 from ...core.model.cluster import Cluster, Device, Link
+from ...core.model.errors import check_choice
 from ...core.model.words import number, seconds_text, short_bytes
 from . import pen
 from .plan_model import (
@@ -48,7 +50,7 @@ HEAD = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
 
 
 def picture_of_cuts():
-    """A figure, and its axes with names and frames of the map and of the bars of time and bytes."""
+    """A figure and its axes, with names and frames of the map and of the bars of time and bytes."""
     figure, axes = pen.picture_in_inches(WIDTH, HEIGHT)
     axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **HEAD)
     axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **HEAD)
@@ -71,7 +73,7 @@ def picture_of_cuts():
 
 
 def add_row_names(axes, top, names):
-    """The names of bars below one another, and where they begin."""
+    """Write the names of bars below one another, and mark where they begin."""
     looks = {"ha": "right", "va": "center", "fontsize": TEXT_PT}
     for k, name in enumerate(names):
         axes.text(BARS - 0.1, top + (k + 0.5) * ROW, name, **looks)
@@ -79,33 +81,54 @@ def add_row_names(axes, top, names):
 
 
 def draw_cut(axes, cells, cut, what, more=""):
-    """The title, the map, and the chosen cut's bars of time and bytes, where there is a step.
+    """Draw the title, the map, and the chosen cut's bars of time and bytes, if it has a step.
 
     Parameters
     ----------
     axes : matplotlib.axes.Axes
     cells : dict
-        By tp and pp: a `MeshStep`, or a word and a sentence that say why there is none.
+        For each tp and pp a `MeshStep`, or a word and a sentence that say why there is none.
     cut : Cut
-        The chosen one.
+        The chosen cut.
     what : str
-        What is trained.
+        The name of the model that is trained.
     more : str
-        For the title, behind the time of a step.
+        Text for the title, after the time of a step.
     """
     step = cells[cut.tp, cut.pp]
     ranks, mesh = f"{cut.ranks:,} rank{'s' * (cut.ranks > 1)}", f"tp {cut.tp} x pp {cut.pp}"
     if isinstance(step, tuple):
-        head = pen.write_head(axes, f"{cut.ranks:,} ranks, {mesh}: {step[1]}", what)
+        title = f"{cut.ranks:,} ranks, {mesh}: {step[1]}"
+        axes.figure.words = f"{title}. {what}."
+        head = pen.write_head(axes, title, what)
         return [*head, *draw_map(axes, cells, cut)]
     verdict = "" if step.fits else ", but memory does not hold it"
     title = f"{ranks} = dp {cut.dp:,} x {mesh}: {seconds_text(step.time_s)} a step{more}{verdict}"
+    axes.figure.words = f"{title}. {what}. {_parts_in_words(step)} {_fastest_in_words(cells)}"
     head = [*pen.write_head(axes, title, what), *draw_map(axes, cells, cut)]
     return [*head, *draw_times(axes, step), *draw_memory(axes, step)]
 
 
+def _parts_in_words(step):
+    """The parts of a step's time, and of the bytes of its fullest rank."""
+    parts = [f"{PART_LOOKS[part][0]} {seconds_text(step.times_s[part])}" for part in PARTS]
+    kept = [f"{role} {short_bytes(step.kept_bytes[role])}" for role in ROLES]
+    layers = f" Layers of the stages: {layers_text(step.layers)}." if len(step.layers) > 1 else ""
+    return f"A step: {', '.join(parts)}. The fullest rank: {', '.join(kept)}.{layers}"
+
+
+def _fastest_in_words(cells):
+    """The fastest cut of the map that fits."""
+    steps = {key: step for key, step in cells.items() if not isinstance(step, tuple)}
+    fitting = {key: step.time_s for key, step in steps.items() if step.fits}
+    if not fitting:
+        return "No cut of the map fits into the memory."
+    tp, pp = min(fitting, key=fitting.get)
+    return f"The fastest that fits is tp {tp} x pp {pp}: {seconds_text(fitting[tp, pp])}."
+
+
 def draw_map(axes, cells, cut):
-    """The time and bytes of each cut, or the word that rules it out."""
+    """Draw the time and bytes of each cut, or the word that rules it out."""
     steps = {key: step for key, step in cells.items() if not isinstance(step, tuple)}
     fitting = {key: step.time_s for key, step in steps.items() if step.fits}
     fastest_s = min((step.time_s for step in steps.values()), default=0)
@@ -140,7 +163,7 @@ def _cells_at(x, y, inset=0.02):
 
 
 def _fill(outcome, fastest_s):
-    """Grey where there is no step, white where it does not fit; else green, pale if slow."""
+    """The colour: grey if a cut has no step, white if it does not fit, else green, pale if slow."""
     if isinstance(outcome, tuple):
         return OUT
     if not outcome.fits:
@@ -149,7 +172,7 @@ def _fill(outcome, fastest_s):
 
 
 def draw_times(axes, step):
-    """The parts of a step, one after the other, each with its time."""
+    """Draw the parts of a step, one after the other, each with its time."""
     widths = np.array([step.times_s[part] for part in PARTS]) / step.time_s * BARS_WIDTH
     ends = BARS + np.cumsum(widths)
     texts = [
@@ -157,11 +180,24 @@ def draw_times(axes, step):
         for part in PARTS
     ]
     colors = [PART_LOOKS[part][1] for part in PARTS]
-    return draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
+    drawn = draw_rows(axes, TIMES, ends - widths, widths, colors, texts)
+    if len(step.layers) == 1:
+        return drawn
+    foot = TIMES + len(PARTS) * ROW + 0.12
+    words = f"layers of the stages: {layers_text(step.layers)}"
+    return [*drawn, pen.add_words(axes, BARS, foot, [words], left=True)]
+
+
+def layers_text(layers):
+    """``"7, 7, 7, 3"``, or for more than eight stages ``"2, 3 (x 14), 1"``."""
+    if len(layers) <= 8:
+        return ", ".join(map(str, layers))
+    runs = [(each, len(list(run))) for each, run in groupby(layers)]
+    return ", ".join(f"{each} (x {count})" if count > 1 else f"{each}" for each, count in runs)
 
 
 def draw_memory(axes, step):
-    """What the rank keeps, one after the other, and the memory it has."""
+    """Draw the data that the rank keeps, one after the other, and the memory that it has."""
     kept = np.array([step.kept_bytes[role] for role in ROLES])
     is_limited = np.isfinite(step.limit_bytes)
     scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes if is_limited else 0)
@@ -181,7 +217,7 @@ def draw_memory(axes, step):
 
 
 def draw_rows(axes, top, lefts, widths, colors, texts):
-    """Bars one below the other, and a column of their values."""
+    """Draw bars one below the other, and a column of their values."""
     y = top + (np.arange(len(widths)) + 0.5) * ROW
     bars = pen.boxes_at(lefts, y - 0.075, widths, 0.15)
     return [
@@ -191,7 +227,7 @@ def draw_rows(axes, top, lefts, widths, colors, texts):
 
 
 def draw_axes(axes, cut, cluster):
-    """Of each axis: on how many nodes a group of it lies, and rank 0's group on the first two."""
+    """Draw, for each axis, the nodes that a group is on, and rank 0's group on the first two."""
     texts = []
     for axis in AXES:
         size, nodes = cut.size(axis), len(set(nodes_of(cut, axis, cluster)))
@@ -219,7 +255,7 @@ def draw_axes(axes, cut, cluster):
 
 POWERS = tuple(2**k for k in range(13))
 MAP = POWERS[:6]
-"""What tp and pp may be."""
+"""The values that tp and pp may have."""
 ORDERS = tuple(" ".join(names) for names in permutations(AXES))
 
 
@@ -236,44 +272,47 @@ def draw_mesh(
     cluster: Cluster | None = None,
     **model: Any,
 ) -> View:
-    """Draw a step of a transformer on ranks = dp x tp x pp: its time, its bytes, where axes lie.
+    """Draw a step of a transformer on dp x tp x pp ranks, with its time, its bytes and its nodes.
 
-    The map has the time of a step for every tp and pp, and says what rules the others out. Beside
-    it is the chosen cut: the step by its parts, one after the other; bytes of the rank that has
-    most; and how many nodes a group of each axis lies on. Times are those of `simlib.scale`: rings
-    by `time_of`, 1F1B by `even_pipeline_time`.
+    The map shows the time of a step for every tp and pp, or the reason why a cut is impossible.
+    Next to the map the picture shows the chosen cut. It shows the parts of the step, one after the
+    other, and the bytes of the rank with the most bytes. For each axis it shows the number of nodes
+    of a group. `simlib.scale` computes the times: `time_of` those of rings, and
+    `uneven_pipeline_ends` those of 1F1B.
 
     Parameters
     ----------
     ranks : int
-        A power of two, 1 to 4,096. What tp and pp leave is dp.
+        A power of two, 1 to 4,096. ``ranks / (tp * pp)`` is dp.
     tp, pp : int
         Powers of two, 1 to 32.
     num_microbatches : int
-        Of each replica; a power of two, 1 to 256.
+        The number of micro-batches of each replica, a power of two from 1 to 256.
     zero : {0, 1, 2, 3}
-        Stage of ZeRO over dp; 0 is none. From stage 2 on, gradients are reduced after each
-        micro-batch.
+        The stage of ZeRO over dp. 0 means no ZeRO. From stage 2 on, ranks reduce gradients after
+        each micro-batch.
     recompute : bool
         Whether activations are computed again in backward.
     order : str
-        The axes, that of neighbouring ranks first: ``"tp dp pp"`` has tp within nodes if it fits.
+        The axes, beginning with the axis of neighbouring ranks. With ``"tp dp pp"`` tp stays within
+        nodes if it fits.
     cluster : Cluster, optional
-        Its nodes are as many as the ranks need. By default eight GPUs of a DGX-2H on a node, each
-        with 32 GB, 62.4 Tflop/s (docs/published.md) and a card of 25 GB/s of its own.
+        A cluster with as many nodes as the ranks need. By default a node has eight GPUs of a
+        DGX-2H. Each GPU has 32 GB, computes 62.4 Tflop/s (see docs/published.md), and has its own
+        network card of 25 GB/s.
     **model : int
         ``layers``, ``hidden``, ``heads``, ``sequence``, ``batch``, ``vocabulary`` of the
-        transformer; ``batch`` counts sequences of a step, on all ranks together.
+        transformer. ``batch`` counts sequences of a step, on all ranks together.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Where the model cannot be cut so, with the reason instead of the step.
+        The picture. If this cut is impossible, it shows the reason instead of the step.
 
     Raises
     ------
     InvalidCallError
-        A number that the picture has no place for, a cluster without devices.
+        If a number is out of the picture's range, or the cluster has no devices.
     """
     mesh = _Mesh(Transformer(**GPT | model), cluster)
     return mesh, ranks, tp, pp, num_microbatches, zero, recompute, order
@@ -340,3 +379,72 @@ class _Mesh(Layers):
         sequences = model.batch // (cut.dp * cut.num_microbatches)
         what += f": on each replica {cut.num_microbatches} micro-batches of {sequences:,}"
         return [*draw_cut(axes, cells, cut, what), *draw_axes(axes, cut, self.cluster)]
+
+
+# -- eight ranks as a cube -------------------------------------------------------------------------
+
+DIRECTIONS = {"tp": (0.95, 0.0), "dp": (0.0, 0.95), "pp": (0.58, -0.45)}
+"""Inches from a rank to its neighbour on an axis."""
+PANEL, FIRST, GROUP_COLORS = 2.5, (0.45, 1.27), [OKABE_ITO[k] for k in (0, 1, 2, 5)]
+
+
+@own_style
+def draw_groups(order: str = "tp dp pp") -> Figure:
+    """Draw which of 2 x 2 x 2 ranks form a group along tp, along dp and along pp.
+
+    The eight ranks are the corners of a cube, which is drawn three times. Each time the groups of
+    one axis have a colour each. A grey band joins the two ranks of a node.
+
+    Parameters
+    ----------
+    order : str
+        The axes, beginning with the axis of neighbouring ranks, as for `draw_mesh`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    InvalidCallError
+        If ``order`` is not an order of the three axes.
+    """
+    check_choice("order", order, ORDERS)
+    figure, axes = pen.picture_in_inches(3 * PANEL + 0.05, 2.5)
+    stride = {axis: 2**k for k, axis in enumerate(order.split())}
+    corners = list(product((0, 1), repeat=len(AXES)))
+    rank = {at: sum(k * stride[axis] for k, axis in zip(at, AXES, strict=True)) for at in corners}
+    told = []
+    for panel, axis in enumerate(AXES):
+        begin = np.array(FIRST) + (panel * PANEL, 0)
+        place = {rank[at]: begin + np.array(at) @ list(map(DIRECTIONS.get, AXES)) for at in corners}
+        groups = [(one, one + stride[axis]) for one in sorted(place) if not one // stride[axis] % 2]
+        _draw_cube(axes, place, stride, groups)
+        pairs = ", ".join(f"{one} and {two}" for one, two in groups)
+        told.append(f"Groups along {axis}: {pairs}.")
+        where = "inside a node" if stride[axis] == 1 else "between nodes"
+        head = f"{axis} groups, {where}"
+        axes.text(begin[0] - 0.3, 0.18, head, weight="bold", fontsize=TEXT_PT, va="center")
+        words = f"{stride[axis]} apart:  " + "   ".join(f"{one} {two}" for one, two in groups)
+        axes.text(begin[0] - 0.3, 0.41, words, fontsize=TEXT_PT, va="center")
+    figure.words = f"Eight ranks are the corners of a cube. A node has two ranks. {' '.join(told)}"
+    return figure
+
+
+def _draw_cube(axes, place, stride, groups):
+    """Ranks at their places, bands of nodes, thin edges, and a thick one for each group."""
+    ends = [(one, one + far) for far in stride.values() for one in place if not one // far % 2]
+    round_ends = {"solid_capstyle": "round"}
+    for one, two in ends:
+        xs, ys = zip(place[one], place[two], strict=True)
+        if two == one + 1:
+            axes.plot(xs, ys, color=OUT, lw=25, zorder=1, **round_ends)
+        axes.plot(xs, ys, color="#cccccc", lw=0.9, zorder=2)
+    for (one, two), color in zip(groups, GROUP_COLORS, strict=True):
+        xs, ys = zip(place[one], place[two], strict=True)
+        axes.plot(xs, ys, color=color, lw=4, zorder=3, **round_ends)
+        axes.plot(xs, ys, "o", ms=17, color=color, mec=PAPER, mew=1.2, zorder=4)
+        ink = pen.readable_on(color)
+        for rank, x, y in zip((one, two), xs, ys, strict=True):
+            looks = {"ha": "center", "va": "center", "weight": "bold", "fontsize": TEXT_PT}
+            axes.text(x, y, str(rank), color=ink, zorder=5, **looks)

@@ -1,4 +1,4 @@
-"""Two labs of time over the size of a message: the ping-pong, and which all_reduce is fastest."""
+"""Two labs of time over the size of a message: the ping-pong, and the fastest all_reduce."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .sliders import (
 )
 
 Points: TypeAlias = Sequence[tuple[float, float]]
-"""Bytes of messages, and the seconds they took."""
+"""Bytes of messages, and the seconds that they took."""
 
 PARTS = {
     "measured": {
@@ -46,17 +46,18 @@ MESSAGES = tuple(float(f"{step}e{exponent}") for exponent in range(8) for step i
 
 
 def fit_ping_pong(points: Points) -> tuple[float, float]:
-    """Latency and bandwidth that fit the points best, by least squares of relative errors.
+    """Fit a latency and a bandwidth to the points, by least squares of relative errors.
 
     Parameters
     ----------
     points : sequence of (int, float)
-        Bytes of a message, and the seconds it took.
+        Bytes of a message, and the seconds that it took.
 
     Returns
     -------
     latency_s, bandwidth_Bps : float
-        At least 1 ns, at most 1 PB/s: noise can make the best line fall, or begin below zero.
+        The latency is at least 1 ns, and the bandwidth is at most 1 PB/s. Without these limits,
+        noisy points could give a line that falls or begins below zero.
     """
     nbytes, time_s = _columns(points)
     seconds_per_byte, latency_s = np.polyfit(nbytes, time_s, 1, w=1 / time_s)
@@ -75,11 +76,11 @@ def draw_ping_pong(
     Parameters
     ----------
     points : sequence of (int, float)
-        Bytes of a message, and the seconds it took. At least two.
+        The bytes of a message, and the seconds that it took. Give at least two points.
     latency_s, bandwidth_Bps : float, optional
-        Of the model; where not given, those of `fit_ping_pong`.
+        Latency and bandwidth of the model. The default is the result of `fit_ping_pong`.
     nbytes : float
-        The message that is marked and taken apart in the title.
+        Bytes of the message that the picture marks. The title explains its time.
 
     Returns
     -------
@@ -88,7 +89,7 @@ def draw_ping_pong(
     Raises
     ------
     InvalidCallError
-        Points that are none, a number that is not above zero.
+        If the points are invalid, or a number is not above zero.
     """
     fitted = fit_ping_pong(points)
     return (
@@ -120,7 +121,7 @@ def _columns(points):
 class _PingPong(Layers):
     """The points and the line. Axes and legend stay; the line, the message and the titles move.
 
-    The points are drawn with what moves, because they lie above the line.
+    The points are drawn with the moving parts, because they are above the line.
     """
 
     def __init__(self, points, fitted):
@@ -167,7 +168,7 @@ class _PingPong(Layers):
 
 
 def _name_beside(axes, name, at, on_the_right, edge):
-    """Write a name beside an upright line, at an edge of the axes."""
+    """Write a name next to an upright line, at an edge of the axes."""
     beside = {"xytext": (6 if on_the_right else -6, 5 if edge == "bottom" else -4), "va": edge}
     beside |= {"textcoords": "offset points", "ha": "left" if on_the_right else "right"}
     halo = {"fc": PAPER, "ec": "none", "pad": 1.5, "alpha": 0.85}
@@ -175,7 +176,7 @@ def _name_beside(axes, name, at, on_the_right, edge):
 
 
 def _draw_half(axes, half):
-    """The size at which half of the bandwidth is used: both parts are equal."""
+    """Draw the size that uses half of the bandwidth, at which both parts of the time are equal."""
     low, high = axes.get_xlim()
     if not low < half < high:
         return []
@@ -207,7 +208,7 @@ def _time(time_s):
 
 
 def _error(model_s, times_s):
-    """How far the model is from the median point: ``"6%"``, or ``"12 times"``."""
+    """The distance of the model from the median point: ``"6%"``, or ``"12 times"``."""
     off = np.median(abs(model_s / times_s - 1))
     return f"{off:.0%}" if off < 2 else f"{off + 1:,.0f} times"
 
@@ -240,17 +241,17 @@ def draw_crossover(
     *,
     intra: Link | None = INTRA,
 ) -> View:
-    """Draw how long each all_reduce takes over the size of the vector, and which is fastest.
+    """Draw the time of each all_reduce over the size of the vector, and the fastest one.
 
-    Times are those of `simlib.scale.time_of` for vectors that all ranks divide evenly.
+    Times are from `simlib.scale.time_of`, for vectors that all ranks divide evenly.
 
     Parameters
     ----------
     nodes, ranks_per_node : int
     latency_s, bandwidth_Bps : float
-        Of the link of each node into the network.
+        Latency and bandwidth of the link of each node into the network.
     intra : Link, optional
-        Of each rank into its node; counts where a node has several ranks.
+        The link of each rank into its node. It has an effect if a node has several ranks.
 
     Returns
     -------
@@ -259,7 +260,7 @@ def draw_crossover(
     Raises
     ------
     InvalidCallError
-        No ranks or links, fewer than two ranks, or more than `time_of` can work out.
+        If ranks or links are invalid, or there are fewer than two or too many ranks.
     """
     return _Crossover(intra), nodes, ranks_per_node, latency_s, bandwidth_Bps
 
@@ -271,10 +272,10 @@ crossover_lab = lab_of(draw_crossover, "sliders for nodes, ranks per node and th
 def times_of(cluster):
     """Seconds of each algorithm for each of `SIZES`: ``{name: ndarray}``.
 
-    Where all ranks bring equal chunks and every message of a round is alike, a time is a number of
-    latencies and a number of bytes: two sizes tell the line. That is not so where some ranks are
-    folded into others (their number is no power of two) and share a node's link; there these
-    algorithms are left out.
+    If all ranks have equal chunks and all messages of a round are alike, a time is a number of
+    latencies plus a number of bytes, so two sizes determine the line. This is not so if the number
+    of ranks is no power of two, some ranks are folded into others, and ranks share a node's link.
+    In this case these algorithms are left out.
     """
     n = cluster.max_ranks
     is_power = n & (n - 1) == 0
@@ -296,7 +297,7 @@ def _line(algorithm, n, cluster):
 
 
 def crossing(times_s, one, other):
-    """Bytes at which two algorithms take equally long; None where they do not within `SIZES`."""
+    """Bytes at which two algorithms take equally long. None if there are none within `SIZES`."""
     if one not in times_s or other not in times_s:
         return None
     ahead = times_s[one] - times_s[other]
@@ -308,13 +309,13 @@ def crossing(times_s, one, other):
 
 
 def fastest(times_s):
-    """Stretches of `SIZES` with the algorithm that is fastest there: (name, from, to) in bytes."""
+    """Ranges of `SIZES`, each with its fastest algorithm: (name, from, to) in bytes."""
     names = list(times_s)
     table = np.array([times_s[name] for name in names])
     best = int(table[:, 0].argmin())
     turns = [(names[best], SIZES[0])]
     for k in range(1, len(SIZES)):
-        # Of equals the one that was fastest just before, so that rounding makes no stretch.
+        # If two are equal, keep the one that was fastest before, so that rounding adds no range.
         if table[:, k].min() < table[best, k] * (1 - 1e-9):
             before, best = best, int(table[:, k].argmin())
             turns.append((names[best], crossing(times_s, names[before], names[best])))
@@ -323,7 +324,7 @@ def fastest(times_s):
 
 
 class _Crossover(Layers):
-    """Curves over the size. The axes, those of the strip above and the legend stay."""
+    """Curves over the size. The axes, the axes of the strip above them, and the legend stay."""
 
     controls = {
         "nodes": slider("nodes", NODES),
@@ -347,7 +348,7 @@ class _Crossover(Layers):
         times_s = times_of(self.cluster(*state, **named))
         shown = [time_s for name, time_s in times_s.items() if name != "naive"]
         low, high = min(time_s[0] for time_s in shown), max(time_s[-1] for time_s in shown)
-        # Whole decades: the axis stays where it is through most of a drag.
+        # Whole decades, so that the axis does not move during most of a drag.
         return tuple(times_s), int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
 
     def background(self, algorithms, low, high):
@@ -369,7 +370,7 @@ class _Crossover(Layers):
         return figure
 
     def foreground(self, figure, *state, **named):
-        """Curves, where two cross, which is fastest, and the title."""
+        """Draw the curves, their crossing, the fastest algorithm at each size, and the title."""
         cluster = self.cluster(*state, **named)
         axes, strip = figure.axes
         times_s = times_of(cluster)
@@ -388,7 +389,7 @@ def _curve(x, y, algorithm):
 
 
 def _mark_crossing(axes, times_s):
-    """A dot where ring and recursive doubling take equally long, with its size."""
+    """Draw a dot where ring and recursive doubling take equally long, with the size there."""
     nbytes = crossing(times_s, "ring", "recursive_doubling")
     if nbytes is None:
         return []
@@ -401,7 +402,7 @@ def _mark_crossing(axes, times_s):
 
 
 def _draw_fastest(strip, times_s):
-    """A strip above the axes that says which algorithm is fastest where."""
+    """Draw a strip above the axes with the fastest algorithm for each size."""
     artists = []
     for name, first, last in fastest(times_s):
         left, right = np.log10([first, last])

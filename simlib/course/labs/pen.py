@@ -1,4 +1,4 @@
-"""What pictures of labs are drawn with: boxes, words as outlines, axes, titles, legends."""
+"""Drawing tools for pictures of labs: boxes, words as outlines, axes, titles, legends."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def boxes_at(x, y, width, height):
 
 
 def add_boxes(axes, boxes, zorder, **looks):
-    """Add polygons, array (count, corners, 2), as one artist; returns it."""
+    """Add polygons, array (count, corners, 2), as one artist. Returns the artist."""
     drawn = PolyCollection(boxes, zorder=zorder, **looks)
     axes.add_collection(drawn, autolim=False)
     return drawn
 
 
 def add_numbers(axes, x, y, numbers, colors, zorder=4):
-    """Write a number around each point, readable on its box's colour; returns the artists.
+    """Write a number around each point, readable on its box's colour. Returns the artists.
 
-    One artist for each number that there is.
+    There is one artist for each different number.
     """
     artists = []
     for number in np.unique(numbers):
@@ -47,9 +47,9 @@ def add_numbers(axes, x, y, numbers, colors, zorder=4):
 
 
 def add_words(axes, x, y, texts, colors=INK, left=False):
-    """Write a text around each point, or to the right of it, as one artist; returns it.
+    """Write a text around each point, or to the right of it. Returns one artist for all texts.
 
-    Its label is all texts, one line each.
+    The label of the artist has all texts, one per line.
     """
     paths = [_word(text, left) for text in texts]
     return _add_outlines(axes, paths, x, y, colors, 4, label="\n".join(texts))
@@ -74,7 +74,7 @@ def _outline(number):
 
 @lru_cache(4096)
 def _word(text, left):
-    """The outline of a text, in points, letter by letter: as one it would take 20 times as long."""
+    """The outline of a text, in points, made letter by letter, which is 20 times as fast."""
     letters = [_letter(letter) for letter in text]
     starts = np.cumsum([0.0] + [advance for _, advance in letters])
     height = _letter("0")[0].vertices[:, 1].max()
@@ -89,7 +89,7 @@ def _word(text, left):
 
 @cache
 def _letter(letter):
-    """The outline of a letter, in points, and how far the next one is from it."""
+    """The outline of a letter, in points, and the distance to the next letter."""
     width = text_to_path.get_text_width_height_descent(
         letter, FontProperties(size=NUMBER_PT), ismath=False
     )[0]
@@ -99,13 +99,13 @@ def _letter(letter):
 
 
 def width_of(number):
-    """Inches that a number takes."""
+    """The width of a number, in inches."""
     return _outline(number).get_extents().width / 72
 
 
 @cache
 def readable_on(color):
-    """Black or white, whichever is easier to read on a colour, here and on dark paper."""
+    """Black or white, the one that is easier to read on a colour, in light and dark themes."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     if 0.299 * red + 0.587 * green + 0.114 * blue > 130:
         return INK_THAT_STAYS if is_bright(on_dark(color)) else "#000000"
@@ -116,7 +116,7 @@ def readable_on(color):
 
 
 def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
-    """Add axes to a figure: a quantity to the right, seconds upwards.
+    """Add axes to a figure, with a quantity to the right and seconds upwards.
 
     Parameters
     ----------
@@ -124,11 +124,11 @@ def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
     place : list of float
         Left, bottom, width and height, as shares of the figure.
     x_text : callable
-        A value of the horizontal axis as text.
+        ``x_text(value)`` is the text for a value of the horizontal axis.
     x_name, y_name : str
     grid : bool
     **y_looks
-        Further options of the vertical axis's name.
+        Other options of the vertical axis's name.
 
     Returns
     -------
@@ -151,7 +151,7 @@ def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
 
 
 def picture_in_inches(width, height):
-    """A figure, and axes over all of it whose units are inches, from the upper left corner."""
+    """A figure, and axes over all of it with inches as units, from the upper left corner."""
     figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
     axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
     axes.set_xlim(0, width)
@@ -167,7 +167,7 @@ def write_head(axes, title, *more):
 
 
 def write_title(figure, y, *lines):
-    """Write lines below one another: the title from ``y`` down, then smaller ones."""
+    """Write lines below one another: the title from ``y`` down, then smaller lines."""
     sizes = TITLE_PT, TEXT_PT, TEXT_PT
     places = y, y - 0.056, y - 0.103
     return [
@@ -177,7 +177,7 @@ def write_title(figure, y, *lines):
 
 
 def add_legend_above(axes, handles, names, **looks):
-    """Explain what is drawn in one line above the axes."""
+    """Explain the drawing in one line above the axes."""
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "ncols": len(names)}
     plain = {"fontsize": TEXT_PT, "frameon": False, "borderpad": 0, "columnspacing": 1.4}
     axes.legend(handles, names, **place | plain | looks)

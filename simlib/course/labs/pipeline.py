@@ -1,4 +1,4 @@
-"""The pipeline lab: who computes when, what stands idle, and what is held until its backward."""
+"""The pipeline lab: when ranks compute, when they are idle, and the activations that they keep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARK_COLOR = INK
 
 
 class Lanes:
-    """Where things are, in inches: time to the right, a row for each rank."""
+    """Positions in inches: time goes to the right, and each rank has a row."""
 
     def __init__(self, ranks, end, axes=None):
         self.axes, self.ranks, self.end = axes, ranks, end
@@ -45,12 +45,12 @@ class Lanes:
 
 
 def cell_color(kind, part, parts):
-    """The colour of a cell: by what it is, paler the later its stage is among those of its rank."""
+    """The colour of a cell, by its kind, and paler for later stages of its rank."""
     return mix(COLORS[kind], PAPER, PALER * part / (parts - 1) if parts > 1 else 0.0)
 
 
 def draw_lanes(lanes, step):
-    """All that is computed; what is left of a lane until the step's end is idle."""
+    """Draw all units of compute. The rest of a lane until the step's end is idle."""
     ranks, stages, numbers = (np.array([unit[k] for unit in step.units]) for k in (0, 2, 3))
     starts, ends = (lanes.x([unit[k] for unit in step.units]) for k in (4, 5))
     is_backward = np.array([unit[1] == "B" for unit in step.units])
@@ -77,7 +77,7 @@ def draw_lanes(lanes, step):
 
 
 def draw_held(lanes, step):
-    """What each rank holds over time, and the most at a time: micro-batches of all its stages."""
+    """Draw the micro-batches that each rank keeps over time, in all its stages, and the most."""
     parts = step.stages_per_rank
     peaks = step.peak_microbatches / parts
     outlines = []
@@ -99,7 +99,7 @@ def draw_held(lanes, step):
 
 
 def add_key(lanes, parts):
-    """What stays: names of ranks, the axis of time, and what is what."""
+    """Draw the parts that stay: names of ranks, the axis of time, and the key."""
     axes, every = lanes.axes, np.arange(lanes.ranks)
     names = [f"rank {rank}" for rank in every]
     pen.add_words(axes, 0.1, lanes.top(every) + CELL / 2, names, left=True)
@@ -157,28 +157,30 @@ def draw_pipeline(
     slow_stage: int = 0,
     link: float = 0,
 ) -> View:
-    """Draw one step of a pipeline: a lane for each rank, idle time empty, and what each rank holds.
+    """Draw one step of a pipeline, with a lane, the idle time and the kept data of each rank.
 
-    The unit of time is a rank's forward of one micro-batch, through all its stages; backward takes
-    two. Times are those of `simlib.scale.pipeline_time`. The strip below a lane is how many
-    micro-batches' activations the rank holds, the bar beside it the most at a time; with several
-    stages on a rank, each has that share of them.
+    The unit of time is a rank's forward of one micro-batch, through all its stages. A backward
+    takes two units. Times are from `simlib.scale.pipeline_time`. The strip below a lane shows the
+    number of micro-batches whose activations the rank keeps, and the bar next to it shows the most
+    at a time. If a rank has several stages, one micro-batch in one stage counts as ``1 / v``.
 
     Parameters
     ----------
     K : int
         Ranks, 1 to 8.
     M : int
-        Micro-batches, 1 to 32, with ``K * v * M`` at most 256; of ``"interleaved"`` multiples of K.
+        Micro-batches, 1 to 32, with ``K * v * M`` at most 256. For ``"interleaved"`` a multiple of
+        K.
     schedule : {"gpipe", "1f1b", "interleaved"}
     v : int
-        Stages on each rank, 1 to 4; only ``"interleaved"`` heeds it.
+        Stages on each rank, 1 to 4. Only ``"interleaved"`` uses it.
     slow : float
-        How many times as long one stage takes, forward and backward.
+        One stage takes this many times as long as the others, in forward and backward.
     slow_stage : int
-        Which: of K stages, or of ``v * K``; stage s is on rank s modulo K.
+        The number of this stage. There are K stages, or ``v * K`` for ``"interleaved"``. Stage s is
+        on rank s modulo K.
     link : float
-        Time of a message, of activations or gradients, when it is alone on its link.
+        The time that a message of activations or gradients takes when it is alone on its link.
 
     Returns
     -------
@@ -187,19 +189,19 @@ def draw_pipeline(
     Raises
     ------
     InvalidCallError
-        Another schedule, a number out of its range, micro-batches that ranks do not divide.
+        If the schedule is unknown, a number is out of its range, or K does not divide M.
     """
     return _Pipeline(), K, M, schedule, v, slow, slow_stage, link
 
 
 pipeline_lab = lab_of(
     draw_pipeline,
-    "sliders for all that it depends on; that for micro-batches keeps to what a schedule allows",
+    "sliders for all its parameters; the slider for micro-batches offers what the schedule allows",
 )
 
 
 class State(NamedTuple):
-    """Where the controls stand: the arguments of `draw_pipeline`."""
+    """The values of the controls, which are the arguments of `draw_pipeline`."""
 
     K: int
     M: int
@@ -212,7 +214,7 @@ class State(NamedTuple):
 
 @lru_cache(256)
 def step_of(*state, **named):
-    """The step of a `State` as `simlib.scale.pipeline_time` has it, in forwards of a rank."""
+    """The step of a `State` by `simlib.scale.pipeline_time`, in units of a rank's forward."""
     K, M, schedule, v, slow, slow_stage, link = State(*state, **named)
     parts = v if schedule == "interleaved" else 1
     forward = [1 / parts] * (K * parts)
@@ -224,7 +226,7 @@ def step_of(*state, **named):
 
 
 class _Pipeline(Layers):
-    """Lanes and bars. Names, the axis of time and how to read it stay; the axis grows in leaps."""
+    """Lanes and bars. Names, the axis of time and the key stay; the axis grows in large steps."""
 
     controls = {
         "K": slider("ranks K", range(1, MAX_STAGES + 1)),
@@ -246,7 +248,7 @@ class _Pipeline(Layers):
         check_number("slow", slow, above=True)
         check_number("link", link)
         if inf in (slow, link):
-            raise InvalidCallError("an infinite time has no end in the picture")
+            raise InvalidCallError("the picture has no room for an infinite time")
         parts = v if schedule == "interleaved" else 1
         if schedule == "interleaved" and M % K:
             raise InvalidCallError(
@@ -255,12 +257,12 @@ class _Pipeline(Layers):
         if K * parts * M > MAX_FORWARDS:
             raise InvalidCallError(
                 f"{K} ranks with {parts} stages each and {M} micro-batches have {K * parts * M} "
-                f"forwards: the picture has room for {MAX_FORWARDS}"
+                f"forwards: the picture has room for at most {MAX_FORWARDS}"
             )
         check_choice("slow_stage", slow_stage, range(K * parts))
 
     def tie(self, widgets):
-        """Keep micro-batches and the slow stage to what the others allow, now and later."""
+        """Limit micro-batches and the slow stage to values that the others allow, now and later."""
         ranks, microbatches, schedule, stages, _, slow_stage, _ = widgets.values()
 
         def fit(_change=None):
@@ -303,7 +305,7 @@ class _Pipeline(Layers):
 
 
 def _write_title(axes, step, slow, slow_stage, link):
-    """What it is, its bubble, and the formula's with what is between them."""
+    """Write the schedule, its bubble, the formula's bubble, and the reason for the difference."""
     K, M, parts = step.ranks, step.num_microbatches, step.stages_per_rank
     name = NAMES[step.schedule] + (f", {parts} stages a rank" if step.schedule[0] == "i" else "")
     title = (

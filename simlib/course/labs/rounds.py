@@ -1,4 +1,4 @@
-"""The rounds lab: step through an all_reduce, seeing whose parts each rank has of each chunk."""
+"""The rounds lab: step through an all_reduce, and see which ranks' data are in each chunk."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from .sliders import Layers, View, lab_of, menu, picture, slider, whole_numbers
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """An all_reduce as its schedule has it, carried out on sets of contributions.
+    """The schedule of an all_reduce, carried out on sets of contributions.
 
     Attributes
     ----------
     held : tuple of ndarray of bool, shape (n, chunks, n)
-        ``held[k][r, c, s]``: after k rounds the sum that rank r has of chunk c holds what rank s
-        brought.
+        ``held[k][r, c, s]``: after k rounds, rank r's sum of chunk c includes the data of rank s.
     sent : tuple of ndarray of float, shape (n,)
-        After k rounds: what each rank has sent, in whole vectors.
+        The data that each rank has sent after k rounds, in whole vectors.
     rounds : tuple of Round
     """
 
@@ -64,7 +63,7 @@ def steps_of(algorithm, n):
 
 
 def messages_of(round_, chunks):
-    """The messages of a round: sender, receiver, its chunks, whether they are added."""
+    """The messages of a round: sender, receiver, chunks, and whether they are added."""
     columns = (round_.src, round_.dst, round_.first, round_.count, round_.adds)
     for src, dst, first, count, adds in zip(*columns, strict=True):
         yield int(src), int(dst), (first + np.arange(count)) % chunks, bool(adds)
@@ -81,7 +80,7 @@ PARTIAL = 0.62  # share of white in a sum that is not yet complete
 
 
 class Grid:
-    """Where things are, in inches, row by row: cells, their slots and the bars."""
+    """The places of parts, in inches, row by row: cells, their slots and the bars."""
 
     def __init__(self, steps, axes=None):
         self.axes = axes
@@ -134,12 +133,12 @@ def draw_cells(grid, steps, rounds_done):
 
 
 def draw_messages(grid, steps, rounds_done):
-    """The messages of a round in the gaps beside the chunks they carry, and what they brought."""
+    """Draw the messages of a round in the gaps next to their chunks, and the data they brought."""
     messages = list(messages_of(steps.rounds[rounds_done - 1], grid.chunks))
     in_gap = {}
     for message in messages:
         _, _, run, _ = message
-        # The gap with the fewest arrows so far, of those beside its chunks.
+        # Of the gaps next to its chunks, the gap with the fewest arrows so far.
         gap = min(run, key=lambda chunk: (len(in_gap.get(chunk, ())), chunk))
         in_gap.setdefault(gap, []).append(message)
     places = []  # x, src, dst
@@ -160,7 +159,7 @@ def draw_messages(grid, steps, rounds_done):
 
 
 def _draw_arrows(grid, x, src, dst):
-    """Upright arrows from row to row: dots, lines and points."""
+    """Draw upright arrows from row to row: dots, lines and points."""
     colors = [_dark(who) for who in src]
     start, end = grid.middle(src), grid.middle(dst)
     foot = end - np.sign(end - start) * 0.09
@@ -181,7 +180,7 @@ def _dark(rank):
 
 
 def draw_bars(grid, sent):
-    """What each rank has sent so far, in vectors."""
+    """Draw the data that each rank has sent so far, in vectors."""
     ranks = np.arange(grid.n)
     y, ends = grid.middle(ranks), grid.bars + sent * grid.bar_scale
     boxes = pen.boxes_at(np.full(grid.n, grid.bars), y - BAR / 2, ends - grid.bars, BAR)
@@ -210,10 +209,11 @@ MAX_RANKS = 8
 
 @picture
 def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> View:
-    """Draw what every rank holds of every chunk after some rounds of an all_reduce.
+    """Draw the sum that every rank has in every chunk after some rounds of an all_reduce.
 
-    In a cell stands which ranks' contributions are summed in it; arrows are the messages of the
-    last round. On the right is what each rank has sent so far, beside the bound 2 (n-1)/n.
+    A cell lists the ranks whose contributions are summed in it. Arrows are the messages of the last
+    round. Bars on the right show the data that each rank has sent so far. They also show the bound
+    of 2 (n-1)/n of the data.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Vi
     n : int
         Number of ranks, 2 to 8.
     rounds_done : int
-        0 for the beginning.
+        The number of rounds that are done. 0 means the beginning.
 
     Returns
     -------
@@ -230,7 +230,7 @@ def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Vi
     Raises
     ------
     InvalidCallError
-        Another algorithm, number of ranks or of rounds.
+        If the algorithm is unknown, or the number of ranks or rounds is out of range.
     """
     return _Rounds(), algorithm, n, rounds_done
 
@@ -239,7 +239,7 @@ rounds_lab = lab_of(draw_rounds, "controls for algorithm, ranks and rounds")
 
 
 class _Rounds(Layers):
-    """The vectors of all ranks. Names of rows and columns, how to read it and the bound stay."""
+    """The vectors of all ranks. Names of rows and columns, the explanation and the bound stay."""
 
     controls = {
         "algorithm": menu("algorithm", {text: name for name, text in NAMES.items()}),
@@ -257,7 +257,7 @@ class _Rounds(Layers):
             )
 
     def tie(self, widgets):
-        """Rounds end with the last one of the algorithm."""
+        """Let the slider of rounds end with the algorithm's last round."""
         algorithm, ranks, rounds = widgets.values()
 
         def set_last(_change=None):
@@ -279,7 +279,7 @@ class _Rounds(Layers):
         return figure
 
     def foreground(self, figure, algorithm, n, rounds_done):
-        """What a round changes: cells, messages, bytes sent, the title."""
+        """Draw the parts that a round changes: cells, messages, bytes sent, the title."""
         steps = steps_of(algorithm, n)
         grid = Grid(steps, figure.axes[0])
         title = f"all_reduce on {n} ranks by {NAMES[algorithm]}: {_moment(steps, rounds_done)}"
@@ -292,7 +292,7 @@ class _Rounds(Layers):
 
 
 def _draw_bound(grid):
-    """The name of the bound, and where the bars begin."""
+    """Draw the name of the bound, and the line where the bars begin."""
     low, high = grid.middle(-0.5), grid.middle(grid.n - 0.5)
     grid.axes.plot([grid.bars] * 2, [low, high], color=GREY, lw=0.8)
     at, name = grid.bars + grid.bound * grid.bar_scale, f"2(n-1)/n = {grid.bound:.3g}"
@@ -300,7 +300,7 @@ def _draw_bound(grid):
 
 
 def _write_names(grid):
-    """Names of rows and columns, and how to read it."""
+    """Write the names of rows and columns, and how to read the picture."""
     axes = grid.axes
     head = {"fontsize": TEXT_PT, "va": "bottom", "color": INK}
     for chunk in range(grid.chunks):
@@ -320,7 +320,7 @@ def _write_names(grid):
 
 
 def _moment(steps, rounds_done):
-    """Which round, and what became of its messages, in words."""
+    """The round, and the effect of its messages, in words."""
     last = len(steps.rounds)
     if not rounds_done:
         return f"before the first of {last} rounds"

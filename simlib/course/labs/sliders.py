@@ -1,8 +1,8 @@
-"""What all labs share: sliders over a picture.
+"""The common code of all labs: sliders over a picture.
 
-A picture is PNG bytes in an image widget, light or dark as the page's theme is. A slider does not
-send its next value before the kernel has answered to the last one (ipywidgets' throttling), so that
-where drawing lags behind a drag, values in between are left out and the last one is always drawn.
+A picture is PNG bytes in an image widget, light or dark like the page's theme. A slider sends its
+next value only after the kernel has answered to the last one (ipywidgets' throttling). So if
+drawing is slower than a drag, some values in between are skipped, but the last one is always drawn.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ...core.model.words import short_bytes
 
 
 class Theme(anywidget.AnyWidget):
-    """The page's theme, told by the page itself; nothing of it is seen.
+    """The page's theme, which the page reports. The widget is invisible.
 
     Attributes
     ----------
     dark : bool
-        At first what the page told last, so that a new lab is not shown light for a moment.
+        At first the value that the page reported last, so that a new lab is not light for a moment.
     """
 
     _esm = """
@@ -67,15 +67,15 @@ class Theme(anywidget.AnyWidget):
 
 
 class Layers:
-    """What the picture of a lab is made of: the base class of all labs' pictures.
+    """The layers of a lab's picture: the base class of all labs' pictures.
 
     A state is the values of the lab's controls, in their order or by their names. The background is
-    drawn once for many states; the foreground lies above it and is drawn anew for each.
+    drawn once for many states. The foreground lies above it, and is drawn again for each state.
 
     Attributes
     ----------
     controls : dict of str to Control
-        By the names of a state's values, in their order.
+        The controls by the names of a state's values, in their order.
     """
 
     controls: dict[str, Control] = {}
@@ -87,15 +87,15 @@ class Layers:
                 check_choice(name, value, control.choices)
 
     def background_state(self, *state, **named):
-        """What of a state the background depends on: the arguments of `background`, hashable."""
+        """The values on which the background depends: the arguments of `background`, hashable."""
         return ()
 
     def background(self, *background_state):
-        """The Figure with all that stays through most of a drag."""
+        """The Figure with all parts that stay the same during most of a drag."""
         raise NotImplementedError
 
     def foreground(self, figure, *state, **named):
-        """Add the rest to the figure; returns the artists."""
+        """Add the rest to the figure. Returns the artists."""
         return []
 
     @own_style
@@ -107,7 +107,7 @@ class Layers:
         return figure
 
     def lab(self, *state):
-        """The `Lab` in which the controls stand at a state first."""
+        """The `Lab` whose controls first have the values of a state."""
         self.check(*state)
         controls = zip(self.controls.items(), state, strict=True)
         widgets = {name: control.widget(value) for (name, control), value in controls}
@@ -115,16 +115,16 @@ class Layers:
         return Lab(self, widgets)
 
     def tie(self, widgets):
-        """Let some widgets follow others, or take some out, in place."""
+        """Let some widgets follow others, or remove some, in place."""
 
 
 View: TypeAlias = tuple[Any, ...]
-"""`Layers`, and after them the values of a state."""
+"""The result of a view: `Layers`, and then the values of a state."""
 P = ParamSpec("P")
 
 
 def picture(view: Callable[P, View]) -> Callable[P, Figure]:
-    """Make the function that draws a view of the function that gives it."""
+    """Turn a function that returns a view into a function that draws it."""
 
     @wraps(view)
     def draw(*args: P.args, **named: P.kwargs) -> Figure:
@@ -135,14 +135,14 @@ def picture(view: Callable[P, View]) -> Callable[P, Figure]:
 
 
 def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
-    """Make ``..._lab`` of a ``draw_...`` with the same parameters.
+    """Make a ``..._lab`` from a ``draw_...``, with the same parameters.
 
     Parameters
     ----------
     draw : callable
-        Made by `picture`.
+        A function made by `picture`.
     what : str
-        What the controls are for, in its docstring.
+        Words about the controls, for the docstring of the lab.
     """
     view = unwrap(draw)
 
@@ -158,7 +158,7 @@ def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
     Parameters
     ----------
     {parameters}
-        As for `{draw.__name__}`; where the controls stand first.
+        The first values of the controls, as for `{draw.__name__}`.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
 
 
 def _returning(kind, function):
-    """The function, with this return value in its signature."""
+    """The function, with this type of return value in its signature."""
     function.__signature__ = signature(function).replace(return_annotation=kind)
     return function
 
@@ -187,15 +187,15 @@ class Lab(widgets.VBox):
     Parameters
     ----------
     layers : Layers
-        The picture. What it calls a state are the values of the controls, by their names.
+        The picture. Its states are the values of the controls, by their names.
     controls : dict of str to widget
-        In the order in which they are shown.
+        The controls in the order in which they are shown.
 
     Attributes
     ----------
     controls : dict of str to widget
     image : widgets.Image
-        The picture of the present state, as PNG bytes.
+        The picture of the current state, as PNG bytes.
     """
 
     def __init__(self, layers, controls):
@@ -203,7 +203,7 @@ class Lab(widgets.VBox):
         self._layers, self._theme, self._ahead = layers, Theme(), []
         self._background = lru_cache(KEPT_BACKGROUNDS)(self._draw_background)
         self._picture = lru_cache(KEPT_PICTURES)(self._draw)
-        # As large as it was drawn, or as wide as there is room: a stretched picture is blurred.
+        # The size at which it was drawn, or smaller, because a stretched picture is blurred.
         layout = widgets.Layout(align_self="flex-start", max_width="100%", height="auto")
         self.image = widgets.Image(format="png", layout=layout)
         self._redraw()
@@ -214,26 +214,26 @@ class Lab(widgets.VBox):
         self._theme.observe(self._change_theme, names="dark")
 
     def draw_ahead(self, name):
-        """Draw the pictures of all values of a control, so that its drag shows what is there."""
+        """Draw the pictures of all values of a control in advance, so that a drag shows them."""
         self._ahead.append(name)
         for _, value in self.controls[name].options:
             self._picture(self._theme.dark, **self._state() | {name: value})
 
     def strips(self, most=7):
-        """What each control shows along its way, the others as they stand: a lab without a kernel.
+        """The pictures of each control at its positions, with the others fixed: a static lab.
 
         Parameters
         ----------
         most : int
-            Positions of one control: of more, so many are taken, its ends and where it stands
-            among them.
+            The most positions of one control. If a control has more, this number is taken,
+            including both ends and the current position.
 
         Returns
         -------
         list of dict
-            A dict for each control that changes the picture, in their order: ``name``;
-            ``positions``, a list of texts; ``start``, the index of where it stands; ``pictures``,
-            PNG bytes with their dark twins, one for each position.
+            A dict for each control that changes the picture, in their order. ``name`` is its name;
+            ``positions`` is a list of texts; ``start`` is the index of the current position;
+            ``pictures`` are PNG bytes, light and dark, for each position.
         """
         strips = [self._strip(name, most) for name in self.controls]
         return [strip for strip in strips if len(set(strip["pictures"])) > 1]
@@ -297,19 +297,19 @@ class Lab(widgets.VBox):
         return _png(canvas)
 
     def __repr__(self):
-        # What is stored as text, and shown where there are no widgets.
+        # This text is stored, and shown if widgets cannot be shown.
         return FALLBACK
 
 
 def _stops(control):
-    """All ``(text, value)`` at which a control can stand."""
+    """All positions ``(text, value)`` of a control."""
     if hasattr(control, "options"):
         return list(control.options)
     return [(str(value), value) for value in range(control.min, control.max + 1)]
 
 
 def _spread(count, start, most):
-    """At most so many of ``range(count)``, evenly: both ends, and ``start`` for its neighbour."""
+    """At most ``most`` of ``range(count)``, evenly: both ends, and ``start`` for its neighbour."""
     if count <= most:
         return list(range(count))
     taken = {round(place) for place in np.linspace(0, count - 1, most)}
@@ -320,7 +320,7 @@ def _spread(count, start, most):
 
 
 def _png(canvas):
-    """PNG bytes, in a third of the time that the smallest file would take."""
+    """PNG bytes, made in a third of the time that the smallest file would take."""
     buffer = io.BytesIO()
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     pixels.save(buffer, format="png", compress_level=1)
@@ -328,9 +328,9 @@ def _png(canvas):
 
 
 class Control(NamedTuple):
-    """What of a lab can be moved: ``widget(value)`` makes it, ``choices`` are all it may stand at.
+    """A control of a lab: ``widget(value)`` makes it, and ``choices`` are its possible values.
 
-    Without ``choices`` others are possible, too.
+    Without ``choices`` other values are possible, too.
     """
 
     widget: Callable
@@ -338,18 +338,18 @@ class Control(NamedTuple):
 
 
 def slider(name, values, text=str, only=False):
-    """A slider over the given values, which shows the present one as text, with its unit.
+    """A slider over the given values, which shows the current value as text, with its unit.
 
     Parameters
     ----------
     name : str
-        Shown beside it.
+        The name next to the slider.
     values : collection
-        Where the slider stands first is put in its place if it is not among them.
+        The values. If the slider's first value is not among them, it is inserted in its place.
     text : callable
-        A value as text.
+        ``text(value)`` is the text for a value.
     only : bool
-        Whether it may stand at nothing else.
+        Whether the slider may have no other values.
     """
 
     def widget(value):
@@ -370,7 +370,7 @@ def menu(name, options):
 
 
 def whole_numbers(name, low, high):
-    """A slider over ``low``, ... ``high``, or to where it stands first; its ends may be moved."""
+    """A slider over ``low``, ... ``high``, or up to its first value. Its ends may be moved."""
 
     def widget(value):
         return widgets.IntSlider(min=low, max=max(high, value), **_looks(name, value))
@@ -389,21 +389,21 @@ def _looks(name, value):
 
 
 def round_numbers(low, high):
-    """The round numbers of a logarithmic slider from low to high, ten to a decade."""
+    """The round numbers of a logarithmic slider from low to high, ten in each decade."""
     exponents = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    # Written and read as text: 3 * 10.0**-6 would not be the 3e-06 that somebody types.
+    # Written and read as text, because 3 * 10.0**-6 is not equal to the 3e-06 that people type.
     found = [float(f"{step}e{exponent}") for exponent in exponents for step in STEPS]
     return [number for number in found if low <= number <= high]
 
 
 def check_choice(name, value, choices):
-    """Refuse a value that is none of the choices; 2.0 is not 2."""
+    """Refuse a value that is not one of the choices. 2.0 is not 2."""
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise InvalidCallError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
 
 
 def check_above_zero(**numbers):
-    """Refuse what is no number above zero."""
+    """Refuse a value that is no number above zero."""
     for name, value in numbers.items():
         check_number(name, value, above=True)
 

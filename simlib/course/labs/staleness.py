@@ -1,8 +1,8 @@
 """The staleness lab: training apart with a parameter server, and the same training together.
 
-The gradients are real, of a net of two layers on real digits, and computed in numpy: for some
-256 gradients of 32 examples `simulate` would need a second. What it would say is only followed:
-who computes when, and whose message the server takes next.
+The gradients are real: a net of two layers on real digits, computed in numpy. `simulate` would need
+a second for about 256 gradients of 32 examples. So this module only computes the same order: the
+moments at which each rank computes, and the order of messages at the server.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ SHAPES = (PIXELS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)
 ENDS = list(accumulate(prod(shape) for shape in SHAPES))
 SLICES = [slice(begin, end) for begin, end in zip([0, *ENDS], ENDS, strict=False)]
 AT_ONCE = 25
-"""Images that numpy multiplies on one core: more cores would wait for those that are busy."""
+"""The number of images that numpy multiplies on one core. More cores would wait for busy ones."""
 SPREAD = 0.1
 GRADIENT_S = 1e-3
 
 
 class Training(NamedTuple):
-    """What came of 256 gradients.
+    """The result of a training with 256 gradients.
 
     Attributes
     ----------
     gradients, times_s, losses : tuple
-        Of the curve, a point each 16 gradients: how many, when, and the loss on all images.
+        The curve, with a point every 16 gradients: their number, the time, and the loss on all
+        images.
     ages, workers : tuple of int
-        Of each gradient, in the order of coming: how many gradients of others theta has got between
-        its worker's fetch and its coming; and which worker's it is. Empty for training together.
+        For each gradient, in order of arrival: how many gradients of other workers were applied to
+        theta between its worker's fetch and its arrival; and its worker. Empty for training
+        together.
     """
 
     gradients: tuple
@@ -63,7 +65,7 @@ class Training(NamedTuple):
         return self.losses[-1]
 
     def reaches(self, loss):
-        """When the curve first is at this loss or below: seconds, inf if never."""
+        """Seconds until the curve is first at this loss or below; inf if never."""
         pairs = zip(self.times_s, self.losses, strict=True)
         return next((time_s for time_s, each in pairs if each <= loss), inf)
 
@@ -72,8 +74,9 @@ class Training(NamedTuple):
 def apart(workers, slow, n_fetch, rate, message_s, seed):
     """Downpour SGD with one server: rank 0; ranks 1 to ``workers`` compute, rank 1 slowly.
 
-    A worker computes a gradient, takes a step of its own, and pushes it; after every ``n_fetch`` of
-    them it fetches theta. The server takes one message after the other, who posted first first.
+    A worker computes a gradient, takes a step of its own, and pushes the gradient. After every
+    ``n_fetch`` gradients it fetches theta. The server takes one message after the other, in the
+    order in which they were posted.
     """
     factors = _factors(workers + 1, slow, seed)
     theta, version, free_s = start(), 0, 0.0
@@ -101,7 +104,7 @@ def apart(workers, slow, n_fetch, rate, message_s, seed):
 
 @lru_cache(64)
 def losses_together(workers, rate):
-    """The curve of synchronous SGD, whose gradients are added up; time does not change it."""
+    """The losses of synchronous SGD, which adds gradients up. Times do not change them."""
     theta, losses = start(), []
     for step in range(GRADIENTS // workers):
         theta = theta - rate * sum(gradient(theta, examples(r)[step]) for r in range(workers))
@@ -112,7 +115,7 @@ def losses_together(workers, rate):
 
 @lru_cache(64)
 def together(workers, slow, rate, message_s, seed):
-    """Synchronous SGD of ranks 0 to ``workers - 1``, rank 1 slowly: a ring after each gradient."""
+    """Synchronous SGD of ranks 0 to ``workers - 1``, rank 1 slow, with a ring per gradient."""
     factors = _factors(workers, slow, seed)[: GRADIENTS // workers]
     ring_s = sync_s("ring", workers, 1.0, 0.0, 1 / message_s) if message_s else 0.0
     ends_s = np.cumsum(GRADIENT_S * factors.max(axis=1) + ring_s)
@@ -126,7 +129,7 @@ def together(workers, slow, rate, message_s, seed):
 
 @lru_cache(64)
 def _factors(ranks, slow, seed):
-    """How many times as long each rank's k-th gradient takes: array (gradients, ranks)."""
+    """Factors by which each rank's k-th gradient takes longer: array (gradients, ranks)."""
     factors = Jitter("lognormal", spread=SPREAD, seed=seed).factors(GRADIENTS + 1, ranks)
     factors[:, 1] *= slow
     return factors
@@ -162,7 +165,7 @@ def first_loss():
 
 @lru_cache(64)
 def examples(rank):
-    """Which images each of a rank's gradients is of: array (gradients, batch)."""
+    """The images of each gradient of a rank: array (gradients, batch)."""
     random = torch.Generator().manual_seed(100 + rank)
     return torch.randint(len(data()[0]), (GRADIENTS, BATCH), generator=random).numpy()
 
@@ -174,14 +177,14 @@ def _layers(theta):
 
 
 def _forward(layers, x):
-    """The hidden layer, and scores of which the largest of each image is 0."""
+    """The hidden layer, and the scores, shifted so that the largest score of each image is 0."""
     w1, b1, w2, b2 = layers
     hidden = np.maximum(x @ w1 + b1, 0)
     scores = hidden @ w2 + b2
     return hidden, scores - scores.max(axis=-1, keepdims=True)
 
 
-@np.errstate(all="ignore")  # where training diverges numbers have no end
+@np.errstate(all="ignore")  # if training diverges, numbers grow without limit
 def gradient(theta, at):
     """The gradient of the mean loss of these images."""
     images, labels = data()
@@ -198,7 +201,7 @@ def gradient(theta, at):
 
 @np.errstate(all="ignore")
 def loss_of(theta):
-    """The loss on all images; inf where theta is no number any more."""
+    """The loss on all images; inf if theta is not a number any more."""
     images, labels = data()
     some = images.reshape(-1, AT_ONCE, PIXELS)
     scores = _forward(_layers(theta), some)[1].reshape(-1, CLASSES)
@@ -234,25 +237,25 @@ def draw_staleness(
 ) -> View:
     """Draw the loss of training apart and together against time, and the staleness of gradients.
 
-    Apart is Downpour SGD with one server, as lesson 13 has it: each worker pushes every gradient,
-    and fetches theta after each ``n_fetch`` of them. Together is the same net with as many ranks
-    that add up their gradients by a ring. A gradient takes 1 ms, more or less by a tenth. Losses
-    are computed, not drawn from a formula; times are those of `simlib.simulate`.
+    "Apart" is Downpour SGD with one server, as in lesson 13. Each worker pushes every gradient, and
+    fetches theta after every ``n_fetch`` gradients. "Together" trains the same net, and as many
+    ranks add up their gradients with a ring. A gradient takes 1 ms, plus or minus about a tenth.
+    Losses come from real training, not from a formula. Times are as in `simlib.simulate`.
 
     Parameters
     ----------
     workers : {2, 4, 8, 16}
-        The server is one rank more.
+        Number of workers. The server is one more rank.
     slow : float
-        How many times as long a gradient takes on rank 1.
+        A gradient takes this many times as long on rank 1 as on other ranks.
     n_fetch : int
-        1 to 256.
+        The number of gradients from one fetch to the next, 1 to 256.
     rate : float
         The learning rate of each gradient.
     message : float
         Milliseconds that a message of all parameters takes.
     seed : int
-        Of the noise on computing, and so of the order in which workers come.
+        Seed of the noise on compute times. It also determines the order of messages.
 
     Returns
     -------
@@ -261,16 +264,16 @@ def draw_staleness(
     Raises
     ------
     InvalidCallError
-        Workers that are no choice, a number out of its range.
+        If ``workers`` is none of the choices, or a number is out of its range.
     """
     return _Staleness(), workers, slow, n_fetch, rate, message, seed
 
 
-staleness_lab = lab_of(draw_staleness, "sliders for all that it depends on")
+staleness_lab = lab_of(draw_staleness, "sliders for all its parameters")
 
 
 def trainings_of(workers, slow, n_fetch, rate, message, seed):
-    """Training apart and together, of a lab's state."""
+    """Training apart and training together, for a lab's state."""
     message_s = message * 1e-3
     return (
         apart(workers, slow, n_fetch, rate, message_s, seed),
@@ -279,14 +282,14 @@ def trainings_of(workers, slow, n_fetch, rate, message, seed):
 
 
 def counted(training, end):
-    """Percent of all gradients in each bar, of rank 1 and of the others: two arrays."""
+    """Percent of all gradients in each bar, for rank 1 and for the others: two arrays."""
     ages, is_slow = np.array(training.ages), np.array(training.workers) == 1
     edges = np.arange(0, end + 1, max(1, end // MAX_BARS))
     return [np.histogram(ages[mine], edges)[0] * (100 / len(ages)) for mine in (is_slow, ~is_slow)]
 
 
 class _Staleness(Layers):
-    """Curves and bars. Axes, their names and legends stay; only the numbers at the axes change."""
+    """Curves and bars. Axes, names and legends stay, but the numbers at the axes change."""
 
     controls = {
         "workers": slider("workers W", WORKERS, only=True),
@@ -306,7 +309,7 @@ class _Staleness(Layers):
         if n_fetch > GRADIENTS:
             raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has {GRADIENTS} gradients")
         if inf in (slow, rate, message):
-            raise InvalidCallError("an infinite number has no place in the picture")
+            raise InvalidCallError("the picture has no room for an infinite number")
 
     def background(self):
         figure = Picture(figsize=(9.0, 4.1), dpi=DPI, facecolor=PAPER)
@@ -339,7 +342,7 @@ class _Staleness(Layers):
 
 
 def _add_axes(figure, place, x_name, y_name, y_parts):
-    """Axes from 0 to 1 each way; the numbers at their ticks come with the curves."""
+    """Add axes from 0 to 1 in both directions. `_write` adds the numbers at their ticks."""
     axes = figure.add_axes(place, facecolor=PAPER)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -353,7 +356,7 @@ def _add_axes(figure, place, x_name, y_name, y_parts):
 
 
 def _write(axes, x_end, y_end, y_parts, note):
-    """The numbers at the ticks, and a note above the legend."""
+    """Write the numbers at the ticks, and a note above the legend."""
     at, up = np.linspace(0, 1, X_PARTS + 1), np.linspace(0, 1, y_parts + 1)
     width = axes.get_position().width / (1 - axes.get_xlim()[0])
     beside = axes.get_xlim()[0] - BESIDE / width
@@ -368,7 +371,7 @@ def _write(axes, x_end, y_end, y_parts, note):
 
 
 def _draw_curves(axes, one, other):
-    """Losses against time; what lies above the picture leaves it at its upper end."""
+    """Draw losses against time. A curve above the picture's range leaves it at the upper edge."""
     last_ms = 1e3 * max(one.times_s[-1], other.times_s[-1])
     decade = 10.0 ** floor(log10(last_ms))
     end_ms = next(step * decade for step in STEPS if step * decade >= last_ms)
@@ -382,7 +385,7 @@ def _draw_curves(axes, one, other):
 
 
 def _draw_bars(axes, training):
-    """How many gradients are how old, those of rank 1 on top."""
+    """Draw the number of gradients of each age, with those of rank 1 on top."""
     end = next(end for end in OLDEST if end > max(training.ages))
     shares = counted(training, end)
     most = next(share for share in SHARES if share >= sum(shares).max())

@@ -1,4 +1,4 @@
-"""Two labs of whole training runs: how often to save, and hours and costs as planned."""
+"""Two labs of whole training runs: how often to save, and the planned hours and costs."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def draw_checkpoint(
 ) -> View:
     """Draw the goodput of a long run over the seconds of work between two checkpoints.
 
-    The curve is `simlib.scale.goodput`; upright lines are the intervals of Young and Daly. Each
-    point is a life that was drawn: 40 failures at random, 16 such lives at each interval. Lives
-    depend on nothing but a seed, so that moving a slider does not shuffle them.
+    The curve is `simlib.scale.goodput`. Upright lines are the intervals of Young and Daly. Each
+    point is one random life of the machine with 40 failures. Each interval has 16 lives. Lives
+    depend only on a seed, so they do not change at random when you move a slider.
 
     Parameters
     ----------
     ranks : int
-        1 to 1,000,000; the machine fails when any of them does.
+        1 to 1,000,000. The machine fails when any rank fails.
     mtbf_s : float
         Mean time between failures of one rank, in seconds.
     checkpoint_s : float
-        Seconds that saving takes, in which nothing is computed.
+        Seconds that saving takes. Ranks compute nothing in this time.
     restart_s : float
-        Seconds from a failure until the work goes on; 0 is allowed.
+        Seconds from a failure until the work continues; 0 is allowed.
 
     Returns
     -------
@@ -75,16 +75,16 @@ def draw_checkpoint(
     Raises
     ------
     InvalidCallError
-        A number out of its range.
+        If a number is out of its range.
     """
     return _Checkpoint(), ranks, mtbf_s, checkpoint_s, restart_s
 
 
-checkpoint_lab = lab_of(draw_checkpoint, "sliders for all that it depends on")
+checkpoint_lab = lab_of(draw_checkpoint, "sliders for all its parameters")
 
 
 def duration_text(time_s):
-    """Seconds as a short text with the unit that people use: ``"22 min"``, ``"5 years"``."""
+    """Seconds as a short text with a convenient unit: ``"22 min"``, ``"5 years"``."""
     units = ((YEAR_S, "years"), (DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"))
     for unit_s, unit in units:
         if time_s >= unit_s:
@@ -95,15 +95,15 @@ def duration_text(time_s):
 
 @lru_cache(1)
 def _unit_lives():
-    """Times between failures with a mean of 1: one row of lives for each place on the axis."""
+    """Times between failures with mean 1: one row of lives for each place on the axis."""
     return np.random.default_rng(14).exponential(size=(POINTS, LIVES, FAILURES))
 
 
 def lives(interval_s, machine_s, checkpoint_s, restart_s):
-    """Goodputs of drawn lives at each of the intervals: an array (`POINTS`, `LIVES`).
+    """Goodputs of random lives at each of the intervals: an array (`POINTS`, `LIVES`).
 
-    After each failure a restart, then intervals of work with a checkpoint each, as many as are
-    done before the next failure; what was begun is lost.
+    Each failure is followed by a restart, and then by intervals of work with a checkpoint each,
+    until the next failure. The work of the unfinished interval is lost.
     """
     between_s = machine_s * _unit_lives()
     piece_s = (interval_s + checkpoint_s)[:, None, None]
@@ -112,7 +112,7 @@ def lives(interval_s, machine_s, checkpoint_s, restart_s):
 
 
 class _Checkpoint(Layers):
-    """Curve, points and two upright lines. The axes leap by decades, the legend stays."""
+    """Curve, points and two upright lines. The axes change by decades, and the legend stays."""
 
     controls = {
         "ranks": slider("ranks R", RANKS, "{:,}".format),
@@ -124,7 +124,7 @@ class _Checkpoint(Layers):
     def check(self, ranks, mtbf_s, checkpoint_s, restart_s):
         check_count("ranks", ranks)
         if ranks > MAX_RANKS:
-            raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MAX_RANKS:,}")
+            raise InvalidCallError(f"ranks is {ranks}: the lab ends at {MAX_RANKS:,} ranks")
         check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
         check_number("restart_s", restart_s)
         times_s = {"mtbf_s": mtbf_s, "checkpoint_s": checkpoint_s, "restart_s": restart_s}
@@ -173,7 +173,7 @@ class _Checkpoint(Layers):
 
 
 def _intervals(ranks, mtbf_s, checkpoint_s):
-    """The interval of Young, and that of Daly."""
+    """The intervals of Young and Daly."""
     return [
         checkpoint_interval(checkpoint_s, mtbf_s, ranks, formula=formula)
         for formula in ("young", "daly")
@@ -181,7 +181,7 @@ def _intervals(ranks, mtbf_s, checkpoint_s):
 
 
 def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, intervals):
-    """The machine, the two intervals with what they leave, and where the rest goes."""
+    """Write the machine, the two intervals with their goodputs, and the uses of other time."""
     machine_s, (young_s, daly_s) = mtbf_s / ranks, intervals
     young, daly = (
         goodput(time_s, checkpoint_s, mtbf_s, ranks, restart_s=restart_s) for time_s in intervals
@@ -216,35 +216,37 @@ def draw_plan(
     recompute: bool = True,
     minutes: float = 60,
 ) -> View:
-    """Draw a training run as planned: its step and memory for every cut, its hours, its costs.
+    """Draw a planned training run: the step and the memory of every cut, the hours and the costs.
 
-    The map and the bars of a step are those of `draw_mesh`, with tp on neighbouring ranks, then dp,
-    then pp. Below are the hours of the whole run: of its steps, of its checkpoints, and what
-    failures are expected to take (`simlib.scale.time_with_failures`), beside the hours it may take.
+    The map and the bars of a step are as in `draw_mesh`, with tp on neighbouring ranks, then dp,
+    then pp. Below them the picture shows three parts of the hours of the whole run: the steps, the
+    checkpoints, and the expected time that failures cost (`simlib.scale.time_with_failures`). The
+    picture also shows the hours that the run may take.
 
     Parameters
     ----------
     job : Training
     tp, pp : int
-        Powers of two, 1 to 32. What tp and pp leave of the ranks is dp.
+        Powers of two, 1 to 32. ``ranks / (tp * pp)`` is dp.
     sequences : int
-        Of a micro-batch; a power of two, 1 to 256. How many micro-batches that makes follows.
+        The number of sequences of a micro-batch, a power of two from 1 to 256. It determines the
+        number of micro-batches.
     zero : {0, 1, 2, 3}
-        Stage of ZeRO over dp; 0 is none.
+        The stage of ZeRO over dp. 0 means no ZeRO.
     recompute : bool
         Whether activations are computed again in backward.
     minutes : float
-        From one checkpoint to the next.
+        Minutes from one checkpoint to the next.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Where the model cannot be cut so, with the reason instead of the run.
+        The picture. If this cut is impossible, it shows the reason instead of the run.
 
     Raises
     ------
     InvalidCallError
-        A number that the picture has no place for; no job.
+        If a number is out of the picture's range, or ``job`` is no `Training`.
     """
     return _Plan({"": job}), "", tp, pp, sequences, zero, recompute, minutes
 
@@ -263,9 +265,9 @@ def plan_lab(
     Parameters
     ----------
     jobs : dict of str to Training
-        The first is shown first.
+        Jobs by name. The lab begins with the first one.
     tp, pp, sequences, zero, recompute, minutes
-        As for `draw_plan`; where the sliders stand first.
+        The first values of the sliders, as for `draw_plan`.
 
     Returns
     -------
@@ -329,7 +331,7 @@ def _hours(time_s):
 
 
 def _draw_run(axes, job, plan):
-    """Steps, checkpoints and losses one after the other, and the hours that there are."""
+    """Draw hours for steps, checkpoints and losses one after the other, and the hours allowed."""
     times = np.array([plan.times_s[part] for part in RUN_PARTS]) / 3600
     scale = mesh.BARS_WIDTH / max(times.sum(), job.hours)
     ends = mesh.BARS + np.cumsum(times) * scale

@@ -1,4 +1,4 @@
-"""The world-size lab: the timeline of one function, on the number of ranks that a slider says."""
+"""The world-size lab: the timeline of one function, on a number of ranks that a slider sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sliders import Layers, View, lab_of, picture, slider
 STRIP_IN = 0.42
 NEAREST_PX = 26  # numbers closer than this would cover one another
 SLOWNESS = (1, 1.5, 2, 3, 4)
-"""How many times as long as the others rank 0 may take for its work."""
+"""Factors by which rank 0 may take longer for its work than the others."""
 
 
 def simulate_sizes(
@@ -33,27 +33,28 @@ def simulate_sizes(
     placement: str | list[int] = "block",
     **options: Any,
 ) -> dict[tuple[int, float], Run]:
-    """Simulate a function on several world sizes, and with a slow rank 0, ahead of a lab.
+    """Simulate a function on several world sizes, and with a slow rank 0, to prepare a lab.
 
-    Each size is simulated once; with a slow rank 0 that run is timed anew (`Run.replay`).
+    Each size is simulated once. For a slow rank 0, `Run.replay` computes the times of that run
+    again.
 
     Parameters
     ----------
     function : callable
-        A rank function; it should print nothing, or that is printed for every size.
+        A rank function. It should print nothing, because its output appears for every size.
     sizes : iterable of int
         World sizes.
     slow : iterable of float
-        How many times as long rank 0 takes for its work (`simlib.compute`, `time.sleep`).
+        Factors by which rank 0 takes longer for its work (`simlib.compute`, `time.sleep`).
     args, cluster, placement
         As for `simulate`. A cluster must have room for the largest size.
     **options
-        What `simulate` and `Run.replay` both take: ``sends``, ``algorithms``, ``all_reduce``...
+        Options of both `simulate` and `Run.replay`: ``sends``, ``algorithms``, ``all_reduce``...
 
     Returns
     -------
     dict of (int, float) to Run
-        By world size and slowness of rank 0.
+        A run for each world size and slowness of rank 0.
     """
     sizes, slow = list(sizes), list(slow)
     if not sizes or not slow:
@@ -76,10 +77,10 @@ def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: f
     Parameters
     ----------
     runs : dict of (int, float) to Run
-        From `simulate_sizes`.
+        Runs from `simulate_sizes`.
     world_size : int
     slow : float
-        How many times as long rank 0 takes for its work.
+        Rank 0 takes this many times as long for its work as without this factor.
 
     Returns
     -------
@@ -88,19 +89,19 @@ def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: f
     Raises
     ------
     InvalidCallError
-        There is no such run.
+        If there is no such run.
     """
     return _WorldSizes(runs), world_size, slow
 
 
 world_size_lab = lab_of(
     draw_world_size,
-    "a slider for the ranks, and one for a slow rank 0 where there are runs to choose from",
+    "a slider for the ranks, and, if there are runs with a slow rank 0, a slider for it",
 )
 
 
 class _WorldSizes(Layers):
-    """The timeline of one run: all of it changes with the state, so all of it is background."""
+    """The timeline of one run. All of it changes with the state, so all of it is background."""
 
     def __init__(self, runs):
         self.runs = runs
@@ -122,7 +123,7 @@ class _WorldSizes(Layers):
         return lab
 
     def background_state(self, world_size, slow=None):
-        # Without a slider for it there is one slowness only.
+        # Without a slider for the slowness there is only one.
         return world_size, next(iter(self.runs))[1] if slow is None else slow
 
     def background(self, world_size, slow):
@@ -145,7 +146,7 @@ def _title(run, slow):
 
 
 def _add_room_below(figure, more_in):
-    """Make a drawn figure higher, with everything where it was, counted from the top."""
+    """Make a drawn figure higher. All parts keep their distance from the top."""
     width_in, height_in = figure.get_size_inches()
     figure.set_size_inches(width_in, height_in + more_in)
 
@@ -163,7 +164,7 @@ def _add_room_below(figure, more_in):
 
 
 def _draw_ends(figure, ends_s, world_size, scale):
-    """Below the timeline, on its axis: when the run ends on each number of ranks."""
+    """Draw, below the timeline and on its axis, when the run ends on each number of ranks."""
     lanes = figure.axes[0]
     left, _, right, _ = lanes.get_position().extents
     height_in = figure.get_size_inches()[1]

@@ -1,9 +1,9 @@
-"""Small programs that tell whether a version of torch works.
+"""Small programs that check whether a version of torch works.
 
 ``python -m simlib.engines.canary`` runs them.
 
-Each runs on real and on simulated ranks, asserts inside that the world is as large as it should be,
-and gives what one process without `torch.distributed` gives.
+Each program runs on real and on simulated ranks, and asserts that the world has the right size. Its
+results must equal those of one process without `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 import torch.distributed as dist
 
 PROGRAMS = []
-"""All of them, in the order in which they are written; filled by `canary`."""
+"""All programs, in the order in which they are written. `canary` fills the list."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A rank function ``function(rank, n)``, and what it has to give.
+    """A rank function ``function(rank, n)``, and the function of its expected results.
 
     Attributes
     ----------
     function : callable
     alone : callable
-        ``alone(rank, n)`` gives the same in one process.
+        ``alone(rank, n)`` returns the same results in one process.
     ranks : int
     """
 
@@ -42,7 +42,7 @@ class Program:
 
 
 def canary(alone, ranks=4):
-    """Declare the decorated rank function a program of the canary."""
+    """Add the decorated rank function to the programs of the canary."""
 
     def add(function):
         PROGRAMS.append(Program(function, alone, ranks))
@@ -52,18 +52,19 @@ def canary(alone, ranks=4):
 
 
 def check_world(rank, n):
-    """Fail where the calling rank is in another world than it should be, whoever is asked."""
+    """Fail if the calling rank is in the wrong world, by any of the functions that report it."""
     world = dist.group.WORLD
     told = dist.get_world_size(), world.size(), len(dist.get_process_group_ranks(world))
     assert told == (n, n, n), f"a world of {n} says that its size is {told}"
-    assert (dist.get_rank(), world.rank()) == (rank, rank), "this rank is another one"
+    got = dist.get_rank(), world.rank()
+    assert got == (rank, rank), f"this should be rank {rank}, but torch.distributed says {got}"
 
 
 def brought(rank):
-    """The numbers that a rank brings: a tensor of 4, other ones on each rank."""
+    """The numbers that a rank contributes: a tensor of 4 numbers, different on each rank."""
     return torch.arange(4.0) + 10 * rank
 
 
 def summed(n):
-    """The sum of what all ranks bring."""
+    """The sum of the numbers of all ranks."""
     return sum(brought(rank) for rank in range(n))

@@ -1,6 +1,6 @@
-"""Run the canary: prints what fails, then ``21 programs, both engines: none failed``, or how many.
+"""Run the canary: print each failure, then ``21 programs, both engines: none failed``, or how many.
 
-python -m simlib.engines.canary [name ...]      exit code 1 where a program fails
+python -m simlib.engines.canary [name ...]      exit code 1 if a program fails
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = 60
 
 
 def main(names):
-    """Run all programs, or those of these names, by both engines; returns the exit code."""
+    """Run all programs, or the named programs, by both engines. Returns the exit code."""
     os.environ.update({IN_CANARY: "1", **NO_GPUS})
     from ...core.engines.processes.real_run import run
     from ...core.engines.virtual.simulated_run import simulate
@@ -44,7 +44,7 @@ def main(names):
 
 
 def _complaint(program, engine):
-    """Why a program does not give what one process gives, in one line; None where it does."""
+    """Why a program's results differ from one process, in one line. None if all are equal."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # torch's warnings, from every rank
             found = engine(program.function, program.ranks, timeout_s=TIMEOUT_S).results
@@ -57,7 +57,7 @@ def _complaint(program, engine):
 
 
 def _complaint_without_data(program, simulate):
-    """Why a program does not do without data what it does with data; None where it does."""
+    """Why a program without data differs from the same program with data. None if they agree."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             real, dataless = (

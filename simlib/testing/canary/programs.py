@@ -1,4 +1,4 @@
-"""The canary's programs: single calls, and trainings against one process with all the data."""
+"""The canary's programs: single calls, and trainings compared with one process with all data."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _batch():
 
 
 def _train(model, batch):
-    """Some steps of SGD; returns all parameters, whole."""
+    """Do some steps of SGD. Returns all parameters, whole."""
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     for _ in range(STEPS):
         optimizer.zero_grad()
