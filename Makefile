@@ -35,7 +35,7 @@ book-tools: install ## what builds the book: 100 MB more
 book: book-tools ## build the book: all lessons with runs that play, in build/book/html
 	@$(PY) authoring/build_book.py
 
-test: dev frameworks book-tools ## every test that needs no hosts of its own: some 25 minutes
+test: dev frameworks book-tools ## every test that needs no hosts of its own: 25 to 40 minutes
 	@.venv/bin/lint-imports
 	@$(PY) -m mypy
 	@$(PYTEST) -m "not slow and not hosts" tests notebooks solutions

@@ -1,4 +1,4 @@
-"""Find dialect in the documentation: ``python scripts/plain_words.py``, part of ``make lint``.
+"""Find dialect in docs, lessons and exercises: ``python scripts/plain_words.py``, in ``make lint``.
 
 ``plain_words.toml`` lists the words, each with a better one. Code is not searched.
 """
@@ -10,9 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-PAGES = ("README.md", "START.md", "DESIGN.md", "CONTRIBUTING.md", "docs/**/*.md")
+PAGES = ("README.md", "START.md", "DESIGN.md", "CONTRIBUTING.md", "docs/**/*.md",
+         "notebooks/glossary.md", "authoring/lessons/*.py", "authoring/exercises/*.py")  # fmt: skip
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)", re.DOTALL)
 """Fenced code, code in a sentence, and the targets of links."""
+CODE_CELL = re.compile(
+    r"^# %%(?! \[markdown\]).*?(?=^# %% \[markdown\]|\Z)", re.DOTALL | re.MULTILINE
+)
+"""Cells of a lesson's or exercise's source from a code cell to the next text."""
 
 
 def read_words():
@@ -20,9 +25,9 @@ def read_words():
     return tomllib.loads(LIST.read_text(encoding="utf-8"))
 
 
-def without_code(text):
+def without_code(text, code=CODE):
     """The text with code blanked out; its lines stay where they are."""
-    return CODE.sub(lambda code: re.sub(r"[^\n]", " ", code.group()), text)
+    return code.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
 
 
 def dialect_in(text, words):
@@ -38,7 +43,9 @@ def complaints(root, words):
     """One line for each listed word in the pages below a folder."""
     for pattern in PAGES:
         for page in sorted(root.glob(pattern)):
-            for line, word, better in dialect_in(page.read_text(encoding="utf-8"), words):
+            text = page.read_text(encoding="utf-8")
+            text = without_code(text, CODE_CELL) if page.suffix == ".py" else text
+            for line, word, better in dialect_in(text, words):
                 yield f"{page.relative_to(root).as_posix()}:{line}: {word} -> {better}"
 
 

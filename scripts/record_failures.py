@@ -26,7 +26,7 @@ from build import with_neutral_places  # noqa: E402
 
 from simlib.classroom.grading.source import read_source  # noqa: E402
 
-LESSON = ROOT / "authoring" / "lessons" / "14_stragglers_and_failures.py"
+LESSON = ROOT / "authoring" / "lessons" / "14_when_ranks_die.py"
 RECORDED = ROOT / "notebooks" / "recorded" / "failures"
 LIMIT_S = 540
 ONE_CORE = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

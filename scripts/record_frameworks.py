@@ -2,8 +2,8 @@
 
     python scripts/record_frameworks.py
 
-It runs the lesson, with the extra `frameworks`, and keeps each run that the lesson looks at in
-``notebooks/recorded_frameworks``: the trace, and what the ranks returned or the error said.
+It runs all parts of the lesson, with the extra `frameworks`, and keeps each run that they look at
+in ``notebooks/recorded_frameworks``: the trace, and what the ranks returned or the error said.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from build import execute, isolate_kernels, with_neutral_places  # noqa: E402
 from simlib.classroom.grading.source import read_source  # noqa: E402
 
 RECORDED = ROOT / "notebooks" / "recorded_frameworks"
-LESSON = ROOT / "authoring" / "lessons" / "15_frameworks.py"
+PARTS = sorted((ROOT / "authoring" / "lessons").glob("15_*.py"))
 
 # Appended to the cell that defines `look`: what it gives is kept.
 KEEP = """
@@ -44,16 +44,17 @@ def look(name, *given, **options):
 
 
 def main():
-    """Run the lesson and put its runs into the place of the old ones."""
+    """Run all parts of the lesson and put their runs into the place of the old ones."""
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         kept.mkdir()
         isolate_kernels(Path(folder))
-        notebook = read_source(LESSON, is_exercise=False)
-        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        definition = next(cell for cell in code if "def look(" in cell.source)
-        definition.source += KEEP.format(kept=str(kept))
-        execute(notebook, ROOT / "notebooks", LESSON.name)
+        for part in PARTS:
+            notebook = read_source(part, is_exercise=False)
+            code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+            definition = next(cell for cell in code if "def look(" in cell.source)
+            definition.source += KEEP.format(kept=str(kept))
+            execute(notebook, ROOT / "notebooks", part.name)
         for old in RECORDED.glob("*.json"):
             old.unlink()
         for new in sorted(kept.glob("*.json")):

@@ -19,7 +19,7 @@ WRONG = """\
 Rank 0 has the wrong value. It adds the buffer that it has just sent.
   rank 0: got [3, 3, 3], expected [3, 6, 9]
   rank 1: got [6, 6, 6], expected [3, 6, 9]
-To see who sent what to whom in this run: `verdict.run` in a new cell."""
+To see who sent what to whom, run `verdict.run` in a new cell."""
 KNOWN = {
     "ring_all_gather": "a ring that passes whole tensors",
     "ring_reduce_scatter": "a ring that adds the wrong buffer",
@@ -28,7 +28,7 @@ WORDS = {
     "right": "Right, in public and in hidden tests.",
     "wrong": "Rank 0 has the wrong value. It adds the buffer that it has just sent.",
     "hidden": "It passes the public check, but not the hidden tests with other inputs.",
-    "broke the limits": "It was still running when its time was over.",
+    "broke the limits": "The answer was still running when its time was over.",
     "not attempted": "The function is as it was handed out.",
     "not found": "There is no cell that defines it.",
 }
@@ -88,14 +88,12 @@ def made_class(hostile=True):
         files.append(graded(student, FOUR, came, late=number % 9 == 0))
         if number % 5:
             files.append(graded(student, FIVE, patterns[(number * 3) % len(patterns)]))
-    damaged = "the file is no valid JSON (line 1), so it is damaged or cut off"
+    damaged = "the file is not valid JSON (line 1), so it is damaged or cut off"
     files.append(
         handed("student_27", FOUR.name, without_points(FOUR, "unreadable", damaged), late=True)
     )
-    files.append(
-        graded("student_28", FOUR, ("right",), notes=["mean_of_all: 2 cells answer it; the last"])
-    )
-    nobody = NotebookResult("", "wrong notebook", "nobody can tell which exercise it is", [])
+    files.append(graded("student_28", FOUR, ("right",), notes=["mean_of_all: 2 cells answer this"]))
+    nobody = NotebookResult("", "wrong notebook", "it is not clear which exercise it is", [])
     files.append(handed("student_28", "", nobody, file="student_28/notes.ipynb"))
     if hostile:
         files.append(graded(SCRIPT, FOUR, ("hostile",), notes=[SCRIPT + ESCAPES]))

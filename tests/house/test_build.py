@@ -174,10 +174,10 @@ ANSWER = '# %% role="answer" question="q"\n'
             ANSWER + "### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION\n",
             "line 3: '### BEGIN SOLUTION' of line 2 is still open",
         ),
-        (ANSWER + "## BEGIN SOLUTION\n", "line 2: is this to be"),
-        (ANSWER + "### BEGIN SOLVING\n", "line 2: is this to be"),
-        (ANSWER + "### begin solution\n", "line 2: is this to be"),
-        (ANSWER + "#END_SOLUTION\n", "line 2: is this to be"),
+        (ANSWER + "## BEGIN SOLUTION\n", "line 2: did you mean"),
+        (ANSWER + "### BEGIN SOLVING\n", "line 2: did you mean"),
+        (ANSWER + "### begin solution\n", "line 2: did you mean"),
+        (ANSWER + "#END_SOLUTION\n", "line 2: did you mean"),
         (ANSWER + "x = 1\n", "line 1: role 'answer' and solution markers go together"),
         ('# %% role="check" question="q" weight=-1\n', "line 1: weight=-1 is for check and hidden"),
         ('# %% role="setup" weight=1\n', "line 1: weight=1 is for check and hidden cells"),
@@ -187,12 +187,12 @@ ANSWER = '# %% role="answer" question="q"\n'
         ),
         (
             ANSWER + "### BEGIN BROKEN\n### END BROKEN\n",
-            "line 1: a broken program without its solution",
+            "line 1: this broken program has no solution",
         ),
         ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: role 'answer' and solution"),
-        ('# %% role="teacher" question="q"\n', "line 1: role 'teacher' is none of"),
+        ('# %% role="teacher" question="q"\n', "line 1: role 'teacher' is not one of"),
         ('# %% role="check"\n', "line 1: a cell with role 'check' needs question="),
-        ('# %% role="check" question="a b"\n', "line 1: question 'a b' may have"),
+        ('# %% role="check" question="a b"\n', "line 1: question 'a b' may contain"),
         ("x = 1\n# %%\n", "line 1: text before the first"),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_source_with_a_slip_is_refused_with_file_and_line(tmp_path, text, sent
 def test_a_lesson_has_no_roles(tmp_path):
     path = tmp_path / "00_lesson.py"
     path.write_text('# %% role="setup"\n')
-    with pytest.raises(source.SourceError, match="neither roles nor solutions"):
+    with pytest.raises(source.SourceError, match="may not have roles or solutions"):
         source.read_source(path, is_exercise=False)
 
 
@@ -400,7 +400,7 @@ def test_what_only_checks_need_of_a_setup_is_in_the_cases(tmp_path):
     for moved in (comment, "\n\ndef wrong():\n    return right()\n"):
         assert moved not in shown and moved in cases
     assert "def told" in parts_of(tmp_path, SETUP, prose="It is told.")[1]
-    with pytest.raises(source.SourceError, match="a setup cell is for checks alone"):
+    with pytest.raises(source.SourceError, match="a setup cell may contain only checks"):
         parts_of(tmp_path, "def right():\n    return 1\n")
 
 
@@ -605,9 +605,10 @@ def test_lists_of_what_is_built(built):
     head = "| | lesson | exercises |\n|---|---|---|\n| 00 | [A lesson](notebooks/00_lesson.ipynb)"
     assert builder.lesson_table(root) == f"{head}: printing, and an error | |"
     (root / builder.START_SOURCE).write_text(
-        "<!-- hours of lessons --> and <!-- hours of exercises --> hours\n"
+        "<!-- hours of lessons -->, <!-- hours of exercises -->, "
+        "<!-- hours of exercises 02 05 -->, <!-- hours of exercises 00 05 --> hours\n"
     )
-    assert builder.start_page(root) == "0 and 1 hours\n"
+    assert builder.start_page(root) == "0, 1, 1, 0 hours\n"
     (root / "authoring/exercises/02_exercise.py").rename(root / "authoring/exercises/00_first.py")
     builder.build(root, ["00_first"])
     assert (root / "README.md").read_text() == (

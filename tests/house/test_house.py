@@ -17,15 +17,15 @@ class Limit(NamedTuple):
 
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
-    "modules of the core": Limit(169, 140),
-    "code lines of the core": Limit(26_014, 18_000),
-    "modules": Limit(280, 240),
-    "code lines": Limit(44_341, 31_000),
+    "modules of the core": Limit(174, 140),
+    "code lines of the core": Limit(26_830, 18_000),
+    "modules": Limit(294, 240),
+    "code lines": Limit(46_570, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
-    "functions of many parameters": Limit(29, 25),
-    "lines of tests": Limit(54_673, 34_000),
+    "functions of many parameters": Limit(30, 25),
+    "lines of tests": Limit(56_600, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),

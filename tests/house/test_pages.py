@@ -54,7 +54,7 @@ def test_the_examples_print_what_the_page_says(page, tmp_path):
 
 
 def test_the_readme_fits_on_a_few_screens():
-    assert len(text_of("README.md").splitlines()) <= 150
+    assert len(text_of("README.md").splitlines()) <= 180  # 47 of them are the table of lessons
 
 
 def test_the_picture_in_the_readme_is_drawn_by_its_script(tmp_path):

@@ -31,3 +31,11 @@ def test_a_complaint_names_page_line_and_better_word(tmp_path):
     (tmp_path / "docs" / "design").mkdir(parents=True)
     (tmp_path / "docs" / "design" / "page.md").write_text("Plain.\nStart anew.\n")
     assert list(plain_words.complaints(tmp_path, WORDS)) == ["docs/design/page.md:2: anew -> again"]
+
+
+def test_the_text_of_a_lesson_is_searched_and_its_code_is_not(tmp_path):
+    (tmp_path / "authoring" / "lessons").mkdir(parents=True)
+    source = "# %% [markdown]\n# Plain.\n\n# %%\nanew = 1\n\n# %% [markdown]\n# Start anew.\n"
+    (tmp_path / "authoring" / "lessons" / "01_a.py").write_text(source)
+    found = ["authoring/lessons/01_a.py:8: anew -> again"]
+    assert list(plain_words.complaints(tmp_path, WORDS)) == found
