@@ -393,7 +393,8 @@ def numbers(paths):
 def start_page(root):
     """The text of the start page: its source with the lists and the hours filled in.
 
-    ``<!-- hours of lessons 00 02 -->`` becomes the hours of the lessons with these numbers.
+    ``<!-- hours of lessons 00 02a -->`` becomes the hours of all parts of lesson 00 and of
+    part a of lesson 02.
     """
     text = (root / START_SOURCE).read_text(encoding="utf-8")
     for kind, count in (("lessons", minutes.of_lesson), ("exercises", minutes.of_exercise)):
@@ -401,19 +402,19 @@ def start_page(root):
         rows, total, by_number = [], 0, Counter()
         for path, number in numbers([p for p in sources(root) if p.parent.name == kind]).items():
             needed = count(read_source(path, is_exercise=kind == "exercises").cells)
-            number = "two weeks later:" if path.stem == REVIEW else number
+            shown = "two weeks later:" if path.stem == REVIEW else number
             link = f"[{title(path)}]({folder}/{path.stem}.ipynb), {needed} minutes"
             solution = f" ([solution](solutions/{path.stem}.ipynb))" if kind == "exercises" else ""
             other = (
                 links_to_languages(root, path.stem, f"{folder}/") if folder == "notebooks" else []
             )
             languages = f" ({', '.join(other)})" if other else ""
-            rows.append(f"- {number} {link}{solution}{languages}")
+            rows.append(f"- {shown} {link}{solution}{languages}")
             total += needed
-            by_number[number_of(path.stem)] += needed
+            by_number.update(dict.fromkeys({number_of(path.stem), number.replace(" ", "")}, needed))
         text = text.replace(f"<!-- {kind} -->", "\n".join(rows) or "None yet.")
         text = text.replace(f"<!-- hours of {kind} -->", str(round(total / 60)))
-        for line in re.findall(rf"<!-- hours of {kind} [\d ]+ -->", text):
+        for line in re.findall(rf"<!-- hours of {kind} [\da-f ]+ -->", text):
             some = sum(by_number[number] for number in line.split()[4:-1])
             text = text.replace(line, str(round(some / 60)))
     return text

@@ -642,6 +642,12 @@ def test_lessons_of_one_number_get_letters_and_the_exercise_stands_beside_the_la
         "| 02 b | [02_two](notebooks/02_two.ipynb): x | [02](exercises/02_exercise.ipynb) |",
     ]
     assert "\n- 02 b [02_two](notebooks/02_two.ipynb), 5 minutes\n" in builder.start_page(root)
+    long = "word " * 60 * minutes.WORDS_A_MINUTE
+    (lessons / "02_two.py").write_text(LESSON.replace("00 · A lesson", f"02 02_two\n#\n# {long}"))
+    (root / builder.START_SOURCE).write_text(
+        "".join(f"<!-- hours of lessons {parts} --> " for parts in ("00 02", "02a", "00 02b"))
+    )
+    assert builder.start_page(root) == "1 0 1 "
 
 
 @pytest.mark.parametrize(
