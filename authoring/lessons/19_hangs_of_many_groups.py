@@ -319,7 +319,7 @@ def pairs_of(dumps):
 
 for fault, dumps in jobs.items():
     pair, ranks = pairs_of(dumps)[0]
-    print(f"{fault:11} rarest pair of lines {pair}: {len(ranks)} ranks, the first is {min(ranks)}")
+    print(f"{fault:11} rarest pair {pair}: on {len(ranks)} of 256 ranks, first {min(ranks)}")
 
 # %% [markdown]
 # In three jobs, the rarest pair occurs on rank 133 alone. In `skips`, attention's line follows itself: the MLP's call
