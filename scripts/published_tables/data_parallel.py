@@ -17,17 +17,17 @@ def goyal():
     rows = [
         Row(what, 1.12, ratio)
         for what, ratio in {
-            "all overlapped, buckets of 25 MiB full in proportion to bytes, `leader`": _ratio(),
-            "the same with nothing overlapped": _ratio(overlap=False),
-            "overlapped, `hierarchical` for `leader`": _ratio(algorithm="hierarchical"),
-            "and buckets ready by the operations of the layers": _ratio(
+            "full overlap, buckets of 25 MiB ready in proportion to bytes, `leader`": _ratio(),
+            "the same without overlap": _ratio(overlap=False),
+            "full overlap, `hierarchical` instead of `leader`": _ratio(algorithm="hierarchical"),
+            "and buckets ready in proportion to operations": _ratio(
                 algorithm="hierarchical", bucket_bytes=25 * 2**20
             ),
-            "each layer sent for itself": _ratio(algorithm="hierarchical", bucket_bytes=0),
-            "between servers by halving and doubling": _by_halving(),
-            "and the steps of GPUs vary by 3 %": _by_halving(spread=0.03),
-            "by 8 % in place of 3 %": _by_halving(spread=0.08),
-            "nothing varies, and links are 1.7 times as slow": _by_halving(slower=1.7),
+            "and each layer sent by itself": _ratio(algorithm="hierarchical", bucket_bytes=0),
+            "and halving and doubling between servers": _by_halving(),
+            "and the times of GPUs vary by 3 %": _by_halving(spread=0.03),
+            "they vary by 8 % instead of 3 %": _by_halving(spread=0.08),
+            "they do not vary, but links are 1.7 times as slow": _by_halving(slower=1.7),
         }.items()
     ]
     return Table("the model", "iteration on 352 over 8 GPUs", ".3f", rows)

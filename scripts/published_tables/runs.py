@@ -24,7 +24,7 @@ def gpt_3():
     rows = []
     for what, share in (
         ("the data sheet's speed", 1),
-        ("half of it", 0.5),
+        ("half of this speed", 0.5),
         ("138 Tflop/s", 138 / 312),
     ):
         device = replace(A100, flops_per_s=share * 312e12)
