@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """A submodule, or a name of the facade. Both are imported when they are used, so that
-        `simlib check` can refuse without torch. Submodules come first: the facade needs them."""
+        """Return a submodule, or a name of the facade. Both are imported when they are used, so
+        that `simlib check` can refuse without torch. The submodules are looked up first, because
+        the facade itself needs them."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if find_spec(f"{__name__}.{name}"):
@@ -47,7 +48,8 @@ else:
         return globals()[name]
 
     def _facade():
-        """Import it without garbage collection, which would look through all objects of torch."""
+        """Import the facade. Garbage collection is off, because it would look through all objects
+        of torch."""
         was_on = gc.isenabled()
         gc.disable()
         try:

@@ -1,7 +1,7 @@
 """The names that `import simlib` provides, and the code behind them.
 
-The names of the core are here. `PARTS` are packages that add names, each by its table ``PUBLIC``.
-These names are imported when they are first used.
+The names of the core are here. Each package in `PARTS` adds the names in its table ``PUBLIC``.
+simlib imports such a name when a program first uses it.
 """
 
 from pkgutil import resolve_name

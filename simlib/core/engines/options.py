@@ -41,23 +41,25 @@ ON_DEATH = ("end", "continue")
 COMPUTE = ("flops", "measured", "free")
 HEAVY_BYTES = 20 << 20
 WATCH_S = 60.0
-"""Seconds from one line about a watched run to the next."""
+"""A watched run prints one line, waits this many seconds, and prints the next line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """The faults of a run: slow ranks and deaths, for ``faults=`` of `run`, `simulate`, `submit`.
+    """Slow ranks and deaths in a run. `run`, `simulate` and `submit` take it as ``faults=``.
 
     Attributes
     ----------
     slow : dict, Jitter or callable, optional
         Ranks that compute slower, or with noise.
     kill : dict or Failures, optional
-        ``{rank: seconds}``. The rank dies so many seconds after it entered the function.
+        ``{rank: seconds}``. Each of these ranks dies this many seconds after it entered the
+        function.
     on_death : {"end", "continue"}
         Whether the death of a rank ends the run, or the other ranks continue.
     detection_s : float
-        Virtual seconds after which survivors see a death. Only `simulate` uses this number.
+        Virtual seconds from a death until the other ranks notice it. Only `simulate` uses this
+        number.
     """
 
     slow: Slow | None = None
@@ -68,16 +70,17 @@ class Faults:
 
 @dataclass(frozen=True)
 class Restart:
-    """Facts about a restart of a run; simlib calls ``on_restart`` with one.
+    """Facts about a restart of a run. simlib passes this object to ``on_restart``.
 
     Attributes
     ----------
     count : int
-        1 for the first restart. The ranks' environment has it as ``TORCHELASTIC_RESTART_COUNT``.
+        1 for the first restart. In the ranks' environment this number is
+        ``TORCHELASTIC_RESTART_COUNT``.
     world_size : int
         Number of ranks after the restart.
     time_s : float
-        When the failure ended the previous attempt, in seconds since the first attempt began.
+        The moment at which the previous attempt failed, in seconds since the first attempt began.
     run : Run
         The attempt that failed.
     error : SimlibError
@@ -93,17 +96,17 @@ class Restart:
 
 @dataclass(frozen=True)
 class Restarts:
-    """The rules for restarts after a failure, for ``restarts=`` of `run`, `simulate`, `submit`.
+    """How a run restarts after a failure. `run`, `simulate` and `submit` take it as ``restarts=``.
 
     Attributes
     ----------
     most : int
-        The largest number of times that simlib calls the function again.
+        simlib calls the function again at most this many times.
     min_ranks : int, optional
-        A restart continues with the ranks that are left, if there are at least so many. With None,
-        each restart has as many ranks as the first attempt.
+        If at least this many ranks are left after a failure, the next attempt uses only these
+        ranks. With None, each restart has as many ranks as the first attempt.
     on_restart : callable, optional
-        simlib calls it with a `Restart`, before the ranks begin again.
+        simlib calls this function with a `Restart` before the ranks begin again.
     restart_s : float
         Virtual seconds from a failure to the beginning of the next attempt. Only `simulate` uses
         this number.
@@ -117,19 +120,20 @@ class Restarts:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How simlib watches and diagnoses a run, for ``diagnosis=`` of `run` and `simulate`.
+    """How simlib watches and diagnoses a run. `run` and `simulate` take it as ``diagnosis=``.
 
     Attributes
     ----------
     timeout_s : float or None
-        simlib ends the run if no rank makes an op or prints a line for so many seconds. None means
-        no limit.
+        simlib ends the run if no rank makes an op or prints a line for this many seconds. None
+        means no limit.
     strict : bool
         Whether simlib raises the first finding as an error.
     check : bool
-        If False, simlib diagnoses only errors, deaths and ``timeout_s``.
+        If False, simlib reports only errors, deaths, and runs that make no progress for
+        ``timeout_s``.
     watch : bool or float
-        Use it for real runs that take hours. True prints a line every minute. A number sets the
+        Watch a real run that takes hours. True prints a line every minute. A number sets the
         seconds between two lines.
     """
 
@@ -141,7 +145,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The cluster of a simulation, and how it moves data, for ``network=`` of `simulate`.
+    """The cluster of a simulation, and how it moves data. `simulate` takes it as ``network=``.
 
     Attributes
     ----------
@@ -151,7 +155,7 @@ class Network:
     eager_limit_bytes : int, optional
     algorithms : {"mpich", "nccl", "gloo"}
     algorithm_of : dict of str to str
-        The algorithm of a kind of collective, by the kind's name: ``{"all_reduce": "ring"}``.
+        The algorithm for each kind of collective, for example ``{"all_reduce": "ring"}``.
     """
 
     cluster: Cluster | None = None
@@ -164,7 +168,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a simulation measures, and which data the run keeps, for ``measurement=`` of `simulate`.
+    """What a simulation measures, and what the run keeps. `simulate` takes it as ``measurement=``.
 
     Attributes
     ----------
@@ -175,12 +179,12 @@ class Measurement:
     memory : bool, optional
         Whether to keep the ledger of each rank's memory.
     data : bool
-        Whether tensors have values.
+        Whether tensors have values. False simulates shapes and times only.
     alike : "auto" or callable, optional
         Which ranks simlib treats as equal.
     seed : int, "same" or "new", optional
-        The start of the ranks' random numbers. A number also chooses another order of events whose
-        order is not defined.
+        The seed from which simlib derives the ranks' random numbers. If it is a number, events that
+        have no fixed order also occur in another order.
     """
 
     expand: bool = False
@@ -208,7 +212,7 @@ Kind = TypeVar("Kind", Faults, Restarts, Diagnosis, Network, Measurement)
 
 
 def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
-    """The options from one object, or else the options from keywords of their own.
+    """Return the object of options that the caller passed, or else the object made from keywords.
 
     Parameters
     ----------
@@ -237,7 +241,7 @@ def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
 
 
 def refuse_foreign(call: str, asked: Any, **others: str) -> None:
-    """Refuse a field of an object that only another call takes, so that none is ignored silently.
+    """Refuse an object with a field that only another call uses, because it would be ignored.
 
     Parameters
     ----------
@@ -280,7 +284,7 @@ def checked_faults(
 def check_kill(
     kill: Any, world_size: int, topology: Topology | None = None
 ) -> dict[int, float] | Failures:
-    """`Failures`, or ``{rank: seconds}``; with a topology, ranks replace the names of nodes.
+    """Return `Failures`, or ``{rank: seconds}``. With a topology, ranks replace names of nodes.
 
     If a rank has two times, the earlier one counts.
     """
@@ -305,7 +309,7 @@ def _ranks_of_node(name: str, topology: Topology) -> list[int]:
 
 
 def _check_detection(detection_s: Any, on_death: str) -> float:
-    """Refuse a time until survivors see a death if there are no survivors."""
+    """Refuse ``detection_s`` if the first death ends the run, because then no rank detects it."""
     if detection_s and on_death != "continue":
         raise InvalidCallError(
             f'detection_s={detection_s!r} says when survivors see a death: add on_death="continue"'
@@ -409,7 +413,7 @@ class Program:
 
 
 class ByRank(list):
-    """Arguments that differ from rank to rank: each rank gets only its own."""
+    """Arguments that differ from rank to rank. Each rank gets only its own arguments."""
 
 
 def program_of_function(
@@ -420,7 +424,7 @@ def program_of_function(
     seed: Any = None,
     without_gpus: str = "",
 ) -> Program:
-    """The `Program` of a rank function; ``without_gpus`` is a hint if its ranks see no GPU."""
+    """The `Program` of a rank function; ``without_gpus`` is a hint for ranks that see no GPU."""
     own = None
     if isinstance(args, ByRank):
         own = [cloudpickle.dumps(tuple(one), protocol=5) for one in args]
@@ -496,7 +500,7 @@ def module(rank: int, world_size: int, name: str) -> None:
 
 
 def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) -> bytes:
-    """The function and its arguments as bytes; a clear error if something cannot be sent."""
+    """Return the function and its arguments as bytes. Raise an error if one cannot be sent."""
     if not isinstance(args, (tuple, list)):
         raise InvalidCallError(
             f"args={args!r} must be a tuple: for one argument, write args=({args!r},)"
@@ -548,7 +552,7 @@ class _OfTheCpu(cloudpickle.Pickler):
 
 
 def _parts(function: Any, args: Sequence, kwargs: Mapping | None) -> list[tuple[str, Any]]:
-    """The objects that are sent with the function, each with its name in words."""
+    """The objects that simlib sends with the function. Each object has a name for messages."""
     parts = [(f"argument {number}", value) for number, value in enumerate(args)]
     parts += [(f"argument {name!r}", value) for name, value in (kwargs or {}).items()]
     function = inspect.unwrap(function)

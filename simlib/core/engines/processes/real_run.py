@@ -62,11 +62,11 @@ from .rank_main import Gpus, RunRequest
 from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, why_killed
 
 POLL_S = 0.02
-"""Seconds between two looks of the kernel while all ranks are silent."""
+"""While all ranks are silent, the kernel looks at them once in this many seconds."""
 PROFILES_S, PROFILES_OF_FAILED_S = 600.0, 10.0
 """Seconds in which ranks must read their profiles: after a run, and after a failed run."""
 SETTLE_S = 1.5
-"""Seconds in which computing ranks may fail by themselves after a first failure.
+"""After a first failure, ranks that still compute get this many seconds to fail by themselves.
 
 With less time, a busy machine would not name some of the ranks that fail in the same way.
 """
@@ -107,70 +107,74 @@ def run(
     ----------
     function : callable
         Each rank calls it as ``function(rank, world_size, *args, **kwargs)``. The default process
-        group exists by then. Each rank gets its own copy of the function and of what it uses.
+        group exists before this call. Each rank gets its own copy of the function and of what it
+        uses.
     world_size : int
         Number of ranks, 1 to 64.
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
     kill : dict or Failures, optional
-        ``{rank: seconds}``. simlib kills the process of this rank (SIGKILL) so many seconds after
-        the rank entered the function. `simlib.scale.Failures` draws such deaths at random.
+        ``{rank: seconds}``. simlib kills the process of each of these ranks with SIGKILL. The
+        seconds count from the moment at which the rank entered the function.
+        `simlib.scale.Failures` draws such deaths at random.
     on_death : {"end", "continue"}
         With ``"end"`` the death of a rank's process ends the run. With ``"continue"`` the other
-        ranks go on, as with plain Gloo. If an op needs the dead rank, it raises an error in the
-        other ranks. All other ops continue. The result of the dead rank is None. A rank may also
-        wait for a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
+        ranks go on, as with plain Gloo. An op that needs the dead rank raises an error in the other
+        ranks. All other ops continue. The result of the dead rank is None. A rank may also wait for
+        a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
         `init_process_group` or `new_group`). Without a ``timeout=`` the run ends, and its error
         says which rank waits for which.
     restarts : int or Restarts
-        How often simlib calls the function again after ranks have died or raised. As with torchrun,
-        all ranks are ended and new ones begin, with ``TORCHELASTIC_RESTART_COUNT`` in their
-        environment. ``run.attempts`` has all attempts. Times of ``kill`` count from the beginning
-        of the first attempt, without the time between two attempts. A `Restarts` object also
-        contains the next two arguments.
+        How many times simlib may call the function again after ranks have died or raised an error.
+        As with torchrun, simlib ends all ranks and starts new ranks. ``TORCHELASTIC_RESTART_COUNT``
+        is in their environment. ``run.attempts`` has all attempts. The times of ``kill`` count from
+        the beginning of the first attempt. The time between two attempts does not count. A
+        `Restarts` object also contains ``min_ranks`` and ``on_restart``.
     min_ranks : int, optional
-        A restart continues with the ranks that are left, if at least ``min_ranks`` are left. With
-        None, each restart has as many ranks as the first attempt.
+        If at least ``min_ranks`` ranks are left after a failure, the next attempt uses only these
+        ranks. With None, each restart has as many ranks as the first attempt.
     on_restart : callable, optional
-        simlib calls it in this process with a `Restart`, before the ranks begin again.
+        simlib calls this function with a `Restart`, in this process, before the ranks begin again.
     slow : dict, Jitter or callable, optional
-        As for `simulate`: ranks that compute slower, or with noise. The factor multiplies the
-        seconds of `simlib.compute`. After real computing a rank sleeps before its next op or wait.
-        It sleeps for ``factor - 1`` times the processor time of its own thread. A factor below 1
-        has no effect there, because no processor can be made faster.
+        Ranks that compute slower, or with noise, as for `simulate`. A rank's factor multiplies the
+        seconds of `simlib.compute`. After real computing, the rank sleeps before its next op or
+        wait. It sleeps for ``factor - 1`` times the processor time that its own thread used. A
+        factor below 1 does not change real computing, because simlib cannot make a processor
+        faster.
     timeout_s : float or None
-        simlib ends the run if no rank makes an op or prints a line for so many seconds. With None
+        simlib ends the run if no rank makes an op or prints a line for this many seconds. With None
         there is no limit. simlib finds deadlocks without this limit.
     strict : bool
-        True to raise findings as errors. Examples are messages that no rank received, and buffers
-        that a rank touched too early.
+        True to raise the first finding as an error. Findings are, for example, messages that no
+        rank received, and buffers that a rank touched too early.
     check : bool
-        With False simlib only records the run, which is best for timing. It then diagnoses only
-        errors, deaths and ``timeout_s``.
+        With False simlib only records the run. Use False to measure times. simlib then reports only
+        errors, deaths, and runs that make no progress for ``timeout_s``.
     fresh : bool
         True for new processes that no run has used before.
     watch : bool or float
-        Use it for runs that take hours. True prints a line every minute, and a number sets the
-        seconds between lines. A line shows the number of ops and the ranks that wait. The memory of
-        the run has a limit, because the run keeps only the last ops, about 900,000 of all ranks
-        together. Sums and findings cover the whole run. There is no limit to what ranks may print.
+        Watch a run that takes hours. True prints a line every minute, and a number sets the seconds
+        between lines. A line shows the number of ops and the ranks that wait. A watched run keeps
+        only the last ops, about 900,000 of all ranks together, so that it does not fill the memory.
+        Sums and findings cover the whole run. Ranks may print any amount of text.
     faults : Faults, optional
         ``slow``, ``kill`` and ``on_death`` as one object.
     diagnosis : Diagnosis, optional
         ``timeout_s``, ``strict``, ``check`` and ``watch`` as one object.
     backend : {"gloo", "nccl"}
-        The library that moves the data. ``nccl`` needs a GPU for each rank, which becomes its
-        current GPU. Tensors on the CPU still use Gloo. Only `submit` takes ``mpi4py``.
+        The library that moves the data. With ``nccl`` each rank needs a GPU of its own. This GPU
+        becomes the rank's current GPU. Tensors on the CPU still use Gloo. The backend ``mpi4py``
+        works only with `submit`.
     gpus : bool
         True if ranks may use the GPUs that this process sees. Otherwise ranks see a GPU only with
-        ``backend="nccl"``, so a program does the same on machines with and without a GPU. The
+        ``backend="nccl"``, so that a program does the same on machines with and without a GPU. The
         current GPU of rank r is GPU r, so ``x.cuda()`` uses another GPU on each rank. If there are
         fewer GPUs than ranks, ranks share them: rank r uses GPU r modulo the number of GPUs.
     seed : int, "same" or "new"
-        The start of the random numbers of torch, numpy and `random`. As with torchrun, each rank
-        has its own seed. simlib derives a rank's seed from this number, so you can repeat a run.
-        ``"new"`` draws the number, and ``run.seed`` contains it. ``"same"`` gives every rank the
-        same random numbers.
+        The seed for the random numbers of torch, numpy and `random`. As with torchrun, each rank
+        has its own seed. simlib derives the seeds of all ranks from this number, so you can repeat
+        a run. With ``"new"``, simlib draws the number at random and stores it in ``run.seed``.
+        ``"same"`` gives every rank the same random numbers.
     profile : bool
         True to run torch's profiler on each rank. ``run.profile`` contains the work of each rank's
         GPU. Pictures and ``run.states`` show this work. If a rank used no GPU, ``run.profile``
@@ -184,7 +188,7 @@ def run(
     Raises
     ------
     InvalidCallError
-        If an argument or a call of a rank can never be right.
+        An argument is invalid, or a rank made a call that can never be right.
     RankError
         A rank raised an exception, or returned a value that cannot be sent back.
     RankDiedError
@@ -195,9 +199,9 @@ def run(
     MismatchError
         Ops that belong together disagree, for example about the shape.
     StuckError
-        ``timeout_s`` passed while a rank computed, or a rank prints without end.
+        A rank was still computing when ``timeout_s`` had passed, or a rank prints without end.
     UnfinishedError, RaceError
-        With ``strict=True``, the first finding.
+        The run used ``strict=True`` and had a finding.
     RunInterrupted
         Somebody pressed the Stop button or Ctrl-C.
     """
@@ -240,7 +244,7 @@ def run_script(
 ) -> Run:
     """Run a whole script, or a module by its name, on every rank; ``argv`` are its arguments.
 
-    Ranks see the same GPUs as under torchrun, but use one only with ``backend="nccl"``.
+    Ranks see the same GPUs as under torchrun. They use a GPU only with ``backend="nccl"``.
     """
     size, is_trusted = _check_world_size(world_size), are_ranks_trusted()
     spoken = _check_backend(backend, size)
@@ -321,13 +325,13 @@ class ProcessEngine(Engine):
     Attributes
     ----------
     kill : dict of int to float
-        The ranks that are killed, with their times, in seconds since they began.
+        For each rank that simlib kills, the time in seconds since the rank began.
     gpus : Gpus
         The GPUs that ranks see.
     fresh : bool
         Whether the processes must be new.
     are_unlike : bool
-        Whether sets have another order on every second rank.
+        Whether sets of strings have another order on every second rank.
     environ : dict of str to str
         Variables of the ranks in addition to the kernel's.
     profile : bool
@@ -350,7 +354,7 @@ class ProcessEngine(Engine):
     resting = property(lambda self: pool())
 
     def open(self, display: SilentDisplay) -> ProcessMonitor:
-        """Take a world; returns the monitor that will watch it."""
+        """Reserve a world of processes. Returns the monitor that will watch the world."""
         worlds = pool()
         if not worlds.has_server:
             display.status("starting the rank server, which imports torch (some 3 seconds) ...")
@@ -414,7 +418,7 @@ class ProcessEngine(Engine):
         run: Run | None,
         failure: Failure | None,
     ) -> None:
-        """Give the world back. It serves again if it has no rest of this run."""
+        """Give the world back. Later runs use it again if nothing of this run is left in it."""
         changed = monitor.deaths or monitor.segment or self.profile  # torch keeps a profiler's part
         is_as_new = failure is None and not changed
         clean = is_as_new and run is not None and is_quiescent(run.trace)
@@ -424,7 +428,7 @@ class ProcessEngine(Engine):
 
 
 class ProcessMonitor(RunMonitor):
-    """Handles the words, output and deaths of a world's processes, until it knows everything."""
+    """Handles the messages, output and deaths of a world's processes until the run has ended."""
 
     segment = 0
     profile_folder = ""
@@ -489,7 +493,8 @@ class ProcessMonitor(RunMonitor):
         return self.failure()
 
     def await_profiles(self, most_s: float) -> None:
-        """Let ranks that have answered read their profiles, for at most so long."""
+        """Wait at most ``most_s`` seconds until ranks that have answered have read their
+        profiles."""
         until_s = time.monotonic() + most_s
         self._display.status("ranks read the results of their profilers ...")
         while self.answers.keys() - self._profiled and time.monotonic() < until_s:
@@ -520,7 +525,7 @@ class ProcessMonitor(RunMonitor):
         return False
 
     def _kill_as_asked(self) -> None:
-        """Kill the ranks whose time has come."""
+        """Kill the ranks whose time in ``kill`` has come."""
         for rank, seconds in list(self._to_kill.items()):
             entered_s = self.logs[rank].entered_s
             if entered_s is not None and time.perf_counter() >= entered_s + seconds:
@@ -529,9 +534,10 @@ class ProcessMonitor(RunMonitor):
                     os.kill(self.world.ranks[rank].process.pid, signal.SIGKILL)
 
     def _settled(self, found: errors.SimlibError) -> errors.SimlibError | None:
-        """The verdict when all other ranks rest too, so that it always names the same ranks.
+        """Return the verdict when all other ranks rest too. Then it always names the same ranks.
 
-        It waits for computing ranks at most `SETTLE_S`, because the verdict is already certain.
+        This method waits at most `SETTLE_S` for computing ranks, because the verdict is already
+        certain.
         """
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline and not self.detector.all_wait:
@@ -543,7 +549,8 @@ class ProcessMonitor(RunMonitor):
     def _let_others_settle(self) -> None:
         """Give the other ranks time to fail too, so that the verdict names all failing ranks.
 
-        It ends when each of them has answered or died, or waits for others and no longer moves.
+        The time ends when each of the other ranks has answered or died, or waits for others and no
+        longer moves.
         """
         deadline = time.monotonic() + SETTLE_S
         before = None
@@ -556,7 +563,7 @@ class ProcessMonitor(RunMonitor):
             before = now
 
     def _take_in(self, timeout_s: float) -> None:
-        """Handle messages that have arrived; waits up to ``timeout_s`` for the first one."""
+        """Handle messages that have arrived. Waits up to ``timeout_s`` for the first message."""
         for key, _ in self.world.selector.select(timeout_s):
             sort, rank = key.data
             if sort == "output":
@@ -572,7 +579,7 @@ class ProcessMonitor(RunMonitor):
                 self._note_death(rank)
 
     def read_output(self, rank: RankProcess) -> bool:
-        """Take a chunk of a rank's output; False when there is nothing more for now."""
+        """Read a chunk of a rank's output. Returns False if there is nothing more to read now."""
         chunk = self._read(rank.stdout)
         if chunk:
             output = self.outputs[rank.rank]
@@ -581,7 +588,8 @@ class ProcessMonitor(RunMonitor):
         return bool(chunk)
 
     def read_native(self, rank: RankProcess) -> bool:
-        """Take a chunk of a rank's native stderr; False when there is nothing more for now."""
+        """Read a chunk of a rank's native stderr. Returns False if there is nothing more to read
+        now."""
         chunk = self._read(rank.stderr)
         if chunk:
             text = self.native[rank.rank]
@@ -599,7 +607,7 @@ class ProcessMonitor(RunMonitor):
         return chunk
 
     def _forget(self, source: Any) -> None:
-        """Stop watching a closed end."""
+        """Stop watching a connection that a rank has closed."""
         try:
             self.world.selector.unregister(source)
         except KeyError:
@@ -638,7 +646,7 @@ class ProcessMonitor(RunMonitor):
         self.died_s[rank.rank] = time.perf_counter()
 
     def ask_for_stacks(self, ranks: list[int]) -> dict[int, list]:
-        """The learner's frames of computing ranks. `faulthandler` writes them on SIGUSR1."""
+        """Ask computing ranks for the learner's frames. `faulthandler` writes them on SIGUSR1."""
         for rank in ranks:
             self.native[rank].clear()
             with contextlib.suppress(ProcessLookupError):
