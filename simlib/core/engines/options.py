@@ -197,7 +197,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedFaults:
-    """`Faults` in the form that engines take: by rank."""
+    """`Faults` in the form that engines take. simlib has checked the ranks in it."""
 
     slow: dict[int, Any] = field(default_factory=dict)
     kill: dict[int, float] | Failures = field(default_factory=dict)
@@ -206,7 +206,7 @@ class CheckedFaults:
 
 
 NO_FAULTS, NO_RESTARTS = CheckedFaults(), Restarts()
-"""The values for most runs."""
+"""The values for runs that ask for no faults and no restarts."""
 
 Kind = TypeVar("Kind", Faults, Restarts, Diagnosis, Network, Measurement)
 
@@ -538,11 +538,11 @@ def _refuse_tensors_on_gpus(function, args, kwargs, without_gpus):
 
 
 class _OnGpu(Exception):
-    """The function or its arguments contain a tensor on this device."""
+    """Raised with the device of the first tensor on a GPU in the function or its arguments."""
 
 
 class _OfTheCpu(cloudpickle.Pickler):
-    """Stops at a tensor that is on a GPU, inside any object."""
+    """Pickles an object, and raises `_OnGpu` if there is a tensor on a GPU anywhere inside."""
 
     def reducer_override(self, value):
         # Not imported: a notebook without torch sends no tensor, and torch takes seconds to load.

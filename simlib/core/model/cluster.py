@@ -1,10 +1,11 @@
-"""A modelled cluster: links, nodes, devices, and the node of each rank. Pure numbers.
+"""A modelled cluster: links, nodes, devices, and the node of each rank. It is plain data.
 
-The whole network model: a message pays latency once and then draws bandwidth from every link on its
-path. Transfers that cross a link at the same time share it max-min fairly. Messages from one rank
-to another travel one after the other, as on one connection. Links are full duplex. Each rank has a
-link into its node. Each node has one link into the network, or several links, which its ranks
-divide among themselves. Optionally, all messages between nodes cross one shared backbone.
+This is the whole network model. A message waits for its latency once. Then it uses bandwidth of
+every link on its path. Transfers that cross a link at the same time share its bandwidth max-min
+fairly. Messages from one rank to the same other rank travel one after the other, as on one
+connection. Links are full duplex. Each rank has a link into its node. Each node has one link into
+the network, or several links, which its ranks divide among themselves. Optionally, all messages
+between nodes cross one shared backbone.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Link:
     Parameters
     ----------
     latency_s : float
-        Seconds that every message pays once, for any size.
+        Seconds that every message waits once, whatever its size.
     bandwidth_Bps : float
-        Bytes per second of one direction. `math.inf` means no limit.
+        Bytes per second in each direction. `math.inf` means no limit.
     """
 
     latency_s: float
@@ -52,33 +53,33 @@ DTYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device with which a rank computes.
+    """The device on which a rank computes.
 
     With ``flops_per_s`` alone, the time of an operation is its number of floating-point operations
-    over that rate. With ``rates`` or ``memory_Bps``, simlib computes one time from the arithmetic
-    and one from the bytes. The operation takes the longer of the two.
+    divided by that rate. With ``rates`` or ``memory_Bps``, simlib computes one time from the
+    arithmetic and one from the bytes. The operation takes the longer of these two times.
 
     Parameters
     ----------
     flops_per_s : float
         Floating-point operations per second, for each dtype that ``rates`` does not name.
     memory_bytes : float
-        Memory of one rank.
+        Bytes of memory that one rank can use.
     reduce_Bps : float
-        Bytes per second at which a rank adds received data to its own data. No limit means that
+        Bytes per second at which a rank adds received data to its own data. If it is `math.inf`,
         reductions take no time.
     rates : dict of str to float, optional
         Floating-point operations per second by dtype: ``{"bfloat16": 989e12, "float32": 67e12}``.
-        A product or attention of another dtype is refused, unless ``flops_per_s`` has a limit.
+        simlib refuses products and attention of another dtype, unless ``flops_per_s`` has a limit.
     memory_Bps : float
-        Bytes per second that an operation reads and writes.
+        Bytes per second that an operation can read and write.
     launch_s : float
-        Seconds that the rank takes to begin one operation.
+        Seconds that the rank needs to launch one operation.
     workspace_bytes : int
         Memory that matrix products need in addition to the tensors.
     asynchronous : bool
-        True if the device works through queues, as a GPU does. The rank then begins an operation
-        and continues. It waits for the operation when it asks for a value.
+        True if the device works through queues, as a GPU does. The rank then launches an operation
+        and continues. It waits for the device when it asks for a value.
     table : Card, optional
         A table by shape: how many times longer an operation takes than the other fields predict.
         `Device.measured` sets it.
@@ -96,13 +97,13 @@ class Device:
 
     @classmethod
     def measured(cls, path: str | Path, **more: Any) -> Device:
-        """Return the device that a file of measurements describes. The file contains a `Card`.
+        """Return the device that a file of measurements describes: a `Card`, saved as JSON.
 
         Parameters
         ----------
         path : str or Path
         **more
-            Fields of the device. They replace the values in the file.
+            Fields of the device that replace the values in the file.
         """
         try:
             card = Card.read(path)
@@ -145,26 +146,26 @@ class Cluster:
         The link from each rank into its node, and back. With None this link has no latency and no
         limit.
     device : Device, optional
-        The device with which each rank computes. With None computing takes no time.
+        The device on which each rank computes. With None computing takes no time.
     backbone : Link, optional
         One link that all messages between nodes share, in both directions together. Each of these
-        messages also pays the latency of the backbone once.
+        messages also waits once for the latency of the backbone.
     envelope_bytes : int
         Bytes that every message carries in addition to its data.
     in_order : bool
         If True, messages from one rank to another travel one after the other, in the order of their
-        starts, as on one connection. If False, they share their links like messages of different
-        ranks and arrive together, as in the fluid models of the literature (for example SimGrid's).
+        starts, as on one connection. If False, these messages share their links, as messages of
+        different ranks do, and arrive together. Fluid models such as SimGrid's work in this way.
     rails : int
         Number of network cards of a node. Each card has its own link ``inter``. The ranks of a node
-        take the cards in turn: rank k of the node sends and receives by card k modulo ``rails``.
-        The rank at the other end does not matter.
+        share out the cards: rank k of the node always sends and receives by card k modulo
+        ``rails``, for any rank at the other end.
     direct_cards : bool
         If True, messages between nodes go from a device to its card without crossing its link
         ``intra``. Set it for GPUs, because the cards and the links between GPUs are on different
-        buses. The messages still pay the latency of ``intra``. If a ring or a chain of ranks sends
-        messages out of a node, they use the cards of all its members in the node: see
-        `Topology.of_ring`.
+        buses. The messages still wait for the latency of ``intra``. If the ranks of a ring or a
+        chain send messages out of a node, these messages use the cards of all members of the ring
+        in this node: see `Topology.of_ring`.
     """
 
     nodes: int
@@ -197,15 +198,15 @@ class Cluster:
 
 
 class Topology:
-    """Ranks placed on a cluster: the latency and the links between any two of them.
+    """Ranks placed on a cluster. It knows the latency and the links between any two ranks.
 
     Parameters
     ----------
     cluster : Cluster
     world_size : int
     placement : {"block", "round_robin"} or list of int
-        ``"block"`` fills one node after the other. ``"round_robin"`` gives ranks to the nodes in
-        turn. A list contains the node of each rank.
+        ``"block"`` fills one node after the other. ``"round_robin"`` puts the next rank on the next
+        node. A list contains the node of each rank.
 
     Attributes
     ----------
@@ -217,9 +218,10 @@ class Topology:
         Network card of each rank, within its node.
     link_bandwidth_Bps : ndarray of float
         Bandwidth of each link, by its id. The array has one entry more than there are links. The
-        last entry has no limit and pads the rows of `paths`.
+        last entry is infinite. The rows of `paths` use its id as padding.
     cards : int
-        A message between nodes goes by so many network cards of each node, in equal parts.
+        A message between nodes uses this many network cards of each node, and sends equal parts by
+        them.
     """
 
     def __init__(
@@ -253,15 +255,15 @@ class Topology:
     def of_ring(self, ranks: Sequence[int] | np.ndarray) -> Topology:
         """The same ranks and links, with the paths that messages of a ring of some ranks take.
 
-        As in NCCL, such a ring consists of several rings that run side by side. Each of them leaves
-        a node by the card of another member and carries its part of every message. simlib counts
-        the cards that the members have in each node. The lowest count is the number of rings.
+        As in NCCL, such a ring consists of several rings that run side by side. Each ring leaves a
+        node by the card of a different member and carries a part of every message. simlib counts
+        the cards that the members use in each node. The lowest count is the number of rings.
 
         Returns
         -------
         Topology
-            This topology itself if there is only one such card, if cards are not direct, or if the
-            ring leaves a node more than once.
+            The result is this topology itself if there is only one ring, if cards are not direct,
+            or if the ring leaves a node more than once.
         """
         ranks = np.asarray(ranks)
         here = self.node_of[ranks]
@@ -280,25 +282,26 @@ class Topology:
         return ring
 
     def cards_between(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """By how many cards messages go, in equal parts: 1 in a node. Takes arrays of ranks."""
+        """The number of cards that messages use; 1 within a node. ``src`` and ``dst`` are
+        arrays."""
         return np.where(self.node_of[src] == self.node_of[dst], 1, self.cards)
 
     def latency_s(self, src: int, dst: int) -> float:
-        """Seconds of latency that a message from src to dst pays before it draws bandwidth."""
+        """Seconds that a message from src to dst waits before its bytes begin to move."""
         same = self.node_of[src] == self.node_of[dst]
         return self._latency_in_node_s if same else self._latency_between_s
 
     def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links that a message crosses, in order.
 
-        Links without a limit are left out, because they never delay a message. If several parts
-        of the message cross a link, its id appears once for each part.
+        The list leaves out links without a limit, because they never delay a message. If several
+        parts of the message cross a link, its id appears once for each part.
         """
         path = self.paths(np.array([src]), np.array([dst]))[0]
         return tuple(int(link) for link in path if math.isfinite(self.link_bandwidth_Bps[link]))
 
     def bandwidth_Bps(self, src: int, dst: int) -> float:
-        """Bytes per second of a message that is alone on its path."""
+        """Bytes per second of a message if no other message uses its path."""
         return float(self.bandwidths_Bps(np.array([src]), np.array([dst]))[0])
 
     def latencies_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -309,9 +312,9 @@ class Topology:
     def paths(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`links` for arrays of ranks: ndarray of int, shape (messages, 2 + 3 * cards).
 
-        The columns are rank up, node up, backbone, node down, rank down. The three in the middle
-        are repeated for each part of a message. The padding, the id of the last entry of
-        `link_bandwidth_Bps`, replaces each link without a limit.
+        The columns are rank up, node up, backbone, node down, rank down. The three columns in the
+        middle are repeated for each part of a message. In place of each link without a limit there
+        is padding: the id of the last entry of `link_bandwidth_Bps`.
         """
         free = len(self.link_bandwidth_Bps) - 1
         same = self.node_of[src] == self.node_of[dst]

@@ -1,13 +1,13 @@
-"""The errors of wrong programs. Every error names the rule, the ranks, the line and what to do.
+"""The errors of wrong programs. Every error names the rule, the ranks, the line and the remedy.
 
-A run that fails raises a `SimlibError`. It has the attributes
+A run that fails raises a `SimlibError`. Such an error has these attributes:
 
 ``.kind``
     one word for the kind of failure (the table in docs/errors.md);
 ``.sites``
-    ``{rank: Site}``: the line in the learner's own file or cell where each rank concerned was;
+    ``{rank: Site}``: for each rank that the error concerns, the line in the learner's file or cell;
 ``.run``
-    the `Run` so far: the output, the trace and the picture up to the failure.
+    the `Run` up to the failure, with its output, trace and picture.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FailureReport:
     invalid : bool
         Whether torch or simlib refused the call.
     from_wait : bool
-        Whether other ranks caused it: the rank waited for them, or they have ended.
+        Whether other ranks caused the exception: the rank waited for them, or they have ended.
     ledger : dict or None
         For a rank that ran out of memory: its bytes by category.
     exit_code : int, str or None
@@ -55,7 +55,7 @@ class FailureReport:
 
 
 class _Ending(BaseException):
-    """How a run ended, as an exception; see `SimlibError` for the parameters."""
+    """An exception that says how a run ended. See `SimlibError` for the parameters."""
 
     DETAILS: ClassVar[dict[str, Any]] = {}
     """The further attributes of a class, by name, with their default values."""
@@ -85,11 +85,11 @@ class SimlibError(_Ending, Exception):
     Parameters
     ----------
     message : str
-        The sentence that the learner sees. Further lines give details.
+        The sentence that the learner sees. Further lines contain details.
     sites : dict of int to Site, optional
-        The line where each rank concerned was.
+        The line of each rank that the error concerns.
     run : Run, optional
-        The run until the error.
+        The run up to the error.
     details
         Further attributes of the class, by name.
     """
@@ -120,13 +120,13 @@ class RefusedIndex(InvalidCallError, IndexError):
 
 
 class RefusedLayout(InvalidCallError, NotImplementedError):
-    """An `InvalidCallError` for an op that torch lacks: for these tensors, or for all tensors."""
+    """An `InvalidCallError` for an op that torch does not offer, at least for such tensors."""
 
 
 class RankError(SimlibError):
     """A rank raised an exception. ``tracebacks`` maps each such rank to its traceback, as text.
 
-    ``.reports`` maps each such rank to a `FailureReport`: the exception's class, message and
+    ``.reports`` maps each such rank to a `FailureReport` with the exception's class, message and
     frames.
     """
 
@@ -150,8 +150,8 @@ class RankDiedError(SimlibError):
 class DeadlockError(SimlibError):
     """Ranks wait for each other, or for a rank that has finished.
 
-    ``.graph`` is the wait-for graph: a `WaitGraph`, which can be shown as text and as a picture.
-    It is None if ``timeout_s`` ended the run.
+    ``.graph`` is the wait-for graph, a `WaitGraph`. A notebook shows this graph as a picture, and
+    `print` shows it as text. ``.graph`` is None if ``timeout_s`` ended the run.
     """
 
     kind = "deadlock"
@@ -160,7 +160,7 @@ class DeadlockError(SimlibError):
 
 
 class MismatchError(SimlibError):
-    """Ops that belong together disagree. ``rule`` names the point of disagreement in one word."""
+    """Ops that belong together disagree. ``rule`` is one word for what differs."""
 
     kind = "mismatch"
     DETAILS = {"rule": None}
@@ -168,13 +168,13 @@ class MismatchError(SimlibError):
 
 
 class UnfinishedError(SimlibError):
-    """No rank received a message, or no rank waited for a request; raised with ``strict=True``."""
+    """A message was never received, or a request never awaited; raised with ``strict=True``."""
 
     kind = "unfinished"
 
 
 class RaceError(SimlibError):
-    """A rank touched a buffer between the call and the wait; raised with ``strict=True``."""
+    """A rank touched a buffer between the call and its wait; raised with ``strict=True``."""
 
     kind = "race"
 
@@ -186,19 +186,20 @@ class SharedNameError(SimlibError):
 
 
 class NoValueError(SimlibError):
-    """A program needs a value that a simulation without data lacks; raised with ``strict=True``."""
+    """A program needs a value that ``data=False`` does not compute; raised with ``strict=True``."""
 
     kind = "no_value"
 
 
 class StuckError(SimlibError):
-    """No rank made progress until the time limit, and at least one rank was still computing."""
+    """No rank made progress for ``timeout_s``, and at least one rank was still computing."""
 
     kind = "stuck_computing"
 
 
 class OutOfMemoryError(SimlibError):
-    """A simulated rank needs more memory than its device has. ``ledger`` has bytes by category."""
+    """A simulated rank needs more memory than its device has. ``ledger`` lists its bytes by
+    category."""
 
     kind = "out_of_memory"
     DETAILS = {"ledger": {}}
@@ -212,13 +213,15 @@ class JobError(SimlibError):
 
 
 class RunInterrupted(_Ending, KeyboardInterrupt):
-    """Somebody stopped a run by the Stop button or Ctrl-C. ``sites`` has the line of each rank."""
+    """Somebody stopped a run by the Stop button or Ctrl-C. ``sites`` names the line of each
+    rank."""
 
     kind = "interrupted"
 
 
 def check_number(name: str, value: object, low: float = 0.0, above: bool = False) -> None:
-    """Refuse a value that is no number or is below ``low``; with ``above`` also ``low`` itself."""
+    """Refuse a value that is not a number or is below ``low``. With ``above``, refuse ``low``
+    too."""
     good = isinstance(value, Real) and (value > low if above else value >= low)  # type: ignore[operator]
     if not good:
         bound = f"{'above' if above else 'at least'} {low:g}"
@@ -232,7 +235,7 @@ def check_count(name: str, value: object, low: int = 1) -> None:
 
 
 def as_int(name: str, value: object) -> int:
-    """A number of bytes or ranks as an int, also if it is a float such as 25e6."""
+    """Return a number of bytes or ranks as an int. The number may be a float such as 25e6."""
     if isinstance(value, Real) and not isinstance(value, bool) and value == value // 1:
         return int(value)  # type: ignore[call-overload]
     raise InvalidCallError(f"{name} is {value!r}: give a whole number")
@@ -259,7 +262,7 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def check_by_rank(name: str, values: Any, world_size: int) -> dict[int, float]:
-    """Refuse a value that is not a dict from ranks to numbers of at least 0; None is empty."""
+    """Refuse a value that is not a dict from ranks to numbers of at least 0. None means empty."""
     values = {} if values is None else values
     if not isinstance(values, dict):
         raise InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")

@@ -1,5 +1,5 @@
 """The trace of a run: sites, ops, messages, collectives. Every engine writes a trace. Every
-picture, table and check reads one. Pure Python.
+picture, table and check reads a trace. This module is pure Python.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Site:
     line_text : str
         The text of the line, stripped.
     callers : tuple of str
-        The places from which the line was called, the nearest first. There are at most two. Only
-        sites in verdicts have callers.
+        At most two places from which the line was called, the nearest place first. Only sites in
+        verdicts have callers.
     in_thread : bool
         Whether the rank ran the line in a thread that it had started itself.
     """
@@ -51,7 +51,7 @@ class Site:
 
     @property
     def place(self) -> str:
-        """The place in words: ``"main, line 4"`` in a notebook cell, else ``"ptdist.py, line 12"``.
+        """The place: ``"main, line 4"`` in a notebook cell, else ``"ptdist.py, line 12"``.
 
         simlib names a cell by its function, because a cell gets a new number each time you run it.
         """
@@ -64,12 +64,12 @@ class Site:
 
     @property
     def where(self) -> str:
-        """The place with its callers, such as ``"mean, line 2, called from main, line 9"``."""
+        """The place and its callers, such as ``"mean, line 2, called from main, line 9"``."""
         callers = f", called from {', from '.join(self.callers)}" if self.callers else ""
         return f"{self.place}{callers}{', in another thread' if self.in_thread else ''}"
 
     def is_at_line_of(self, other: Site) -> bool:
-        """True if both sites are the same line, with any calls in this line."""
+        """True if both sites are the same line. The calls in the line may differ."""
         return (self.lineno, self.file) == (other.lineno, other.file)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Site:
 
 
 def source_line(file: str, lineno: int) -> str:
-    """The stripped text of one line; empty if the source cannot be found."""
+    """The stripped text of one line. It is empty if simlib cannot find the source."""
     if os.path.exists(file):
         linecache.checkcache(file)  # it may have been edited since
     return linecache.getline(file, lineno).strip() if lineno else ""
@@ -111,7 +111,7 @@ class Group:
 
 @dataclass(slots=True)
 class Op:
-    """One call of one rank into torch.distributed.
+    """One call that one rank made to torch.distributed.
 
     Attributes
     ----------
@@ -131,9 +131,10 @@ class Op:
     tag : int or None
         The tag of a send or recv. It is None if the record does not contain the tag.
     nbytes : int
-        The payload: the bytes of the tensors that this rank contributes. For all_gather and gather
-        this is the rank's own part. For reduce_scatter, all_to_all and a scatter's root these are
-        all parts of the rank. If a rank only receives, the payload is the bytes that it receives.
+        The payload: the number of bytes in the tensors that this rank contributes. For all_gather
+        and gather, this rank contributes its own part. For reduce_scatter and all_to_all, and as
+        the root of a scatter, this rank contributes the parts for all ranks. If a rank only
+        receives, the payload is the number of bytes that it receives.
     shapes : tuple of tuple of int
         Shapes of the tensors that ``nbytes`` counts.
     dtype : str
@@ -152,19 +153,20 @@ class Op:
         The learner's line.
     post_s, wait_s, end_s : float or None
         Three moments, in seconds since the first rank entered the function. ``post_s`` is the call.
-        At ``wait_s`` the rank began to wait for the op. At ``end_s`` the rank saw it complete. A
-        moment is None if it never happened.
+        At ``wait_s`` the rank began to wait for the op. At ``end_s`` the rank saw the op complete.
+        A moment is None if it never happened.
     waited_after : int or None
-        The number of ops that the rank had posted when it began to wait. In a simulation several
-        events can happen at one moment. This number shows their order.
+        The number of ops that the rank had posted when it began to wait for this op. In a
+        simulation several events can happen at the same moment. Then this number shows their order.
     failed_s : float or None
         The second at which the op raised an error in its rank, for example because another rank had
         died. ``end_s`` is then None.
     number : int or None
-        Number of the collective in its group, from 0. The record gives this number, because it may
-        lack the first collectives. If it is None, simlib counts the collectives. Recorders and NCCL
-        count from 1, so code that reads or writes their numbers adds or subtracts one. If NCCL runs
-        several calls as one, each call still has its own number.
+        Number of the collective in its group, from 0. The number comes from the record, because the
+        record may lack the first collectives. If the number is None, simlib counts the collectives
+        itself. Recorders and NCCL count from 1. So simlib subtracts one when it reads their
+        numbers, and adds one when it writes such numbers. If NCCL runs several calls as one, each
+        call still has its own number.
     began_s : float or None
         The second at which the op's kernel began on a GPU, on the same clock as the other moments.
         It is None if no profiler recorded the kernel.
@@ -194,7 +196,7 @@ class Op:
 
     @property
     def is_p2p(self) -> bool:
-        """True if the op is a send or a recv. Every other op is a collective."""
+        """True if the op is a send or a recv, False if it is a collective."""
         return self.kind in P2P_KINDS
 
     @property
@@ -203,7 +205,8 @@ class Op:
         return self.end_s is not None
 
     def ends_by(self, until_s: float) -> float:
-        """Return when the op completed or failed, or ``until_s`` if the op is still open."""
+        """Return the second at which the op completed or failed, or ``until_s`` if the op is
+        open."""
         ends = (self.end_s, self.failed_s, until_s)
         return next(moment for moment in ends if moment is not None)
 
@@ -223,7 +226,7 @@ def describe_call(
     async_op: bool = False,
     any_source: bool = False,
 ) -> str:
-    """The text of a call, for `Op.call` and for a rank that still waits in the call."""
+    """The text of a call, for `Op.call` and for messages about a rank that waits in the call."""
     if kind in P2P_KINDS:
         name = ("i" if async_op else "") + kind
         who = "any" if any_source else peer
@@ -241,21 +244,21 @@ def describe_call(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a rank's modelled device.
+    """The work that a rank's modelled device did.
 
     Attributes
     ----------
     flops : int
         Floating-point operations of products, convolutions and attention.
     recomputed_flops : int
-        The part of ``flops`` that activation checkpointing computed again, within backward.
+        The part of ``flops`` that activation checkpointing computed again during backward.
     full_rate_s, recomputed_full_rate_s : float or None
-        Seconds that both take at the device's rates for their dtypes; None if the device lacks a
-        rate for one of the dtypes.
+        Seconds that ``flops`` and ``recomputed_flops`` would take at the full rates of the device
+        for their dtypes. None if the device lacks a rate for one of the dtypes.
     start_s, end_s : float or None
-        On an asynchronous device: when the first of the launched kernels and ops of
-        torch.distributed began, and when the last one ended, in seconds since the first rank
-        entered.
+        The second at which the first kernel or op of torch.distributed began on an asynchronous
+        device, and the second at which the last one ended. Both count from the moment at which the
+        first rank entered the function.
     """
 
     flops: int
@@ -278,11 +281,11 @@ class Piece:
     numbers : dict of str to int
         ``{"micro": 3}``.
     start_s, end_s : float, float or None
-        When the rank entered and left it, in seconds since the first rank entered the function.
-        ``end_s`` is None if the piece never ended.
+        When the rank entered and left the piece, in seconds since the first rank entered the
+        function. ``end_s`` is None if the piece never ended.
     work : Work or None
-        The work of the rank's modelled device for this piece, even if the device did it later than
-        the rank's call.
+        The work of the rank's modelled device for this piece. It includes work that the device did
+        after the rank had left the piece.
     """
 
     rank: int
@@ -295,8 +298,8 @@ class Piece:
     def span(self, until_s: float) -> tuple[float, float]:
         """The start and end of the piece; the end is ``until_s`` if the piece never ended.
 
-        An asynchronous device works on the piece later than the rank calls it. Then both are the
-        times of the device.
+        An asynchronous device works on the piece after the rank has launched it. For such a device,
+        start and end are the device's times.
         """
         done = self.work
         if done is not None and done.start_s is not None and done.end_s is not None:
@@ -305,7 +308,8 @@ class Piece:
 
     @property
     def label(self) -> str:
-        """The name with its numbers, as pictures show it: ``"F3"``, or ``"F0.3"`` for two."""
+        """The name with its numbers, as pictures show it: ``"F3"``, or ``"F0.3"`` for two
+        numbers."""
         return self.name + ".".join(map(str, self.numbers.values()))
 
 
@@ -347,7 +351,8 @@ class WireMessage:
         Ranks of the world.
     nbytes : int
     start_s, end_s : float
-        When both ranks were ready for the message, and when it had arrived.
+        The second at which both ranks were ready for the message, and the second at which it had
+        arrived.
     """
 
     kind: str
@@ -370,13 +375,13 @@ class Collective:
 
     @property
     def nbytes(self) -> int:
-        """The largest payload of any of its ranks, in bytes."""
+        """The largest payload of any rank of the collective, in bytes."""
         return max(op.nbytes for op in self.ops.values())
 
 
 @dataclass(slots=True)
 class Trace:
-    """All ops of a run, in the order in which they were posted, and each rank's time at work.
+    """All ops of a run, in the order in which they were posted, and the time span of each rank.
 
     Attributes
     ----------
@@ -387,23 +392,24 @@ class Trace:
         For each rank, the seconds at which it entered and left the function, counted from the first
         rank's entry. A value is None if the rank never entered or left.
     dropped : int
-        The number of ops that are not in ``ops``, because the record was full. These ops ran, too.
+        The number of ops that ran but are not in ``ops``, because the record was full.
     clock_error_s : float
-        The largest error of a comparison between times of ranks on different hosts.
+        The largest error when you compare times of ranks on different hosts.
     clock_offsets_s : dict of int to float
-        ``{rank: seconds}``: how far the rank's clock was ahead of the first rank's clock. simlib
-        has subtracted these seconds from all times of the rank.
+        ``{rank: seconds}``: the seconds by which the rank's clock was ahead of the first rank's
+        clock. simlib has subtracted these seconds from all times of the rank.
     missing : tuple of int
         Ranks without a record.
     last_seen_s : dict of int to float
-        If the record covers a part of a longer run, ``{rank: seconds}`` with the last moment of
-        this rank in the record.
+        ``{rank: seconds}``: the last moment of this rank in the record, if the record covers only a
+        part of a run.
     pieces : list of Piece
         The pieces of work that ranks have named, ordered by ``start_s``, then rank.
     deaths : dict of int to float
-        When each dead rank died, by rank.
+        ``{rank: seconds}``: when this rank died.
     forgotten : Evicted or None
-        If a run was watched for long, the sums of the earlier ops that are not in ``ops``.
+        Sums over the earlier ops that are no longer in ``ops``, if the run was watched for a long
+        time.
     """
 
     world_size: int
@@ -459,8 +465,8 @@ class Trace:
     def messages(self) -> list[Message]:
         """Every send with its recv, in the order in which the sends were posted.
 
-        A recv belongs to the first posted send of its group, src, dst and tag that no earlier recv
-        has taken. The src of an any-source recv is the sender that the recv reported.
+        A recv belongs to the first send with the same group, src, dst and tag that no earlier recv
+        has matched. The src of an any-source recv is the sender that the recv reported.
 
         **Cost** O(number of ops).
         """
@@ -477,9 +483,10 @@ class Trace:
 
     @property
     def collectives(self) -> list[Collective]:
-        """Every collective, ordered by its first post: the k-th op of each member of a group.
+        """Every collective, ordered by the first call of it.
 
-        **Cost** O(number of ops).
+        The k-th collectives that the members of a group call belong together. **Cost** O(number of
+        ops).
         """
         counts: defaultdict = defaultdict(int)
         members: defaultdict = defaultdict(dict)
@@ -501,11 +508,11 @@ class Evicted:
     Attributes
     ----------
     ops, joined : list of int
-        By rank: number of ops, and number of collectives among them.
+        By rank: the number of ops, and the number of collectives among these ops.
     sent : dict of (int, int) to list of int
-        (src, dst) -> messages, bytes.
+        (src, dst) -> number of messages, number of bytes.
     received : list of list of int
-        By rank: messages, bytes.
+        By rank: number of messages, number of bytes.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -546,7 +553,7 @@ class Evicted:
         return any(self.ops)
 
     def add(self, op: Op, is_open: bool = False) -> None:
-        """Count an op that the log forgets; for an op that ``is_open``, `end` is called later."""
+        """Count an op that the log forgets. If the op ``is_open``, the caller calls `end` later."""
         if op.kind == "new_group":
             return
         self.ops[op.rank] += 1
@@ -575,9 +582,10 @@ class Evicted:
             del self._ahead[channel]
 
     def without_halves(self, ops: list[Op]) -> list[Op]:
-        """The remaining ops, in order, without the ops whose partners are forgotten.
+        """The remaining ops, in order, without the ops whose partners the log has forgotten.
 
-        The sums include those as well. So every remaining op still has its partners.
+        The sums also include the ops that are left out. So every op in the list still has its
+        partners.
         """
         late = {
             (group, rank): max(counts.values()) - counts[rank]

@@ -1,4 +1,4 @@
-"""Lightning on the ranks of simlib: the plug-in `environment` gives Lightning its rank."""
+"""Lightning on the ranks of simlib. The plug-in `environment` tells Lightning its rank."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def environment() -> Any:
     Raises
     ------
     InvalidCallError
-        If there is no calling rank, or the Trainer asks for another number of ranks.
+        No rank calls the function, or the Trainer asks for another number of ranks.
     ImportError
-        If Lightning is not installed (``pip install "simlib[frameworks]"``).
+        Lightning is not installed (``pip install "simlib[frameworks]"``).
     """
     if not dist.is_initialized():
         raise InvalidCallError(
@@ -42,7 +42,7 @@ def environment() -> Any:
 
 
 def _environment_class() -> Any:
-    """A class that is made here, because Lightning takes a second to import and may be missing."""
+    """Define the class here, because Lightning takes a second to import and may be missing."""
     need("frameworks", "lightning", what="simlib.lightning.environment()")
     from lightning.fabric.plugins.environments import ClusterEnvironment
 

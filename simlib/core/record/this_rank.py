@@ -14,19 +14,19 @@ from ..model.errors import InvalidCallError
 from ..model.ledger import CATEGORIES
 
 here = threading.local()
-"""The data of this thread's rank. For real ranks this is the log. For simulated ranks,
-`simlib.core.engines.virtual.per_rank` adds more."""
+"""The data of the rank that this thread runs. For a real rank, it is the log. For a simulated rank,
+`simlib.core.engines.virtual.per_rank` adds more data."""
 
 LONGEST_NAME = 20
 
 
 def compute(seconds: float) -> None:
-    """Keep the calling rank busy for so many seconds. It sleeps, or its virtual clock advances.
+    """Keep the calling rank busy. A real rank sleeps; a simulated rank's clock advances.
 
     Parameters
     ----------
     seconds : float
-        With ``slow={rank: factor}``, this rank is busy ``factor`` times longer.
+        Seconds of work. With ``slow={rank: factor}``, this rank is busy ``factor`` times longer.
 
     Raises
     ------
@@ -43,12 +43,13 @@ def compute(seconds: float) -> None:
 def span(name: str, /, **numbers: int) -> Iterator[None]:
     """Name a piece of the calling rank's work: ``with simlib.span("F", micro=3):``.
 
-    Pictures show the piece with its name and numbers. `Run.bubble` counts pieces. `Run.mfu` and
-    `Run.exposed` can choose among the pieces. ``run.trace.pieces`` lists all pieces. A piece within
-    another piece is drawn on top of it. Outside of ranks, ``span`` has no effect. Torch's own
-    pipeline schedules name their pieces and use ``micro=``, and also ``stage=`` if a rank has
-    several stages. ``F`` is forward and ``B`` is backward. ``I`` is backward of the inputs alone,
-    and ``W`` is backward of the weights alone.
+    Pictures show the piece with its name and numbers. `Run.bubble` counts the time outside of
+    pieces. `Run.mfu` and `Run.exposed` can measure only the pieces that you choose.
+    ``run.trace.pieces`` lists all pieces. A picture draws an inner piece on top of the outer piece.
+    Outside of ranks, ``span`` has no effect. Torch's own pipeline schedules name their pieces
+    themselves. Their pieces have the number ``micro=``, and also ``stage=`` if a rank has several
+    stages. ``F`` is forward and ``B`` is backward. ``I`` is backward of the inputs alone, and ``W``
+    is backward of the weights alone.
 
     Parameters
     ----------
@@ -87,14 +88,14 @@ def span(name: str, /, **numbers: int) -> Iterator[None]:
 def hold(tensors: Any, category: str) -> None:
     """Say to which category of the ledger some tensors belong, if simlib cannot know it.
 
-    Examples are a master copy of the parameters that is an `nn.Parameter` itself, and optimizer
-    state kept by hand. The category is valid until the memory of the tensors is released. If simlib
-    does not count memory, the call has no effect.
+    Examples are optimizer state that your code keeps by hand, and a master copy of the parameters,
+    if this copy is an `nn.Parameter` too. The tensors stay in the category until their memory is
+    released. If simlib does not count memory, the call has no effect.
 
     Parameters
     ----------
     tensors : Tensor, or a list or dict of tensors
-        Their whole storages count, so all views of one tensor have one category.
+        Their whole storages count, so all views of one tensor are in the same category.
     category : {"parameters", "gradients", "optimizer state", "activations and temporaries"}
 
     Raises

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparedOp:
-    """One kind of op, and how often each of the runs has it.
+    """One kind of op, and how often it occurs in each run.
 
     Attributes
     ----------
     call : str
         ``"all_reduce(SUM)"``, ``"message"``.
     nbytes : int
-        The largest payload of any of its ranks.
+        The largest payload of any rank that takes part.
     ranks : int
-        How many ranks take part; 2 for a message.
+        How many ranks take part. A message has 2.
     label : str
-        ``"all_reduce(SUM), 38.9 kB"``. If not all ranks of the world take part, it contains the
-        number of ranks.
+        ``"all_reduce(SUM), 38.9 kB"``. If only some ranks of the world take part, the label also
+        contains their number.
     counts : tuple of int
-        By run: number of collectives, or of messages.
+        By run: the number of such collectives or messages.
     lines : tuple of dict of str to int
-        By run: the learner's lines that made the op, ``"main, line 12: dist.all_reduce(x)"``, and
-        how often each line did.
+        By run: the learner's lines that called the op, such as ``"main, line 12:
+        dist.all_reduce(x)"``, and how often each line called it.
     """
 
     call: str
@@ -51,7 +51,7 @@ class ComparedOp:
 
     @property
     def is_common(self) -> bool:
-        """Whether all runs have it equally often."""
+        """Whether the op occurs equally often in all runs."""
         return len(set(self.counts)) == 1
 
 
@@ -64,11 +64,11 @@ class Comparison(Displayed):
     names : tuple of str
         The names of the runs.
     ops : list of ComparedOp
-        First the ops that all runs have equally often, then the others. Each of these two parts
-        begins with the ops of the first run, in the order in which they first appear. Then come
-        the ops that only later runs have.
+        Ops that occur equally often in all runs come first, and the other ops follow. Each of these
+        two parts begins with the ops of the first run, in the order in which they first appear. The
+        ops that occur only in later runs follow.
     runs : tuple of Run
-        The runs that `to_html` shows. The tuple is empty if the comparison compares chosen ops.
+        The runs that `to_html` shows. The tuple is empty if you compared only some ops of the runs.
     """
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ class Comparison(Displayed):
 
     @property
     def differences(self) -> list[ComparedOp]:
-        """The ops that some runs have more often than others."""
+        """The ops that occur more often in some runs than in others."""
         return [op for op in self.ops if not op.is_common]
 
     def __repr__(self) -> str:
@@ -101,11 +101,11 @@ class Comparison(Displayed):
         return "\n".join(lines)
 
     def picture(self) -> Figure:
-        """Draw the comparison: a row for each kind of op, a column for each run."""
+        """Draw the comparison, with a row for each kind of op and a column for each run."""
         return draw.draw_comparison(self.names, self._rows())
 
     def in_words(self) -> str:
-        """The content of the picture in sentences, for readers who cannot see it."""
+        """Describe the picture in sentences, for readers who cannot see it."""
         return comparison_in_words(self.names, self._rows())
 
     def _rows(self) -> list[tuple[str, tuple[int, ...], bool]]:
@@ -120,13 +120,14 @@ class Comparison(Displayed):
     ) -> Path:
         """Write one HTML file with the runs' players on one time axis, and with their differences.
 
-        The players move together. If you play, zoom or step in one player, all players do the same.
-        The file needs no kernel and no network. See `Run.to_html`.
+        The players move together. If you play, zoom or step in one player, all other players
+        follow. The file needs no kernel and no network. See `Run.to_html`.
 
         Raises
         ------
         InvalidCallError
-            As for `Run.to_html`. Or the comparison has no runs, because it compares chosen ops.
+            The same cases as for `Run.to_html`, or you compared only some ops, so there are no
+            whole runs to show.
         """
         if not self.runs:
             raise InvalidCallError(
@@ -149,8 +150,8 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     Parameters
     ----------
     *runs : Run
-        Two runs or more. One argument can also be a sequence of runs, or a dict from names to runs.
-        Without a dict, a run has the name of its function.
+        Two or more runs. You can also pass a single sequence of runs, or a single dict from names
+        to runs. Without a dict, simlib calls each run by the name of its function.
 
     Returns
     -------
@@ -209,7 +210,7 @@ def _by_name(runs: list[Any]) -> dict[str, Any]:
 
 
 def _counted(run: Run) -> dict[tuple[str, int, int], Counter[str]]:
-    """``{(call, nbytes, ranks): {line: count}}`` of a run's ops, in order of their first."""
+    """``{(call, nbytes, ranks): {line: count}}`` of a run's ops, in order of first appearance."""
     found: dict[tuple[str, int, int], Counter[str]] = defaultdict(Counter)
     together = [(list(one.ops.values()), one.nbytes) for one in run.trace.collectives]
     together += [([message.send], message.nbytes) for message in run.trace.messages]

@@ -19,7 +19,7 @@ from ..record.oplog_reader import name_groups
 from .run import Run
 
 APART_S = 2.0
-"""The seconds between two looks at a job that still runs."""
+"""simlib looks twice at a job that still runs, this many seconds apart."""
 
 
 @dataclass(slots=True, repr=False)
@@ -29,17 +29,17 @@ class JobDiagnosis(Displayed):
     Attributes
     ----------
     kind : str
-        ``"healthy"`` means that every recorded call is over. ``"mismatch"`` means that calls that
-        belong together differ. ``"deadlock"`` means that ranks wait for each other, or for ranks
-        that never call. ``"slow"`` means that ranks wait for ranks that were as late before.
-        ``"stuck"`` means that all members of a group have made the same call, and the call does not
-        end.
+        ``"healthy"`` means that every recorded call has completed. ``"mismatch"`` means that calls
+        that belong together differ. ``"deadlock"`` means that ranks wait for each other, or for
+        ranks that never call. ``"slow"`` means that ranks wait for a rank that was already this
+        late in earlier calls, and then arrived. ``"stuck"`` means that all members of a group have
+        made the same call, and the call does not end.
     message : str
         The verdict in words.
     ranks : tuple of int
         Look at these ranks first. They differ from the other ranks, or other ranks wait for them.
     notes : list of str
-        Further facts in the records, and gaps in them.
+        Further facts from the records, and what the records lack.
     graph : WaitGraph or None
         Which rank waits for which.
     sites : dict of int to Site
@@ -62,7 +62,7 @@ class JobDiagnosis(Displayed):
     __repr__ = __str__
 
     def in_words(self) -> str:
-        """The content of the picture of waits, in words."""
+        """Describe the picture of waits in words."""
         return self.graph.in_words() if self.graph else self.message
 
     def _repr_png_(self) -> Any:
@@ -103,14 +103,14 @@ def _wait_record(wait: Any) -> dict[str, Any]:
 
 
 def diagnose(path: str | Path) -> JobDiagnosis:
-    """Find out why a job hangs, from the dumps of torch's flight recorder that its ranks left.
+    """Find out why a job hangs. simlib reads the dumps of torch's flight recorder.
 
     Parameters
     ----------
     path : str or Path
-        A folder with the dumps of a job, pickle or JSON, of NCCL or Gloo, with any names. Some
-        dumps may be missing. simlib also reads logs of NCCL in the folder, because they contain
-        roots and reduce ops.
+        A folder with the dumps of a job. The dumps are pickle or JSON files of NCCL or Gloo, with
+        any names. Some dumps may be missing. simlib also reads logs of NCCL in the folder, because
+        these logs contain the roots and reduce ops that dumps lack.
 
     Returns
     -------
@@ -157,11 +157,14 @@ def diagnose_job(
     Parameters
     ----------
     pid : int or None
-        Process id of torchrun or of a rank. With None, the only job of this user on this host.
+        Process id of torchrun or of a rank. With None, simlib looks for the only job of this user
+        on this host.
     folder : str, Path or None
-        A new folder for the dumps. With None, ``dumps-of-PID`` in the current folder.
+        A new folder for the dumps. With None, simlib writes to ``dumps-of-PID`` in the current
+        folder.
     apart_s : float
-        Seconds between two looks at the job. A rank that continues between them does not hang.
+        Seconds between two looks at the job. A rank that makes progress between the two looks does
+        not hang.
 
     Raises
     ------

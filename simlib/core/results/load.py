@@ -1,8 +1,8 @@
 """`load` reads the record that `Run.save` puts into its file, and traces of torch's profiler.
 
-Perfetto's slices are not enough to draw a run again. They do not show when a rank began to wait, or
-which ops belong to one collective. So the file also contains the ops themselves, under a key that
-trace viewers ignore.
+Perfetto's slices are not enough to draw a run again. The slices do not show when a rank began to
+wait, or which ops belong to the same collective. So the file also contains the ops themselves,
+under a key that trace viewers ignore.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from .chrome import KEY, PLAIN, VERSION
 from .run import Run
 
 TRACES = (".json", ".json.gz")
-"""The endings of the files of traces in a folder."""
+"""In a folder, `load` reads the files with these endings as traces."""
 
 
 def load(path: str | Path | Sequence[str | Path]) -> Run:
     """Read a run that `Run.save` wrote, or traces that torch's profiler wrote for a job's ranks.
 
-    The file of a run contains only results that are plain data, tensors or arrays. A `NotKept`
-    replaces every other result. Earlier ``attempts`` and the other run of a race are not in the
-    file either.
+    The file of a run contains only results that are plain data, tensors or arrays. Every other
+    result is replaced by a `NotKept`. The file does not contain the earlier ``attempts`` and the
+    second run of a race.
 
     Parameters
     ----------
     path : str or Path, or a sequence of them
-        A run's file. For traces of torch's profiler, give their folder, a pattern such as
+        The file of a run. For traces of torch's profiler, pass their folder, a pattern such as
         ``"traces/*.json.gz"``, or the files, one for each rank.
 
     Returns
     -------
     Run
-        The file of a run gives a run with the same trace. So it has the same pictures, table of
-        messages and player. Traces give a run with their calls, the profile of each rank, and a
-        span ``"step"`` for each step of the profiler. simlib compares the clocks of the hosts. See
+        From the file of a run, simlib makes a run with the same trace, and so with the same
+        pictures, table of messages and player. From traces, simlib makes a run with the calls in
+        the traces, the profile of each rank, and a span ``"step"`` for each step of the profiler.
+        simlib also corrects the differences between the clocks of the hosts. See
         ``run.trace.clock_offsets_s``.
 
     Raises
@@ -74,7 +75,7 @@ def load(path: str | Path | Sequence[str | Path]) -> Run:
 
 
 def _read(file: Path, is_alone: bool) -> Run | RankTrace:
-    """Read one file; the content of its JSON is freed before the next file is read."""
+    """Read one file. Its JSON is freed from memory before simlib reads the next file."""
     content = read_json(file)
     if content is None:
         raise ValueError(
@@ -128,10 +129,10 @@ def _saved_run(path: Path, content: dict[str, Any]) -> Run:
 def load_chakra(folder: str | Path) -> Run:
     """Read the traces of a job in Chakra's format, which `Run.to_chakra` and other tools write.
 
-    A trace is a graph. Its nodes are work, calls and waits. simlib can read a trace if one thread
-    alone could have executed all its nodes. It cannot read a trace of streams that compute side by
-    side. simlib adds up the durations in the files to find the moments of the run. `Run.replay`
-    computes the times on a network.
+    A trace is a graph, and its nodes are work, calls and waits. simlib can read a trace if one
+    thread could have executed all its nodes one after the other. simlib cannot read a trace of
+    streams that compute side by side. The files contain durations, and simlib adds these up to find
+    the time of each event. `Run.replay` computes the times on a network.
 
     Parameters
     ----------
@@ -226,7 +227,7 @@ def run_of(record: dict[str, Any]) -> Run:
 
 
 def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
-    """An `Op` from its record."""
+    """Make an `Op` from its record."""
     return Op(
         **{name: entry[name] for name in PLAIN if name in entry},  # an older file has fewer
         shapes=deep_tuple(entry["shapes"]),
@@ -237,7 +238,8 @@ def op_of(entry: dict[str, Any], groups: list[Group], sites: list[Site]) -> Op:
 
 
 class NotKept:
-    """Replaces a result that could not be saved, in a loaded run; its text says why."""
+    """In a loaded run, this object replaces a result that `Run.save` could not store. Its text says
+    why."""
 
     def __init__(self, why: str) -> None:
         self.why = why

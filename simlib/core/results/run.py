@@ -1,4 +1,4 @@
-"""`Run`: the result of every engine, and how simlib makes it from the data of a monitor."""
+"""`Run`, the result of every engine. simlib makes it from the data of a monitor."""
 
 from __future__ import annotations
 
@@ -58,17 +58,19 @@ class Run(Displayed):
     output : list of str
         The text that each rank printed, by rank.
     trace : Trace
-        Every op of every rank.
+        All ops of all ranks.
     time_s : float or None
-        Seconds from the last rank's entry to the last exit or death. None if a rank never left.
+        Seconds from the moment at which the last rank entered the function to the last exit or
+        death. None if a rank never left the function.
     deaths : dict of int to float
-        When each dead rank died, by rank, in seconds since the first rank entered.
+        ``{rank: seconds}``: when this rank died, in seconds since the first rank entered the
+        function.
     findings : list
         Problems that did not stop the run.
     failure : str or None
         The text of the error that ended the run.
     graph : WaitGraph or None
-        Which ranks waited for which, if ranks waited forever.
+        Which rank waited for which, if ranks waited forever.
     engine : str
         ``"real"`` means processes of this machine and a wall clock. ``"simulated"`` means a
         modelled cluster and a virtual clock. ``"replayed"`` means a recorded run on another
@@ -76,25 +78,27 @@ class Run(Displayed):
     wire : list of WireMessage or None
         The messages of the collectives, if the run was simulated with ``expand=True``.
     memory : list of Ledger or GpuMemory, or None
-        The memory of each simulated rank, if the cluster has a device. For real ranks these are the
-        peaks of their GPUs. It is None if no rank has a record. In the list, None stands for a rank
-        without a record.
+        The memory of each simulated rank, if the cluster has a device. For real ranks, the list
+        contains the peak memory of their GPUs. ``memory`` is None if no rank has a record. In the
+        list, None means that this rank has no record.
     flops : list of int or None
-        Floating-point operations of each simulated rank, in all its threads. The number is 0 if the
-        cluster has no device that needs time for operations.
+        The number of floating-point operations of each simulated rank, in all its threads. The
+        number is 0 if the cluster has no device for which operations take time.
     work : list of Work or None
-        The same operations, the number of recomputed operations, and the time of all of them at the
-        rates of the device. It is None if the device has no rates. In the list, None stands for a
-        rank that never left its function. ``run.trace.pieces`` contains the work of each
+        For each rank: the number in ``flops``, the number of recomputed operations, and their time
+        at the rates of the device. ``work`` is None if the device has no rates. In the list, None
+        means that this rank never left its function. ``run.trace.pieces`` contains the work of each
         `simlib.span`.
     processes : list of int or None
-        The number of processes that each rank started. simlib does not count their computing.
+        The number of processes that each rank started. simlib does not count what these processes
+        compute.
     profile : list of Profile or None
-        The work of each rank's GPU, by rank. In the list, None stands for a rank that died. There
-        is a profile after ``run(profile=True)``, and after a simulation on a cluster whose device
-        is asynchronous.
+        The work of each rank's GPU, by rank. In the list, None means that this rank died. A run has
+        profiles after ``run(profile=True)``, and after a simulation on a cluster whose device is
+        asynchronous.
     attempts : list of Run
-        The earlier attempts that failed, in order, and this run, if the run used ``restarts=``.
+        All attempts of a run with ``restarts=``: the earlier attempts that failed, in order, and
+        this run.
     began_s : float
         When this attempt began, in seconds since the first attempt began.
     seed : int or None
@@ -106,7 +110,8 @@ class Run(Displayed):
         The ranks of each class, after ``simulate(alike=...)``. The first and the last rank of a
         class ran.
     ran : sequence of int
-        The ranks whose ops are in the trace: all ranks, except those that others represent.
+        The ranks whose ops are in the trace. With ``alike=``, the trace lacks the ranks that did
+        not run.
     repeats : bool
         Whether every repeat takes exactly the same time, because the clock is virtual and no
         compute was measured.
@@ -152,7 +157,8 @@ class Run(Displayed):
 
     @property
     def time_s(self) -> float | None:
-        """Seconds from the last rank's entry to the last exit. None if a rank never left."""
+        """Seconds from the last rank's entry to the last exit or death. None if a rank never
+        left."""
         spans = self.trace.spans
         starts = [start for start, _ in spans]
         ends = [self.deaths.get(rank, end) for rank, (_, end) in enumerate(spans)]
@@ -164,7 +170,7 @@ class Run(Displayed):
 
     @property
     def deaths(self) -> dict[int, float]:
-        """When each dead rank died, by rank, in seconds since the first rank entered."""
+        """``{rank: seconds}``: when this rank died, in seconds since the first rank entered."""
         return self.trace.deaths
 
     @property
@@ -190,9 +196,9 @@ class Run(Displayed):
     def transfers(self) -> Transfers:
         """When the data of each op moved: ``{(rank, seq): [(start_s, end_s), ...]}``.
 
-        On real ranks, data begin to move when the last rank that the op needs has called it. In a
-        simulation, data move while a message of the rank travels or the rank adds it up. The dict
-        leaves out ops that some rank never called.
+        On real ranks, the data of an op begin to move when the last rank that the op needs has
+        called the op. In a simulation, the data move while a message of the rank travels, or while
+        the rank adds received data to its own. The dict leaves out ops that some rank never called.
         """
         if self._transfers is None:
             exact = self._exact() if self._exact and has_collectives(self.trace) else None
@@ -210,7 +216,7 @@ class Run(Displayed):
         Returns
         -------
         States
-            An object with an array for each state, and ``table()``.
+            An object with an array for each state, and with the method ``table()``.
         """
         return states_in(self)
 
@@ -229,11 +235,11 @@ class Run(Displayed):
         Parameters
         ----------
         width : float, optional
-            Width in inches (9).
+            Width in inches. The default is 9.
         ranks : iterable of int, optional
-            The ranks to show, from top to bottom (all).
+            The ranks to show, from top to bottom. The default is all ranks.
         between : (float, float), optional
-            First and last second to show (the whole run).
+            First and last second to show. The default is the whole run.
 
         Returns
         -------
@@ -252,25 +258,26 @@ class Run(Displayed):
         Parameters
         ----------
         ranks : iterable of int, optional
-            The ranks to show, from top to bottom (all; of many, the first 64).
+            The ranks to show, from top to bottom. The default is all ranks, or the first 64 ranks
+            if there are more.
         between : (float, float), optional
-            First and last second to show (the whole run).
+            First and last second to show. The default is the whole run.
 
         Returns
         -------
         Player
-            A widget. If widgets cannot be shown, the timeline of the run appears instead. If the
-            run has more than 1,000 events, the player shows only some of the events, and says how
-            many.
+            A widget. If the notebook cannot show widgets, the timeline of the run appears instead.
+            If the run has more than 1,000 events, the player shows only some of the events, and
+            says how many it shows.
         """
         return draw.Player(self, ranks, between)
 
     def bubble(self) -> Bubble:
-        """Return the share of time in which ranks computed nothing that the program named.
+        """Return the share of time that ranks spent outside of the work that the program named.
 
-        The time runs from the start of the first piece to the end of the last piece, over all
-        ranks: a step of a pipeline. `simlib.span` names pieces, and torch's pipeline schedules name
-        their own.
+        simlib counts the time from the start of the first piece on any rank to the end of the last
+        piece on any rank. In a pipeline, this is one step. `simlib.span` names pieces of work, and
+        torch's pipeline schedules name their own pieces.
 
         Returns
         -------
@@ -286,24 +293,24 @@ class Run(Displayed):
         return bubble_in(self)
 
     def mfu(self, span: str | None = None, /, **numbers: int) -> Utilisation:
-        """Return MFU and HFU of each rank: the time at the full rate, divided by the time taken.
+        """Return MFU and HFU of each rank: the time at the full rate divided by the real time.
 
         The time at the full rate is the time that the rank's operations would take at the device's
-        full rate. It depends on their dtype: ``Device(rates=...)``, or ``flops_per_s``. Matrix
-        products, convolutions and attention count, as in ``run.flops``. Both halves of causal
-        attention count, as in the formulas of most publications. ``hfu`` (hardware flops
+        full rate for their dtype. This rate is in ``Device(rates=...)``, or it is ``flops_per_s``.
+        simlib counts matrix products, convolutions and attention, as in ``run.flops``. Both halves
+        of causal attention count, as in the formulas of most publications. ``hfu`` (hardware flops
         utilisation) includes operations that activation checkpointing computes again, and ``mfu``
         (model flops utilisation) does not. An operation counts as recomputed if it runs within
         backward and builds a graph. With ``create_graph=True`` every operation of backward counts
-        as recomputed. Fused attention recomputes scores in its own backward. They count as the
-        model's operations.
+        as recomputed. Fused attention recomputes scores in its own backward. These operations count
+        as operations of the model, so ``mfu`` includes them.
 
         Parameters
         ----------
         span : str, optional
-            Count only operations that a `simlib.span` of this name launched. The time is then the
-            time in which the device worked on the span. Without a name, all operations and the
-            rank's time in its function count.
+            Count only operations that a `simlib.span` of this name launched. simlib then divides by
+            the time in which the device worked on the span. Without a name, simlib counts all
+            operations, and divides by the time that the rank spent in its function.
         **numbers : int
             Count only spans with these numbers: ``run.mfu("step", number=3)``.
 
@@ -338,13 +345,13 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            The device is synchronous, the run was on real ranks without ``profile=True``, or
-            there is no such span.
+            The device is synchronous, or the run used real ranks without ``profile=True``, or there
+            is no such span.
         """
         return exposed_in(self, span, numbers)
 
     def stragglers(self) -> Stragglers:
-        """Find the ranks that are late for collectives, and how long others waited for them.
+        """Find the ranks that are late for collectives, and how long other ranks waited for them.
 
         Step times do not show late ranks, because waiting ranks take as long as the late rank.
 
@@ -357,7 +364,8 @@ class Run(Displayed):
         Raises
         ------
         InvalidCallError
-            The run was simulated on asynchronous devices. Their ops show only the host's calls.
+            The run was simulated on asynchronous devices. The ops of such a run show only when the
+            host called them, not when the device ran them.
         """
         if self.engine == "simulated" and self.profile:
             raise InvalidCallError(
@@ -368,14 +376,16 @@ class Run(Displayed):
         return stragglers_of(self.trace)
 
     def heat_map(self) -> Figure:
-        """Draw the bytes from each rank to each rank (`traffic`). Returns a matplotlib Figure."""
+        """Draw how many bytes each rank sent to each rank (`traffic`). Returns a matplotlib
+        Figure."""
         return draw.draw_traffic(self)
 
     def replay(self, cluster: Cluster, placement: str | list[int] = "block", **options: Any) -> Run:
-        """Time the recorded ops again on another cluster, without running anything.
+        """Compute the times of the recorded ops on another cluster, without running the program.
 
         Computing between ops takes as long as in the record, and ``cluster`` determines the times
-        of ops. A run of any engine can be replayed. A receive from any source keeps its sender.
+        of ops. You can replay a run of any engine. A receive from any source gets its message from
+        the same sender as in the record.
 
         Parameters
         ----------
@@ -420,13 +430,13 @@ class Run(Displayed):
     def save(self, path: str | Path) -> Path:
         """Write the trace as Chrome trace JSON, which Perfetto and chrome://tracing open.
 
-        `simlib.load` reads the file, with the results that are plain data, tensors or arrays.
-        Returns the path.
+        `simlib.load` reads the file. The file contains results only if they are plain data, tensors
+        or arrays. Returns the path.
 
         Raises
         ------
         InvalidCallError
-            The file's name ends like the name of a picture.
+            The file's name has the ending of a picture, such as ``.png``.
         """
         path = Path(path)
         if path.suffix.lower() in PICTURES:
@@ -437,24 +447,20 @@ class Run(Displayed):
         return write_chrome_trace(self, path)
 
     def to_recorder(self, folder: str | Path, last: int | None = None) -> Path:
-        """Write the dumps that torch's flight recorder would have written: a pickle for each rank.
+        """Write a pickle for each rank, as torch's flight recorder would have dumped it.
 
-        ``torchfrtrace FOLDER`` reads them like the dumps of a job on NCCL. The dumps do not contain
-        roots, reduce ops, tags and splits. Ranks that died and ranks without a record leave no
-        dump.
+        ``torchfrtrace FOLDER`` reads these dumps like the dumps of a job on NCCL. The dumps do not
+        contain roots, reduce ops, tags and splits. Ranks that died and ranks without a record leave
+        no dump.
 
-        Parameters
-        ----------
-        folder : str or Path
-            Where to write the files ``nccl_trace_rank_N``. simlib creates the folder if it does not
+        Parameters ---------- folder : str or Path
+            The folder for the files ``nccl_trace_rank_N``. simlib creates the folder if it does not
             exist.
         last : int, optional
-            Write only so many of the last entries of each rank, like a ring of this length. By
-            default all entries are written.
+            Write only this many of the last entries of each rank, like a flight recorder with a
+            buffer of this length. By default simlib writes all entries.
 
-        Returns
-        -------
-        Path
+        Returns ------- Path
             The folder.
 
         Raises
@@ -470,13 +476,14 @@ class Run(Displayed):
     def to_chakra(self, folder: str | Path) -> Path:
         """Write the run as Chakra's execution traces, which ASTRA-sim and others read.
 
-        Each rank's file contains its calls, and its computing between calls as nodes of work, in
-        microseconds. `simlib.load_chakra` reads the files, without the results of the ranks.
+        Each rank's file contains the rank's calls. Its computing between two calls is a node of
+        work, with a duration in microseconds. `simlib.load_chakra` reads the files, without the
+        results of the ranks.
 
         Parameters
         ----------
         folder : str or Path
-            Where to write the files ``chakra.N.et`` and ``comm_groups.json``. simlib creates the
+            The folder for the files ``chakra.N.et`` and ``comm_groups.json``. simlib creates the
             folder if it does not exist.
 
         Returns
@@ -507,21 +514,22 @@ class Run(Displayed):
         ranks: Iterable[int] | None = None,
         between: tuple[float, float] | None = None,
     ) -> Path:
-        """Write the run as one HTML file: the player with its data, for any browser.
+        """Write the run as one HTML file that shows the player in any browser.
 
-        The file needs no kernel, no network and no web server. The table and the ranks'
-        output are below the player. If the run failed, the verdict and the picture of waits are
-        above it. An address that ends in ``#dark`` or ``#light`` chooses the theme. The default is
-        the theme of the system.
+        The file needs no kernel, no network and no web server. The page shows the table and the
+        ranks' output below the player. If the run failed, the page shows the verdict and the
+        picture of waits above the player. An address that ends in ``#dark`` or ``#light`` chooses
+        the theme. The default is the theme of the system.
 
         Parameters
         ----------
         path : str or Path
             A file that ends in .html. An existing file is overwritten.
         ranks : iterable of int, optional
-            The ranks to show, from top to bottom (all; of many, the first 64).
+            The ranks to show, from top to bottom. The default is all ranks, or the first 64 ranks
+            if there are more.
         between : (float, float), optional
-            First and last second to show (the whole run).
+            First and last second to show. The default is the whole run.
 
         Returns
         -------
@@ -560,10 +568,10 @@ class Run(Displayed):
         return run_table(self)
 
     def in_words(self) -> str:
-        """The content of the run's picture in sentences, for readers who cannot see it.
+        """Describe the run's picture in sentences, for readers who cannot see it.
 
         The sentences name the ranks that wait, the time and line of each wait, the messages and the
-        collectives. If the run failed, they also name the reason.
+        collectives. If the run failed, the sentences also name the reason.
         """
         return run_in_words(self)
 
@@ -602,7 +610,8 @@ def make_run(monitor: RunMonitor) -> Run:
 
 
 def make_trace(monitor: RunMonitor) -> tuple[Trace, dict[Group, Group]]:
-    """The `Trace` of the ranks' logs, and the names of its groups; zero is the first entry."""
+    """The `Trace` of the ranks' logs, and the names of its groups. Its times count from the first
+    entry."""
     logs = monitor.logs
     origin_s = origin_of(monitor)
     ops = [op for log in logs for op in log.ops(origin_s, monitor.cells) if op.kind != "new_group"]
@@ -637,7 +646,8 @@ def _since(origin_s: float, moment_s: float | None) -> float | None:
 
 
 def is_quiescent(trace: Trace) -> bool:
-    """Whether every op ended and every message was received: the world can be used again."""
+    """Whether every op ended and every message was received. If so, another run can use the
+    world."""
     received = sum(1 for op in trace if op.kind == "recv")
     messages = trace.messages
     return (

@@ -64,7 +64,7 @@ from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, w
 POLL_S = 0.02
 """While all ranks are silent, the kernel looks at them once in this many seconds."""
 PROFILES_S, PROFILES_OF_FAILED_S = 600.0, 10.0
-"""Seconds in which ranks must read their profiles: after a run, and after a failed run."""
+"""After a run, ranks must read their profiles in this time; after a failed run, in the second."""
 SETTLE_S = 1.5
 """After a first failure, ranks that still compute get this many seconds to fail by themselves.
 
@@ -281,7 +281,7 @@ def _check_profile(profile: Any) -> bool:
 
 
 def _check_gpus(asked: Any, backend: Backend) -> Gpus:
-    """The `Gpus` of ranks. Refused if there is no GPU, or ranks are graded."""
+    """The `Gpus` of the ranks. Refuse GPUs if this machine has no GPU, or if ranks are graded."""
     if not isinstance(asked, bool):
         raise errors.InvalidCallError(f"gpus={asked!r} must be True or False")
     if not (asked or backend.needs_gpus):
@@ -408,7 +408,8 @@ class ProcessEngine(Engine):
         run: Run,
         failure: Failure | None,
     ) -> Failure | None:
-        """The error of a run whose ranks have not recorded all their messages."""
+        """Return the error of the run. It is an error if ranks have hidden messages from the
+        record."""
         forged = monitor.world.complaint(run.trace) if failure is None else None
         return errors.SimlibError(forged) if forged else failure
 

@@ -50,9 +50,9 @@ from .ranks import SimulationRequest
 from .simulation_monitor import SimulationMonitor
 
 MAX_ALIKE = 1 << 16
-"""The most ranks of `simulate` with ``alike=``."""
+"""`simulate` accepts at most this many ranks with ``alike=``."""
 VERDICTS = frozenset({"deadlock", "mismatch", "invalid", "rank_error", "rank_died"})
-"""Kinds of failures that belong to the program, and not to the machine or the observer."""
+"""Kinds of failures whose cause is the program, and not the machine or the observer."""
 
 
 def simulate(
@@ -91,8 +91,8 @@ def simulate(
 ) -> Run:
     """Run a rank function on a modelled cluster, under a virtual clock.
 
-    It takes the same function as `run`, and returns the same kind of result. Times are virtual. The
-    times are those of ``cluster``, and every repeat gives exactly the same times.
+    `simulate` takes the same function as `run`, and returns the same kind of result. Times are
+    virtual: simlib computes them from ``cluster``. Every repeat gives exactly the same times.
 
     Parameters
     ----------
@@ -103,71 +103,76 @@ def simulate(
     args, kwargs : sequence, dict
         Further arguments, the same on every rank.
     cluster : Cluster, optional
-        The network and the devices. The default has one rank on each node of a 10 Gbit Ethernet.
+        The network and the devices. The default is a 10 Gbit Ethernet with one rank on each node.
     placement : {"block", "round_robin"} or list of int
         The node of each rank. See `Topology`.
     sends : {"rendezvous", "eager"}
-        When a send is over. With ``"rendezvous"`` a send is over when its message has arrived, as
-        with Gloo. With ``"eager"`` a send is over at once.
+        When a send completes. With ``"rendezvous"`` a send completes when its message has arrived,
+        as with Gloo. With ``"eager"`` a send completes at once.
     eager_limit_bytes : int, optional
         Sends of at most this many bytes are eager.
     algorithms : {"mpich", "nccl", "gloo"}
-        How collectives become messages. simlib chooses the algorithm by size, as that library does.
-        If ranks share a node, MPICH sends short vectors in two levels.
+        The library whose algorithms simlib uses for collectives. simlib chooses an algorithm by the
+        size of the data, as that library does. If ranks share a node, MPICH sends short vectors in
+        two steps: within nodes, and between nodes.
     expand : bool
         True to keep the messages of collectives. ``run.wire`` contains them.
     compute : {"flops", "measured", "free"}
         How long computing takes. With ``"flops"`` an operation takes the time that the device needs
-        (see `Device`). It takes no time if the cluster has no device. With ``"measured"`` computing
-        takes as long as on this machine. With ``"free"`` it takes no time.
+        (see `Device`). If the cluster has no device, operations take no time. With ``"measured"``
+        computing takes as long as on this machine. With ``"free"`` computing takes no time.
     memory : bool, optional
         Whether ``run.memory`` contains the ledger of each rank's memory. The default is True if the
         cluster has a device.
     data : bool
         False to simulate without data, for models that do not fit into this machine. Tensors have
-        shapes, dtypes and a place in the ledger, but no values. If the program asks for a
-        floating-point number, it gets NaN. If it asks for a whole number or a truth value, simlib
-        raises an error. Small tensors that come from the program itself keep their values. Examples
-        are lengths, indices and orders of samples.
+        shapes and dtypes and count in the ledger, but they have no values. If the program asks for
+        a floating-point number, it gets NaN. If it asks for a whole number or a truth value, simlib
+        raises an error. Small tensors that the program itself fills keep their values, for example
+        lengths, indices and orders of samples.
     alike : "auto" or callable, optional
-        With this option simlib runs only two ranks of each class of equal ranks, and compares the
-        two. It needs ``data=False``. All other ranks of the class get the times of the first.
-        ``"auto"`` assumes that all ranks are equal, except ranks that send to each other within a
-        group. The places in the group distinguish these ranks. ``alike(rank)`` names the class of a
-        rank. The times are the same as if all ranks ran. If ranks of a class are not equal, the
-        first difference is an error. See ``run.classes``. The trace has only the ops of the ranks
-        that ran.
+        Some ranks do the same work. simlib puts such ranks into one class, runs only two ranks of
+        each class, and compares the two. All other ranks of the class get the times of the first.
+        This option needs ``data=False``. ``"auto"`` assumes that all ranks do the same work, except
+        ranks that send to each other within a group. simlib distinguishes those ranks by their
+        places in the group. A function ``alike(rank)`` returns the class of a rank. The times are
+        the same as if all ranks ran. If the two ranks of a class differ, simlib raises an error
+        that names the first difference. ``run.classes`` lists the classes. The trace contains only
+        the ops of the ranks that ran.
     slow : dict, Jitter or callable, optional
-        ``{rank: factor}``. These ranks compute slower by the factor. A `simlib.scale.Jitter`, or a
-        function ``slow(rank, k, random)``, adds noise, for one rank or for all. A new factor is
-        drawn for each call of `simlib.compute` (k counts the calls). For other computing it is
-        drawn before each op of torch.distributed (k counts the ops). The same seed of the jitter
-        gives the same run. The factor does not change sleeping and communication.
+        ``{rank: factor}``. Computing takes ``factor`` times longer on these ranks. A
+        `simlib.scale.Jitter`, or a function ``slow(rank, k, random)``, adds noise, for one rank or
+        for all. The noise draws a new factor for each call of `simlib.compute`, where k counts the
+        calls. For other computing, it draws a new factor before each op of torch.distributed, where
+        k counts the ops. The same seed of the jitter gives the same run. The factor does not change
+        sleeping and communication.
     kill : dict or Failures, optional
-        ``{rank: seconds}`` kills these ranks at this virtual time. ``{"node1": seconds}`` kills all
-        ranks of node 1. Nodes count from 0. `simlib.scale.Failures` draws deaths, and the same seed
-        gives the same run. If all ranks wait forever before a death, the run is a deadlock.
+        ``{rank: seconds}`` kills each of these ranks at its virtual time. ``{"node1": seconds}``
+        kills all ranks of node 1. Nodes count from 0. `simlib.scale.Failures` draws deaths, and the
+        same seed gives the same run. If all ranks wait forever before a death, the run is a
+        deadlock.
     on_death : {"end", "continue"}
         With ``"end"`` the death of a rank ends the run. With ``"continue"`` the other ranks
-        continue. If an op needs the dead rank, it raises in the other ranks the error that Gloo
-        raises. All other ops continue. The result of the dead rank is None. A rank may also wait
-        for a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
+        continue. An op that needs the dead rank raises an error in the other ranks, the same error
+        as with Gloo. All other ops continue. The result of the dead rank is None. A rank may also
+        wait for a survivor that has raised. Such a wait ends after the group's ``timeout=`` (of
         `init_process_group` or `new_group`), if that is less than torch's 30 minutes.
     detection_s : float
-        Virtual seconds after which survivors notice a death of ``kill``. Use 0 for the death of a
-        process, because its host closes its connections. Use more for the loss of a host, because
-        the other ranks notice the loss only when the host does not answer.
+        Virtual seconds from a death by ``kill`` until the other ranks notice it. Use 0 for the
+        death of a process, because its host closes its connections at once. Use more for the loss
+        of a host, because the other ranks notice the loss only when the host does not answer.
     restarts, min_ranks, on_restart
         As for `run`. Virtual time continues during restarts, and times of ``kill`` use that clock.
     restart_s : float
-        Virtual seconds from a failure to the moment at which ranks begin again.
+        Virtual seconds from a failure to the start of the next attempt.
     seed : int, "same" or "new", optional
-        As for `run`: the start of random numbers. A number also changes the order of events that
+        The seed of random numbers, as for `run`. A number also changes the order of events that
         have no fixed order. Such events are ranks that are ready at the same moment, and messages
-        for a receive from any source. A result that depends on the order is a finding of the kind
-        ``race``. The order changes no time, and it is no model of noise: use ``slow`` for noise.
+        for a receive from any source. If a result depends on the order, the run has a finding of
+        the kind ``race``. The order does not change times. To simulate noise, use ``slow``.
     timeout_s : float or None
-        simlib ends the simulation after so many real seconds without an op or output.
+        simlib ends the simulation if no rank makes an op or prints a line for this many real
+        seconds.
     strict, check : bool
         As for `run`.
     network : Network, optional
@@ -252,7 +257,8 @@ def simulate_script(
 ) -> Run:
     """Simulate a whole script, or a module by its name; ``argv`` are its arguments.
 
-    ``local_size`` is the number of ranks of one host in the environment. By default it is all.
+    ``local_size`` is the number of ranks of one host in the environment. By default one host has
+    all ranks.
     """
     size = _check_world_size(world_size)
     engine = SimulationEngine(
@@ -287,7 +293,7 @@ def _check_cluster(cluster: Any, world_size: int) -> Cluster:
 def _options(
     network: Network, topology: Topology, faults: Faults, measurement: Measurement
 ) -> tuple[Options, int | None]:
-    """The settings of the simulated machine, and the seed of another order to compare with."""
+    """The settings of the simulated machine, and the seed of the second order to compare with."""
     limit = eager_limit(network.sends, network.eager_limit_bytes)
     policy = check_choice("algorithms", network.algorithms, POLICIES)
     algorithms = check_algorithms(network.algorithm_of)
@@ -314,7 +320,8 @@ def _options(
 
 
 def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes | None:
-    """The first classes of equal ranks. Refused if ranks cannot be equal."""
+    """The first guess at the classes of equal ranks. Refuse options with which no ranks are
+    equal."""
     if asked.alike is None:
         return None
     others = {
@@ -341,7 +348,7 @@ def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes 
 
 
 def _check_asynchronous(on_death: str, compute: str) -> None:
-    """Refuse calls that are not simulated if devices work beside their ranks."""
+    """Refuse options that simlib does not simulate on asynchronous devices."""
     if on_death == "continue":
         raise errors.InvalidCallError(
             "an asynchronous device uses NCCL, and NCCL ends all ranks after a death. "
@@ -383,10 +390,11 @@ class SimulationEngine(Engine):
     Attributes
     ----------
     local_size : int
-        Ranks of one host, by their environment. If no cluster was named, it is all ranks, as in
-        `run`.
+        The number of ranks of one host, as their environment says. If the caller named no cluster,
+        all ranks are on one host, as in `run`.
     seed : int, optional
-        The seed of another order. A run that ended well is simulated once more in this order.
+        The seed of a second order of events. simlib simulates a run that ended well once more in
+        this order.
     is_unlike : bool
         Whether sets of strings have another order than in other simulations.
     environ : dict of str to str
@@ -408,7 +416,7 @@ class SimulationEngine(Engine):
     resting = property(lambda self: simulators())
 
     def open(self, display: SilentDisplay) -> SimulationMonitor:
-        """Take a process; returns the monitor that will watch it."""
+        """Reserve a process. Returns the monitor that will watch the process."""
         if not simulators().has_served:
             display.status("starting the simulator, which imports torch (some 3 seconds) ...")
         try:
@@ -454,7 +462,8 @@ class SimulationEngine(Engine):
         return run
 
     def _spans(self, monitor: SimulationMonitor, spans: list) -> list:
-        """The spans of all ranks. Logs have no spans of ranks that did not run."""
+        """The spans of all ranks. Ranks that did not run have no log, so their spans come from the
+        ranks that represent them."""
         left = monitor.report and monitor.report.get("left_s")
         if not left:
             return spans
@@ -467,14 +476,14 @@ class SimulationEngine(Engine):
     def complete(
         self, monitor: SimulationMonitor, run: Run, failure: Failure | None
     ) -> Failure | None:
-        """Give the run its exact transfers, and whether its times repeat."""
+        """Add the exact transfers to the run, and store whether its times repeat."""
         exact = partial(transfers_of, run.trace, self.cluster, self.placement, self.options)
         run.transfers_by(exact)
         run.repeats = self.options.compute != "measured"
         return failure
 
     def once_more(self, monitor: SimulationMonitor) -> SimulationEngine | None:
-        """The same with finer classes, if ranks of one class have different parts."""
+        """Return an engine with finer classes, if ranks of one class have different parts."""
         classes = self.options.classes
         if classes is None or monitor.report is None or monitor.report["unlike"] is None:
             return None
@@ -488,7 +497,7 @@ class SimulationEngine(Engine):
         run: Run | None,
         failure: Failure | None,
     ) -> None:
-        """Give the process back. It serves again if it has no rest of this run."""
+        """Give the process back. Later runs use it again if nothing of this run is left in it."""
         is_over = run is not None and monitor.report is not None
         clean = is_over and not monitor.running() and not monitor.deaths
         monitor.close()
@@ -498,17 +507,17 @@ class SimulationEngine(Engine):
             simulators().give_back(monitor.process, clean)
 
     def compare(self, run: Run, monitor: SimulationMonitor) -> list[Finding]:
-        """The differences in the order of the seed, or with another order of sets, if requested.
+        """Find differences to a run in the order of the seed, or with another order of sets.
 
-        A program that gives different results in the same order, too, is random. This is no
-        finding.
+        Some programs give different results even in the same order, because they are random. Such a
+        difference is not a finding.
         """
         if self.seed is None:
             return []
         return self._race(run, monitor) or self._order_of_sets(run)
 
     def _order_of_sets(self, run: Run) -> list[Finding]:
-        """The finding if a rank calls collectives in the order of a set of strings."""
+        """Return a finding if a rank calls collectives in the order of a set of strings."""
         if not are_ranks_trusted():
             return []
         try:
@@ -577,7 +586,7 @@ def _answers(monitor: SimulationMonitor) -> dict:
 
 
 def _race(run, other, other_failure, seed, answers, other_answers):
-    """The finding if a run in another order ends differently, or None.
+    """Return a finding if a run in another order ends differently, else None.
 
     Parameters
     ----------
@@ -606,7 +615,8 @@ def _race(run, other, other_failure, seed, answers, other_answers):
 
 
 def _first_other_call(run, other):
-    """The first collective of a rank that differs between two runs: both, or None."""
+    """Return the first collective of a rank that differs between two runs, from both runs, or
+    None."""
     for rank in range(run.world_size):
         calls = [[op for op in one.trace.of_rank(rank) if not op.is_p2p] for one in (run, other)]
         for one, two in zip(*calls, strict=False):
@@ -630,7 +640,7 @@ def _where_they_differ(run, other, answers, other_answers):
 
 
 def _same(one, other):
-    """Whether two results are equal. Tensors count by value, dicts and sets without order."""
+    """Whether two results are equal. Compare tensors by value, and dicts and sets without order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -651,7 +661,7 @@ def _short(value):
 
 
 def _where_they_part(run, other):
-    """By rank, the first receive of any source that took another message."""
+    """By rank, the first receive from any source that took different messages in the two runs."""
     sites = {}
     for rank in range(run.world_size):
         pairs = zip(run.trace.of_rank(rank), other.trace.of_rank(rank), strict=False)
