@@ -1,7 +1,8 @@
 """The registry of findings: faults that did not stop a run.
 
 A kind of finding is one entry of `KINDS`: its name, the error that ``strict=True`` raises for it,
-and a function that finds it in the `Evidence` from the ranks' logs and the matcher.
+and a function that looks for it in the `Evidence`. The `Evidence` comes from the ranks' logs and
+the matcher.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Finding:
     message : str
         The finding in words.
     sites : dict of int to Site
-        The line of code of each rank that has to do with the finding.
+        For each rank that the finding concerns, its line of code.
     run : Run or None
-        The run with the other result, if ``simulate(seed=...)`` has proved a race. Otherwise None.
+        If ``simulate(seed=...)`` has proved a race, the run with the other result. Otherwise None.
     """
 
     kind: str
@@ -72,7 +73,7 @@ class Issue(NamedTuple):
     what : str
         The fault of the op, in words.
     alike : str or None
-        The same words without the details that differ between such ops; None if none differ.
+        The same words without the details that differ between such ops. None if no details differ.
     """
 
     op: Op
@@ -91,7 +92,7 @@ class FindingKind:
     error : type
         The error that ``strict=True`` raises for it.
     tell : callable
-        It takes an `Evidence` and returns an `Issue` for each op that is wrong.
+        A function that takes an `Evidence` and returns an `Issue` for each op that is wrong.
     """
 
     name: str
@@ -142,16 +143,16 @@ def _races(evidence: Evidence) -> list[Issue]:
 
 
 def _name(op: Op) -> str:
-    """The name by which the op was called, without its arguments."""
+    """The name of the function that the program called for the op, without arguments."""
     return op.call.partition("(")[0]
 
 
 UNFINISHED = FindingKind("unfinished", UnfinishedError, _unfinished)
 RACE = FindingKind("race", RaceError, _races)
 SHARED = FindingKind("shared", SharedNameError, lambda evidence: [])
-"""The ranks of a simulation find it, not their ops: see `of_shared_names`."""
+"""The ranks of a simulation report this finding. It is not in their ops: see `of_shared_names`."""
 NO_VALUE = FindingKind("no_value", NoValueError, lambda evidence: [])
-"""The ranks of a simulation find it: see `of_values_asked`."""
+"""The ranks of a simulation report this finding: see `of_values_asked`."""
 KINDS = (UNFINISHED, RACE, SHARED, NO_VALUE)
 """All kinds of findings, in the order in which a run lists them."""
 
@@ -185,12 +186,12 @@ def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> l
 
 
 def of_values_asked(asked: Sequence[dict], cells: Mapping[str, int]) -> list[Finding]:
-    """The findings about ranks without data that asked for a value and got NaN: one per line.
+    """A finding for each line at which ranks without data asked for a value and got NaN.
 
     Parameters
     ----------
     asked : list of dict
-        For each rank, how often it asked at each place.
+        For each rank, how often the rank asked at each place.
     cells : dict
         File name of a notebook cell -> its execution count.
     """

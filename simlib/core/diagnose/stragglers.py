@@ -1,7 +1,7 @@
 """Which ranks came late to the collectives of their groups, and how long others waited for them.
 
-Ranks that wait for each other all take equally long for a step. So durations do not show which rank
-is late. Arrivals show it.
+Ranks that wait for each other all take equally long for a step. So the durations do not show which
+rank is late. The moments at which ranks arrive show the late rank.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..model.words import aligned, ranks_in_words, seconds_text
 
 MAX_ROWS = 20
 NOTABLE = 0.05
-"""A rank that is late for a smaller share of the time is not named."""
+"""If a rank is late for a smaller share of the time, the result does not name it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stragglers:
-    """How late each rank came to collectives; NaN for a rank that shared none with others.
+    """How late each rank came to collectives. NaN if a rank shared no collective with others.
 
-    A rank is late from the moment at which half of its group have come to a collective until the
-    rank itself has come. A rank comes when it makes the call. If a profiler has seen the kernels of
-    a GPU, the rank comes when its kernel begins. Delays that are not longer than the error of the
-    clocks do not count.
+    A rank is late from the moment at which half of its group have arrived at a collective until the
+    rank itself arrives. A rank arrives when it makes the call. If a profiler recorded the kernels
+    of a GPU, the rank arrives when its kernel begins. Delays that are not longer than the error of
+    the clocks do not count.
 
     Attributes
     ----------
     late_s : ndarray of float, shape (world_size,)
-        The sum of the seconds for which each rank was late.
+        For how many seconds each rank was late, in all collectives together.
     longest_s : ndarray of float, shape (world_size,)
         The longest delay of each rank at one collective, in seconds.
     time_s : float
@@ -45,7 +45,8 @@ class Stragglers:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks late for 5 % of the time and half as long as the latest rank; the latest first."""
+        """Ranks that were late for 5 % of the time, and half as long as the latest; the latest
+        first."""
         known_s = np.nan_to_num(self.late_s)
         least_s = max(NOTABLE * self.time_s, known_s.max(initial=0.0) / 2)
         return tuple(rank for rank in self._latest() if known_s[rank] >= least_s > 0)
@@ -65,7 +66,7 @@ class Stragglers:
         )
 
     def table(self) -> str:
-        """The sentence, and a table with a row for each of the at most 20 latest ranks."""
+        """The sentence, and a table with a row for each late rank, at most 20 rows."""
         rows: list[tuple[str, ...]] = [("rank", "late", "of the time", "longest")]
         known = [rank for rank in self._latest() if not np.isnan(self.late_s[rank])]
         for rank in known[:MAX_ROWS]:
@@ -85,7 +86,7 @@ class Stragglers:
 
 
 def stragglers_of(trace: Trace) -> Stragglers:
-    """The `Stragglers` of a trace, from collectives that all ranks with a record have ended.
+    """The `Stragglers` of a trace, from collectives that completed on all ranks with a record.
 
     **Cost** O(n log n) for n ops.
     """

@@ -21,7 +21,7 @@ RULES = {
     "splits": "a rank must send as many elements as the other expects",
     "ranks": "every rank must name the same ranks",
 }
-"""The rule that a mismatch breaks, by `Mismatch.rule`."""
+"""For each value of `Mismatch.rule`, the rule that the mismatch breaks."""
 
 AHEAD_OF_BACKWARD = (
     "the ranks are at different lines. Does one rank have fewer batches (`with model.join():`)? "
@@ -38,8 +38,8 @@ ONE_CALL_AHEAD = (
 class WaitGraph(Displayed):
     """Which ranks wait for which: ``waits`` is ``{rank: Wait}``.
 
-    ``cycle`` has the ranks that wait for each other in a ring. ``gone`` is ``{rank: "has
-    finished"...}``.
+    ``cycle`` lists the ranks that wait for each other in a ring. ``gone`` says why other ranks can
+    never answer: ``{rank: "has finished", ...}``.
     """
 
     waits: dict
@@ -60,7 +60,8 @@ class WaitGraph(Displayed):
         return "\n".join(lines + shortened(_gone_lines(self.gone)))
 
     def picture(self) -> Any:
-        """Draw ranks as nodes, with an arrow to each rank waited for. Returns a Figure."""
+        """Draw ranks as nodes. An arrow points to each rank for which a rank waits. Returns a
+        Figure."""
         from ..draw import draw_wait_graph
 
         return draw_wait_graph(self)
@@ -78,7 +79,7 @@ class WaitGraph(Displayed):
 
 
 def _folded_waits(graph, waits):
-    """Lines for many waits, each with its number of ranks.
+    """Lines that describe many waits. Each line says how many ranks wait.
 
     Waits for ranks that are gone or in the ring come first. Waits for the same ranks at the same
     line of code are one line. The other waits at the same line of code are one line for all groups.
@@ -106,7 +107,7 @@ def _folded_waits(graph, waits):
 
 
 def _gone_lines(gone):
-    """One line for all ranks with the same text."""
+    """One line for all ranks that ended in the same way."""
     alike = {}
     for rank, how in gone.items():
         alike.setdefault(how, []).append(rank)
@@ -132,7 +133,7 @@ def _wait_line(wait):
 
 
 def _group_in_words(op):
-    """`` in group [0, 1]``; nothing for the world, whose name within torch is empty."""
+    """`` in group [0, 1]``, or nothing for the world, because torch stores an empty name for it."""
     group = op.group
     if not group.name:
         return ""
@@ -195,7 +196,7 @@ def _plural(how):
 
 
 def _hint(blocked, matcher, apart):
-    """One thing to try, if simlib knows the pattern."""
+    """A hint that says what to try, if simlib knows this kind of deadlock."""
     ops = [blocked.waits[rank].op for rank in (blocked.cycle or blocked.waits)]
     kinds = {op.kind for op in ops}
     return (_near_miss(ops, matcher, blocked.cycle) or _wrong_source(ops, matcher)) or (
@@ -206,7 +207,7 @@ def _hint(blocked, matcher, apart):
 
 
 def _near_miss(ops, matcher, cycle):
-    """A message that fits one of the waiting ops except for its tag, its group or its partner."""
+    """A message that one of the ops would get if its tag, its group or its partner were right."""
     left = [op for op in matcher.unfinished() if op.is_p2p]
     for op in (op for op in ops if op.is_p2p):
         for other in left:
@@ -291,7 +292,7 @@ def _hint_for_collectives(blocked, ops, kinds, apart):
 
 
 def mismatch(found: Mismatch) -> errors.MismatchError:
-    """The error for ops that meet and disagree."""
+    """The error for ops that belong together but disagree."""
     headline = f"{_contrast(found)}: {RULES[found.rule]}"
     apart = _apart_in_words(found.apart) if _are_apart(found.ops.values()) else []
     message = "\n".join([headline, *_who_called_what(found.ops), *apart])
@@ -321,7 +322,7 @@ def _are_apart(ops):
 
 
 def _apart_of(blocked, matcher):
-    """The `Apart` of a group of the ring, or else of the one group in which ranks wait; or None."""
+    """The `Apart` of a group in the ring, or of the only group in which ranks wait, or None."""
     ops = [blocked.waits[rank].op for rank in blocked.cycle or blocked.waits]
     groups = {op.group: op for op in ops if not op.is_p2p}
     if not blocked.cycle and len(groups) > 1:
@@ -330,7 +331,8 @@ def _apart_of(blocked, matcher):
 
 
 def _apart_in_words(apart: Apart | None):
-    """Lines that say since when ranks were at different lines of code, though their calls met."""
+    """Lines that say since when ranks were at different lines of code although their calls
+    matched."""
     if apart is None:
         return []
     headline = f"Since call {apart.number} of this group its ranks were at different lines:"
@@ -339,7 +341,7 @@ def _apart_in_words(apart: Apart | None):
 
 
 def _contrast(found):
-    """One clause that says which ranks differ from which."""
+    """A clause that says which ranks differ from which other ranks."""
     ops = list(found.ops.values())
     if found.rule == "splits":
         return _contrast_of_splits(ops)
@@ -358,7 +360,7 @@ def _contrast(found):
 
 
 def sides(found: Mismatch) -> list[tuple[str, list[int]]]:
-    """The values of a collective's ops that disagree, each with its ranks; the rarest first."""
+    """The values that disagree in a collective's ops, and the ranks of each; the rarest first."""
     brought: dict[str, list[int]] = {}
     for rank, op in sorted(found.ops.items()):
         brought.setdefault(_point(found.rule, op), []).append(rank)
@@ -419,7 +421,7 @@ def _amount(op):
 
 
 def _in_full(op):
-    """An op with everything that must agree: its call, dtype and sizes."""
+    """Describe an op with everything that must agree: its call, dtype and sizes."""
     if op.kind == "new_group":
         return f"new_group({list(op.splits)})"
     if op.kind == "barrier":

@@ -1,4 +1,4 @@
-"""Shows objects in a notebook as pictures with a dark variant and alt text.
+"""Show objects in a notebook as pictures with a dark variant and alt text.
 
 matplotlib is imported when the first figure is shown.
 """
@@ -20,8 +20,8 @@ def in_notebook() -> bool:
 class Displayed:
     """Base of classes with a ``_repr_png_``: `in_words` becomes the picture's alt text.
 
-    The alt text is in the metadata of the output, where nbconvert looks for it. JupyterLab shows it
-    by the course's extension (`scripts/lab_extensions`).
+    The alt text is in the metadata of the output, where nbconvert looks for it. In JupyterLab, the
+    course's extension (`scripts/lab_extensions`) shows the alt text.
     """
 
     __slots__ = ()
@@ -54,7 +54,8 @@ def alt_metadata(words: str) -> dict:
 
 
 def follow_theme() -> None:
-    """Show every figure of this notebook with its dark variant. No effect outside a notebook."""
+    """Show every figure of this notebook with its dark variant. It has no effect outside a
+    notebook."""
     if not in_notebook():
         return
     from IPython import get_ipython
@@ -68,7 +69,7 @@ def _prepare(figure):
     """Add the dark variant and the alt text to the figure that is about to be shown.
 
     pyplot sets how figures are shown when it is first used, and again with every change of its
-    settings, so this cannot be done once and for all.
+    settings. So simlib has to do this work for every figure.
     """
     from IPython import get_ipython
     from matplotlib.figure import Figure

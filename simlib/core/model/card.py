@@ -1,11 +1,11 @@
-"""How long single operations take on one kind of device: measured, and between the measurements.
+"""How long single operations take on one kind of device: measured times, and estimates.
 
 A roofline at the rate of a large product assumes that a device computes every shape equally well.
-So a card says for each shape how many times longer than its roofline an operation takes. Between
-measured shapes, this slowdown is a mean over the nearest shapes. Sizes and slowdowns count by their
-logarithms: twice the size is one step away for every size, and slowdowns multiply times. The model
-leaves out waves of tiles. With them, its predictions were worse for the shapes that were left out
-of the table of an H100.
+Real devices do not. So a card contains measured times, and says for each shape how many times
+longer than its roofline an operation takes. For a shape between the measured ones, this slowdown is
+a mean over the nearest measured shapes. The model uses the logarithms of sizes and slowdowns, so a
+doubling of any size counts as one step. The model leaves out waves of tiles. A test with shapes
+that were not in the table of an H100 gave worse predictions with waves of tiles.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Row:
         such as ``"native_layer_norm"``.
     dtype : str
     layout : str
-        For a product, a letter for each factor: ``n`` as it is, ``t`` transposed, as in ``"nt"``.
-        Otherwise empty.
+        For a product, one letter for each factor, such as ``"nt"``: ``n`` if the factor is used as
+        it is, ``t`` if it is transposed. Empty for other ops.
     sizes : tuple of int
         For a product: m, n and k. For causal attention: the heads (times batch), the length of the
         sequence and the width of a head. For any other op: the bytes that it reads and writes.
@@ -75,11 +75,11 @@ class Card:
     ----------
     name : str
     rates : dict of str to float
-        Floating-point operations per second by dtype, in the largest square product.
+        Floating-point operations per second by dtype, measured with the largest square product.
     memory_Bps : float
     memory_bytes : int
     launch_s : float
-        Seconds that the host takes to begin one operation of a forward pass.
+        Seconds that the host needs to launch one operation of a forward pass.
     workspace_bytes : int
     asynchronous : bool
     rows : tuple of Row
@@ -124,7 +124,7 @@ class Card:
         return cls(**{name: stored[name] for name in _FIELDS} | {"rows": tuple(rows)})
 
     def text(self) -> str:
-        """The JSON that describes the card, one row a line."""
+        """The JSON that describes the card, with one row on each line."""
         fields = {"version": VERSION} | {name: getattr(self, name) for name in _FIELDS}
         head = json.dumps(fields | {"rows": []}, indent=1).removesuffix("[]\n}")
         rows = (json.dumps([r.sort, r.dtype, r.layout, r.sizes, r.seconds]) for r in self.rows)
@@ -133,7 +133,8 @@ class Card:
     def slowdown(self, sort: str, dtype: str, layout: str, sizes: tuple[int, ...]) -> float:
         """Return how many times longer than its roofline an operation takes. Without rows it is 1.
 
-        An operation that only moves bytes, and has no rows of its own, uses the rows of addition.
+        If an operation only moves bytes and the card has no rows for it, simlib uses the rows of
+        addition.
         """
         sorts = (sort, "add") if len(sizes) == 1 else (sort,)
         tried = ((one, like) for one in sorts for like in (dtype, _LIKE.get(dtype, dtype)))
@@ -154,7 +155,7 @@ class Card:
         return found
 
     def roofline_s(self, row: Row) -> float:
-        """Seconds that a row would take at the card's rate of large products, or by its bytes."""
+        """Seconds that the operation of a row would take at the card's full rate or bandwidth."""
         if row.sort == "product":
             m, n, k = row.sizes
             nbytes = _BYTES_OF[row.dtype] * (m * k + k * n + m * n)
@@ -213,6 +214,6 @@ def _short(value: object) -> str:
 
 
 def _distance(row: Row, layout: str, sizes: tuple[int, ...]) -> float:
-    """How many doublings lie between a row and another shape."""
+    """By how many doublings a row's shape differs from another shape."""
     steps = (math.log2(max(one, 1) / other) for one, other in zip(sizes, row.sizes, strict=True))
     return math.hypot(*steps) + _OTHER_LAYOUT * (row.layout != layout)

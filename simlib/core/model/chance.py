@@ -17,9 +17,9 @@ from .errors import InvalidCallError, as_int, check_by_rank, check_count, check_
 
 KINDS = ("normal", "lognormal", "exponential")
 BLOCK = 64
-"""How many factors of a rank are drawn together. A generator for each factor would cost 15 us."""
+"""simlib draws this many factors of a rank together. A generator for each would take 15 us."""
 COMPUTING, FAILURES, BEGINNINGS = range(3)
-"""The purposes of random numbers: the same seed gives each purpose numbers of its own."""
+"""The purposes of random numbers. For one seed, each purpose gets different numbers."""
 
 Factor = Callable[[int, int, np.random.Generator], float]
 
@@ -31,7 +31,7 @@ class Seeds:
     Attributes
     ----------
     seed : int
-        Each rank's seed is derived from this number.
+        simlib derives each rank's seed from this number.
     same : bool
         Whether all ranks have the same seed, as after the same ``torch.manual_seed`` on each.
     """
@@ -40,7 +40,8 @@ class Seeds:
     same: bool = False
 
     def of_rank(self, rank: int) -> int:
-        """The seed of a rank: 64 bits for torch and `random`, their last 32 for numpy."""
+        """The seed of a rank. torch and `random` use all 64 bits, and numpy uses the last 32
+        bits."""
         place = (BEGINNINGS, 0 if self.same else rank)
         sequence = np.random.SeedSequence(self.seed % (1 << 64), spawn_key=place)
         return int(sequence.generate_state(1, np.uint64)[0])
@@ -48,7 +49,7 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Noise on computing, for ``slow=`` of `simulate`, `run` and `Run.replay`, and `jittered_time`.
+    """Noise on computing. Pass it as ``slow=`` to `simulate`, `run` or `Run.replay`.
 
     A factor multiplies the time of each piece of a rank's computing. The factor of a rank's k-th
     piece depends only on seed, rank and k. It does not depend on other ranks, on the network, or on
@@ -61,7 +62,7 @@ class Jitter:
         random)`` that returns the factor of the rank's k-th piece. The function draws its random
         numbers from ``random``, a `numpy.random.Generator` that belongs to this seed, rank and k.
     spread : float
-        Standard deviation of the factors, over their mean. It has no effect if ``kind`` is a
+        Standard deviation of the factors, divided by their mean. It has no effect if ``kind`` is a
         function.
     mean : float
         Mean of the factors. A mean of 2 makes the rank half as fast on average. The mean has no
@@ -78,8 +79,8 @@ class Jitter:
     >>> Jitter("lognormal", spread=0.1, seed=7).factors(2, 3).round(3).tolist()
     [[0.984, 1.097, 1.078], [1.051, 1.025, 1.192]]
 
-    From its 100th piece on, rank 2 takes twice as long. Rank 5 takes ten times as long in one piece
-    of a hundred:
+    In this example, rank 2 takes twice as long from piece 100 on. Rank 5 takes ten times as long
+    for about one piece in a hundred:
 
     >>> def worn(rank, k, random):
     ...     return 2.0 if k >= 100 else 1.0
@@ -149,7 +150,8 @@ class Jitter:
         return cloudpickle.loads(kind.payload) if isinstance(kind, _Travelling) else kind
 
     def travelling(self) -> Jitter:
-        """The jitter in a form that other processes can get. If there is none, raise an error."""
+        """The jitter in a form that other processes can receive. Raise an error if this is
+        impossible."""
         if isinstance(self.kind, (str, _Travelling)):
             return self
         try:
@@ -164,7 +166,7 @@ class Jitter:
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A function as bytes."""
+    """A function in the form of bytes."""
 
     payload: bytes
 
@@ -224,7 +226,7 @@ def _jitter(value: Any) -> Jitter:
 
 
 def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
-    """Random numbers that belong to a seed and a place, for example to a rank and a number."""
+    """A generator of random numbers for a seed and, for example, a rank and a number."""
     # A list as the seed would not do: numpy fills it up with zeros, so [7, 3] is [7, 3, 0].
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *place)))
 
@@ -271,13 +273,13 @@ def _name(function: Any) -> str:
 
 @dataclass(frozen=True)
 class Failures:
-    """Random failures of ranks, for ``kill=`` of `simulate`, `run` and `submit`.
+    """Random failures of ranks. Pass the object as ``kill=`` to `simulate`, `run` or `submit`.
 
-    Each rank fails after an exponentially distributed time. Its replacement fails after another
-    such time, so a run with ``restarts=`` loses ranks again and again. simlib leaves out failures
-    during a restart. In `scale.goodput` a restart may fail, too. The times of a rank depend only on
-    ``mtbf_s``, seed and rank. So the same seed gives the same run, and more ranks only add
-    failures.
+    Each rank fails after an exponentially distributed time. The rank that replaces it also fails
+    after such a time. So a run with ``restarts=`` loses ranks again and again. simlib leaves out
+    failures that fall into a restart, but `scale.goodput` includes such failures. The times of a
+    rank depend only on ``mtbf_s``, seed and rank. So the same seed gives the same run, and more
+    ranks only add failures.
 
     Parameters
     ----------
@@ -312,7 +314,7 @@ class Failures:
         Returns
         -------
         dict of int to float
-            ``{rank: seconds}``. The seconds are counted from the same 0 as ``after_s``.
+            ``{rank: seconds}``. The seconds count from the same zero as ``after_s``.
         """
         ranks = as_int("ranks", ranks)
         check_count("ranks", ranks)
@@ -340,7 +342,7 @@ def deaths_after(
 ) -> dict[int, float]:
     """Deaths in an attempt that begins at ``begin_s``: ``{rank: seconds}``, counted from 0.
 
-    It leaves out earlier deaths, because they happened in an earlier attempt.
+    The dict leaves out earlier deaths, because these happened in an earlier attempt.
     """
     if isinstance(kill, Failures):
         return kill.next(world_size, begin_s)

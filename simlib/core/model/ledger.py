@@ -1,4 +1,4 @@
-"""The memory of one rank as a result: of a simulated rank by category, or of its GPUs."""
+"""The memory that one rank used: by category for a simulated rank, or by GPU."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ class Ledger:
 
     The categories are ``parameters`` (every `nn.Parameter`), ``gradients`` (the ``.grad`` of a
     parameter), ``optimizer state`` (the tensors in ``.state`` of a `torch.optim.Optimizer`) and
-    ``activations and temporaries``: every other tensor, and the workspaces of matrix products. On
-    a device that works as a GPU does, simlib counts the bytes that torch's caching allocator would
-    have allocated, each tensor rounded up to 512.
+    ``activations and temporaries`` (every other tensor, and the workspaces of matrix products). On
+    an asynchronous device, simlib counts the bytes that torch's caching allocator would allocate.
+    The allocator rounds each tensor up to a multiple of 512 bytes.
 
     Attributes
     ----------
     rank : int
     current : dict of str to int
-        The bytes now. After the run these are the bytes at its end.
+        The present bytes. After the run, these are the bytes at its end.
     peak : dict of str to int
-        The bytes at the end of the moment when their sum was largest.
+        The bytes at the moment when their sum was largest.
     peak_s : float
-        When the peak was, in virtual seconds.
+        The moment of the peak, in virtual seconds.
     history : list of (float, dict of str to int)
-        Times in virtual seconds and the bytes at each time, in order. The peak is among them. For
-        a long run it has only some hundred points.
+        Times in virtual seconds and the bytes at each time, in order. The list includes the peak.
+        For a long run, it contains only some hundred points.
     by_dtype : dict of str to Ledger
-        The same for the tensors of each dtype, ``{"float32": Ledger, ...}``, at the same moments:
-        ``ledger.by_dtype["float32"].peak["optimizer state"]``. Their sum is this ledger.
+        A ledger for the tensors of each dtype, ``{"float32": Ledger, ...}``, at the same moments.
+        For example, use ``ledger.by_dtype["float32"].peak["optimizer state"]``. The ledgers of all
+        dtypes add up to this ledger.
     reserved_bytes : int, optional
-        The most bytes that the allocator had taken from the device at any time, as in `GpuMemory`.
-        Only for a device that works as a GPU does.
+        The most bytes that the allocator had reserved on the device at any time, as in `GpuMemory`.
+        None if the device is not asynchronous.
     reserved_at_peak_bytes : int, optional
-        The bytes that the allocator had taken at the peak.
+        The bytes that the allocator had reserved at the peak.
     """
 
     rank: int
@@ -81,7 +82,7 @@ class Ledger:
         return "\n".join(lines)
 
     def _rows_by_dtype(self, category):
-        """The bytes of each dtype, if more than one of them is a floating-point dtype."""
+        """The bytes of each dtype, if the rank used more than one floating-point dtype."""
         if sum("float" in dtype for dtype in self.by_dtype) < 2:
             return []
         held = [
@@ -104,9 +105,9 @@ class GpuMemory:
     ----------
     rank : int
     allocated : dict of str to int
-        By device, ``{"cuda:0": bytes}``: the most bytes of tensors at any time.
+        ``{"cuda:0": bytes}``: for each device, the most bytes that tensors used at any time.
     reserved : dict of str to int
-        By device: the most bytes that the allocator had taken from the device at any time.
+        For each device, the most bytes that the allocator had reserved at any time.
     """
 
     rank: int
@@ -115,12 +116,12 @@ class GpuMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes allocated at the peaks of all devices."""
+        """The bytes allocated at the peak of each device, added up."""
         return sum(self.allocated.values())
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes reserved at the peaks of all devices."""
+        """The bytes reserved at the peak of each device, added up."""
         return sum(self.reserved.values())
 
     def __repr__(self):
@@ -138,7 +139,7 @@ def make_ledger(
     history: Iterable[tuple[float, Held]],
     dtype: Any = None,
 ) -> Ledger:
-    """A `Ledger` of one dtype, or of all, from bytes as ``{(category, dtype): bytes}``.
+    """A `Ledger` of one dtype, or of all dtypes, from ``{(category, dtype): bytes}``.
 
     The dtypes are torch's. ``history`` contains every dtype that the rank ever used.
     """
@@ -156,7 +157,7 @@ def make_ledger(
 
 
 def by_category(held: Held, dtype: Any = None) -> dict[str, int]:
-    """``{category: bytes}`` of ``{(category, dtype): bytes}``: of one dtype, or of all."""
+    """``{category: bytes}`` from ``{(category, dtype): bytes}``, for one dtype or for all."""
     found = dict.fromkeys(CATEGORIES, 0)
     for (category, one), nbytes in held.items():
         if dtype is None or one == dtype:

@@ -1,4 +1,4 @@
-"""The work of a device in a run, as a profiler saw it: spans on its streams, and their sums."""
+"""The work of a device in a run, as a profiler recorded it: spans on its streams, and sums."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 Part = tuple[float, float]
-"""First and last second."""
+"""The first and the last second of a period."""
 COMPUTE, COMMUNICATION, COPY = "compute", "communication", "copy"
 MOST_SPANS = 20_000
-"""How many spans of a rank are kept: the first ones. Its sums include all spans."""
+"""A profile keeps this many spans of a rank, the first ones. Its sums include all spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,15 @@ class DeviceSpan:
     Attributes
     ----------
     device, stream : int
-        CUDA's numbers. For an operator: -1, and the number of its thread.
+        The numbers that CUDA uses. For an operator, they are -1 and the number of its thread.
     name : str
         The name of the kernel.
     sort : {"compute", "communication", "copy"}
-        Kernels of NCCL and RCCL are communication; a copy is a memcpy or memset.
+        Kernels of NCCL and RCCL are ``"communication"``. A memcpy or memset is a ``"copy"``.
     start_s, end_s : float
     op : str
-        The operator that launched the kernel, ``"aten::addmm"``; empty if it is unknown.
+        The operator that launched the kernel, such as ``"aten::addmm"``. Empty if the operator is
+        unknown.
     """
 
     device: int
@@ -46,13 +47,13 @@ class Profile:
     Attributes
     ----------
     on : {"gpu", "cpu"}
-        ``"cpu"``: the rank used no GPU. Then the spans are the operators that its own thread
-        called, and the profile contains no communication.
+        ``"cpu"`` means that the rank used no GPU. Then the spans are the operators that the rank's
+        own thread called, and the profile contains no communication.
     spans : list of DeviceSpan
-        Ordered by their start, in seconds since the first rank entered the function; at most the
-        first 20,000.
+        At most the first 20,000 spans, ordered by their start. Times are seconds since the first
+        rank entered the function.
     left_out : int
-        How many further spans there were.
+        The number of further spans, which ``spans`` leaves out.
     computing_s : float
         Seconds in which any stream computed.
     communicating_s, exposed_s : float
@@ -61,7 +62,7 @@ class Profile:
     idle_s : float
         Seconds in the function in which no stream did anything.
     why_none : str
-        If the rank could not be profiled: the reason.
+        The reason, if simlib could not profile the rank.
     """
 
     on: str = "cpu"
@@ -140,7 +141,7 @@ def times_of(spans: Iterable[DeviceSpan], sort: str) -> list[Part]:
 
 
 def union(parts: Iterable[Part]) -> list[Part]:
-    """The time within one part or more, as parts in order and without overlap."""
+    """The time that at least one part covers, as parts in order and without overlap."""
     found: list[Part] = []
     for start_s, end_s in sorted(parts):
         if found and start_s <= found[-1][1]:
@@ -151,7 +152,7 @@ def union(parts: Iterable[Part]) -> list[Part]:
 
 
 def without(parts: Iterable[Part], others: Iterable[Part]) -> list[Part]:
-    """The time within one part or more but within none of the others, as parts in order.
+    """The time that ``parts`` cover and ``others`` do not, as parts in order.
 
     **Cost** O(n log n) for n parts.
     """

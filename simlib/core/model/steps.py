@@ -1,4 +1,4 @@
-"""The steps of one rank, one after the other, from the times of its ops."""
+"""Derive the steps of one rank, in order, from the times of its ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Step:
-    """One step of a rank: after ``gap_s`` of its own work it posts an op, waits, or leaves."""
+    """One step of a rank. After ``gap_s`` of its own work, the rank posts an op, waits, or
+    leaves."""
 
     gap_s: float
     what: str
@@ -15,10 +16,10 @@ class Step:
 
 
 def steps_of(ops, span):
-    """The steps of a rank, from its recorded moments: posts, waits, and the end.
+    """The steps of a rank, from the recorded moments of its posts, its waits and its end.
 
-    If several things happened at one moment, a wait that lasted was the last of them, because it
-    blocked the rank.
+    If several things happened at one moment, a wait that took time was the last of these things,
+    because the wait blocked the rank.
     """
     moments = []
     for number, op in enumerate(ops):

@@ -19,7 +19,7 @@ def bytes_unit(nbytes: float) -> tuple[str, float]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, or all digits of a larger number."""
+    """A number as text, with three significant digits, or all digits of a larger number."""
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
@@ -33,7 +33,8 @@ def seconds_text(time_s: float | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines with straight columns, right-aligned except for those in ``left``."""
+    """Rows of cells as lines with straight columns. Columns are right-aligned, except in
+    ``left``."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -43,18 +44,18 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = ()) -> list[s
 
 
 def ranks_text(run: Any) -> str:
-    """How many ranks of which engine: ``"4 real ranks"``."""
+    """The number of ranks and the kind of engine: ``"4 real ranks"``."""
     return f"{run.world_size:,} {run.engine} rank{'s' * (run.world_size != 1)}"
 
 
 MAX_LINES = 12
-"""How many lines, at most, a text with a line for each rank shows."""
+"""A text with a line for each rank shows at most this many lines."""
 MAX_NAMES = 16
-"""How many ranks, at most, are named one by one."""
+"""A text names at most this many ranks one by one."""
 
 
 def shortened(lines: list[str], ranks: Sequence[int] = ()) -> list[str]:
-    """The first of many lines, and how many more ranks there are: one per line, or ``ranks``."""
+    """The first of many lines, and a line that says how many more ranks there are."""
     if len(lines) <= MAX_LINES:
         return lines
     shown = MAX_LINES - 2

@@ -1,4 +1,4 @@
-"""How well communication was hidden behind computing, by rank, if a run knows its devices' work."""
+"""How well each rank's device hid communication behind computing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .states import MAX_ROWS, Recorded, chosen_pieces, device_of
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Exposed:
-    """Seconds of each rank's device, all of shape (world_size,); NaN if they are unknown.
+    """Seconds of each rank's device. Arrays have shape (world_size,), with NaN if unknown.
 
     Attributes
     ----------
     exposed_s : ndarray of float
-        Seconds in which one stream ran an op of torch.distributed, or waited in it for other ranks,
-        while no stream computed.
+        Seconds in which a stream ran an op of torch.distributed, or waited in the op for other
+        ranks, while no stream computed.
     communicating_s : ndarray of float
-        Seconds in which one stream ran such an op, with any work of the other streams.
+        Seconds in which a stream ran such an op, whether or not other streams computed.
     computing_s : ndarray of float
-        Seconds in which one stream or more computed.
+        Seconds in which at least one stream computed.
     """
 
     exposed_s: np.ndarray
@@ -34,7 +34,7 @@ class Exposed:
 
     @property
     def share(self) -> float:
-        """The exposed share of the communication of all ranks; 0 if there was no communication."""
+        """The share of all ranks' communication that was exposed; 0 if no rank communicated."""
         whole_s = float(np.nansum(self.communicating_s))
         return float(np.nansum(self.exposed_s)) / whole_s if whole_s else 0.0
 
@@ -54,7 +54,7 @@ class Exposed:
 
 
 def exposed_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) -> Exposed:
-    """The `Exposed` of a run, or of the pieces of it with this name and these numbers.
+    """The `Exposed` of a run, or of its pieces with this name and these numbers.
 
     Raises
     ------

@@ -2,8 +2,9 @@
 
 A rank that is blocked in an op first waits for other ranks, and then for its own data. For messages
 between two ranks the trace is enough: data move from the moment at which both have called. For a
-collective the trace says when the last of the ranks called that this rank needs. A simulation knows
-more, namely each message of every collective. simlib finds these messages by replaying the run.
+collective, a rank needs certain other ranks, and the trace says when the last of these ranks
+called. A simulation also knows each message of every collective. simlib finds these messages by
+replaying the run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..model.words import aligned, seconds_text
 
 MAX_ROWS = 20
 ROUNDING = 1e-12
-"""Share of a rank's time. A smaller state is only a rounding error of the clock."""
+"""A share of a rank's time. If a state takes a smaller share, it is only a rounding error."""
 Transfers: TypeAlias = dict[tuple[int, int], list[tuple[float, float]]]
 """By rank and number of an op: the times at which its data moved, in order, without overlap."""
 
@@ -37,7 +38,7 @@ class Recorded(Protocol):
 
     @property
     def engine(self) -> str:
-        """The kind of engine that ran it."""
+        """The kind of engine that made the run."""
 
     @property
     def ran(self) -> Sequence[int]:
@@ -61,13 +62,13 @@ class Recorded(Protocol):
 
 
 def by_arrival(trace: Trace) -> Transfers:
-    """The transfers of each op that needed other ranks, as far as the trace says.
+    """The transfers of each op that needed other ranks, as far as the trace shows them.
 
-    Data move from the moment at which the last rank that an op needs has called it, until the op
-    has ended. A send or recv needs the rank at the other end. A broadcast or scatter needs the
-    root. The root of a gather or reduce needs all ranks, and its other ranks need no rank. Every
-    other collective needs all ranks. If a rank that an op needs never called it, the answer leaves
-    out the op.
+    The data of an op move from the moment at which the last rank that the op needs has called it,
+    until the op has ended. A send or recv needs the rank at the other end. A broadcast or scatter
+    needs the root. The root of a gather or reduce needs all ranks, and its other ranks need no
+    rank. Every other collective needs all ranks. The result leaves out an op if a rank that the op
+    needs never called it.
 
     **Cost** O(number of ops).
     """
@@ -94,7 +95,7 @@ def by_arrival(trace: Trace) -> Transfers:
 
 
 def has_collectives(trace: Trace) -> bool:
-    """Whether the trace has collectives: for messages alone the trace is exact."""
+    """Whether the trace has collectives. For messages alone, the trace is exact."""
     return any(not op.is_p2p for op in trace)
 
 
@@ -107,21 +108,22 @@ def _until_the_end(start_s: float, op: Op, last_s: float) -> list[tuple[float, f
 class States:
     """Seconds that each rank spent in each state, while it was in its function.
 
-    They are NaN for ranks that did not run themselves, see ``simulate(alike=...)``.
+    The seconds are NaN for ranks that did not run: see ``simulate(alike=...)``.
 
     Attributes
     ----------
     computing_s : ndarray of float, shape (world_size,)
-        Seconds in none of the other states.
+        Seconds that the rank spent in none of the other states.
     waiting_s : ndarray of float, shape (world_size,)
-        Seconds blocked in a call because other ranks had not made theirs yet.
+        Seconds in which a call blocked the rank, because other ranks had not made their calls yet.
     transferring_s : ndarray of float, shape (world_size,)
-        Seconds blocked in a call while its data moved or were added up.
+        Seconds in which a call blocked the rank, while the call's data moved or were added up.
     bubble_s : ndarray of float, shape (world_size,), or None
-        The part of all three that belongs to the `Bubble`: the rank was in no piece, between the
-        start of the first piece and the end of the last one. None if the program named no pieces.
+        Seconds that the rank spent outside of all pieces, between the start of the first piece and
+        the end of the last piece: see `Bubble`. These seconds are also in one of the other three
+        arrays. None if the program named no pieces.
     on_device : Device or None
-        The time of each rank's GPU in the same states, for a run with a profile.
+        How each rank's GPU spent its time, for a run with a profile.
     """
 
     computing_s: np.ndarray
@@ -157,12 +159,12 @@ def _cells(seconds: Iterable[float]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Device:
-    """Seconds that the GPU of each rank spent, see `Profile`; NaN if a rank has no profile.
+    """How the GPU of each rank spent its time: see `Profile`. NaN if a rank has no profile.
 
     Attributes
     ----------
     on : {"gpu", "cpu"}
-        ``"cpu"``: no rank had a GPU, and ``computing_s`` is the time of operators.
+        ``"cpu"`` means that no rank used a GPU. Then ``computing_s`` is the time of operators.
     computing_s, communicating_s, exposed_s, idle_s : ndarray of float, shape (world_size,)
     """
 
@@ -253,16 +255,17 @@ def chosen_pieces(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bubble:
-    """Busy and idle time between the start of the first piece and the end of the last, of any rank.
+    """Busy and idle time, from the start of the first piece to the end of the last piece.
 
     Attributes
     ----------
     time_s : float
-        Seconds between these two moments.
+        Seconds from the start of the first piece on any rank to the end of the last piece on any
+        rank.
     busy_s : ndarray of float, shape (world_size,)
-        Seconds in which each rank computed one of its pieces: it was in the piece, and no call
-        blocked it. For an asynchronous device: seconds in which it worked on a piece and did not
-        only communicate.
+        Seconds in which each rank computed one of its pieces: the rank was in the piece, and no
+        call blocked it. For an asynchronous device, these are the seconds in which the device
+        computed for a piece.
     """
 
     time_s: float
@@ -270,17 +273,17 @@ class Bubble:
 
     @property
     def idle_s(self) -> np.ndarray:
-        """Seconds of that time in which each rank computed no piece: shape (world_size,)."""
+        """Seconds of ``time_s`` in which each rank computed no piece: shape (world_size,)."""
         return self.time_s - self.busy_s
 
     @property
     def by_rank(self) -> np.ndarray:
-        """The share of the time in which each rank was idle: shape (world_size,)."""
+        """The share of ``time_s`` in which each rank was idle: shape (world_size,)."""
         return self.idle_s / self.time_s if self.time_s else np.zeros_like(self.busy_s)
 
     @property
     def share(self) -> float:
-        """The share of the time in which ranks were idle: the mean over all ranks."""
+        """The share of ``time_s`` in which ranks were idle: the mean over all ranks."""
         return float(self.by_rank.mean())
 
     def __repr__(self) -> str:
@@ -338,7 +341,7 @@ def bubble_in(run: Recorded) -> Bubble:
 
 
 def _covered(parts: Iterable[tuple[float, float]]) -> float:
-    """Seconds within one part or more. Parts are ``(start_s, end_s)`` and may overlap."""
+    """Seconds that are within at least one part. Parts are ``(start_s, end_s)`` and may overlap."""
     covered_s, until_s = 0.0, -np.inf
     for start_s, end_s in sorted(parts):
         covered_s += max(0.0, end_s - max(start_s, until_s))

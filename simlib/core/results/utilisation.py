@@ -16,17 +16,17 @@ from .states import MAX_ROWS, Recorded, chosen_pieces
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Utilisation:
-    """How well the device of each rank was used; all of shape (world_size,), NaN if unknown.
+    """How well each rank used its device. Arrays have shape (world_size,), with NaN if unknown.
 
     Attributes
     ----------
     time_s : ndarray of float
-        Seconds in which the device did the work. A span on an asynchronous device lasts from the
-        start of the first kernel or op that it launched to the end of its last one.
+        Seconds in which the device did the work. On an asynchronous device, a span lasts from the
+        start of the first kernel or op that the span launched to the end of its last kernel or op.
     flops, recomputed_flops : ndarray of float
         Floating-point operations, and the part that activation checkpointing computed again.
     full_rate_s, recomputed_full_rate_s : ndarray of float
-        Seconds that both take at the full rate of the device.
+        Seconds that ``flops`` and ``recomputed_flops`` would take at the full rate of the device.
     """
 
     time_s: np.ndarray
@@ -75,7 +75,7 @@ def _row(name, values):
 
 
 def utilisation_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) -> Utilisation:
-    """The `Utilisation` of a run, or of the pieces of it with this name and these numbers.
+    """The `Utilisation` of a run, or of its pieces with this name and these numbers.
 
     Raises
     ------
