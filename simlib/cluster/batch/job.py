@@ -1,4 +1,4 @@
-"""`Job`: a submitted job, as its folder describes it, and its outcome; `jobs`: all jobs."""
+"""A submitted job and its outcome, as the job's folder describes them. `jobs` lists all jobs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from .state import JobInQueue, JobState
 LOOK_S = 0.1
 CANCEL_S = 15.0
 FULL_BYTES = 1 << 20
-"""With less space than that, a filesystem is full: a rank's files no longer fit."""
+"""A filesystem with less free space than this is full: the files of a rank no longer fit."""
 SAID = ("launcher.err", "launcher.out", "batch.err")
 PATIENT_S = 5.0
-"""Seconds for which `result` waits silently. After that it says for what it waits."""
+"""`result` waits silently for this many seconds. Then it says for what it waits."""
 
 
 class Job:
@@ -55,12 +55,14 @@ class Job:
     Parameters
     ----------
     path : str or Path
-        The job's folder. A new kernel finds a job again by `jobs`, or by ``simlib.Job(path)``.
+        The job's folder. In a new kernel, find a job again with `jobs`, or with
+        ``simlib.Job(path)``.
 
     Raises
     ------
     InvalidCallError
-        The folder has no job, simlib cannot read it, or another account may have written it.
+        The folder contains no job, or simlib cannot read the job, or another account may have
+        written it.
 
     Notes
     -----
@@ -88,7 +90,7 @@ class Job:
 
     @property
     def place(self) -> str:
-        """Where the job's ranks run, in words."""
+        """A text that says where the job's ranks run."""
         return self._about["to"]
 
     @property
@@ -100,10 +102,10 @@ class Job:
     def clocks(self) -> list[dict[str, Any] | None]:
         """``host``, ``offset_s`` and ``error_s`` of each rank, measured at the start of the job.
 
-        ``offset_s`` says how far the rank's clock is ahead of rank 0's clock. The trace subtracts
-        this offset from its times. ``error_s`` is the largest error of ``offset_s``. The entry is
-        None for a rank that has not joined. With ``restarts=`` the values come from the last
-        attempt.
+        ``offset_s`` is the number of seconds by which the rank's clock is ahead of rank 0's clock.
+        simlib subtracts this offset from all times in the trace. ``error_s`` is the largest error
+        of ``offset_s``. The entry is None for a rank that has not joined. With ``restarts=`` the
+        values come from the last attempt.
         """
         keys = ("host", "offset_s", "error_s")
         folder, ranks = self._at_work, self._ranks_at_work
@@ -112,11 +114,12 @@ class Job:
 
     @property
     def trouble(self) -> str:
-        """Why the running job does not continue, in words; empty if simlib knows no reason."""
+        """A text that says why the running job is stuck; empty if simlib knows no reason."""
         return self._outcome.trouble or (self._waits() if self.status == "active" else "")
 
     def _waits(self) -> str:
-        """Which ranks wait for which, if nothing has moved for long; which hosts do not answer."""
+        """Which ranks wait for which, if no rank made progress for long, and which hosts do not
+        answer."""
         folder = self._at_work
         waiting = folder.read_json("waiting.json") or {"words": ""}
         if not folder.read_json("lost.json"):
@@ -269,7 +272,7 @@ class JobOutcome:
     ----------
     folder : JobFolder
     about : dict
-        The contents of its ``job.json``.
+        The contents of the job's ``job.json``.
     name : str
         The name of the job.
     """
@@ -338,10 +341,11 @@ class JobOutcome:
         return run, failure
 
     def _blame(self, monitor: JobMonitor) -> None:
-        """Count a rank as dead if it and its supervisor are gone, and if this has ended the job.
+        """Count a rank as dead if the rank and its supervisor are gone, and if their end ended the
+        job.
 
         The rank does not count as dead if another rank failed by itself, if somebody ended the job,
-        or if the ranks were ended because no process looked after their launcher any more.
+        or if the ranks ended because the process that watched their launcher was gone.
         """
         if self.status != "failed" or self.state["why"] == "lost":
             return
@@ -365,15 +369,15 @@ class JobOutcome:
             )
 
     def _know_cells(self) -> None:
-        """Lines of the notebook's cells, for a kernel that has not run them."""
+        """Load the lines of the notebook's cells, for a kernel that has not run these cells."""
         cells = loads_tree(self._folder.need("request.pkl"))["cells"]
         for cell, entry in cells.items():
             linecache.cache.setdefault(cell, entry)
 
     def _failure(self, monitor: JobMonitor) -> SimlibError | None:
-        """The error to raise, or None: the network's, the judge's, the ranks', the launcher's.
+        """Return the error of the network, the judge, the ranks or the launcher, or None.
 
-        The check of the hosts may fail although they are well, for example behind a firewall that
+        The check of the hosts may fail although the hosts work, for example behind a firewall that
         limits the number of connections. So an error that a rank has raised by itself comes first.
         """
         hosts = lost_hosts(self._folder, monitor.places) if self.status == "failed" else None
@@ -403,7 +407,7 @@ class JobOutcome:
     def _told_of_late(self, monitor: JobMonitor) -> JobError | None:
         """The error of late ranks, if they or their launcher have said why.
 
-        If some ranks have never joined, it is an error in any case.
+        If some ranks have never joined, the method always returns an error.
         """
         refused = self._refused()
         if refused is not None or len(monitor.places) == monitor.world_size:
@@ -446,7 +450,8 @@ class JobOutcome:
         )
 
     def _refused(self) -> JobError | None:
-        """The error of ranks that could not begin or end, or of a further attempt."""
+        """The error of ranks that could not begin or end, or of an attempt that could not be
+        made."""
         told = self._folder.text("refused") or refusal_in(self._launcher_said())
         if not told:
             told = self._folder.text("died_early")
@@ -500,7 +505,8 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
 
 
 def _is_guess(verdict: SimlibError) -> bool:
-    """Whether the verdict only says that time was over, and names no ranks that wait for ever."""
+    """Whether the verdict only says that the time limit passed, without ranks that wait for
+    ever."""
     is_late = isinstance(verdict, DeadlockError) and verdict.graph is None
     return is_late or isinstance(verdict, StuckError)
 

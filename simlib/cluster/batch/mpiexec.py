@@ -1,6 +1,6 @@
-"""`Mpiexec`: mpiexec of any MPI starts the ranks, on this machine or on hosts.
+"""`Mpiexec`: the mpiexec of any MPI starts the ranks, on this machine or on other hosts.
 
-`Resources` says what a program needs on every host before it can begin, with any launcher.
+`Resources` describes what a program needs on every host before it can begin. All launchers use it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job's ranks need, with any launcher.
+    """What the ranks of a job need. The fields are the same for all launchers.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class Resources:
         The default is one.
     gpus_per_rank : int, optional
         The number of GPUs that each rank needs. As under torchrun, every rank sees all GPUs of its
-        node, and chooses its own by ``LOCAL_RANK``.
+        node, and uses ``LOCAL_RANK`` to choose its own GPU.
     memory : str, optional
-        The memory that a queue gives each rank: a whole number and K, M, G or T, in powers of 1024
-        bytes, for example ``"4G"``.
+        The memory that a queue gives each rank, for example ``"4G"``: a whole number and one of K,
+        M, G and T. These letters mean powers of 1024 bytes.
     container : str or sequence of str
-        A command that runs the command after it in a container, for example
-        ``"apptainer exec image.sif"``. This Python, simlib and the folders of the job must have the
-        same paths in the container.
+        A command that runs another command in a container. simlib puts it before the command of
+        each rank, for example ``"apptainer exec image.sif"``. This Python, simlib and the folders
+        of the job must have the same paths in the container.
     working_dir : str, optional
         The folder in which the ranks run. The default is the folder in which you submit the job.
     """
@@ -90,7 +90,7 @@ class Resources:
         return bool(self.setup or self.env or self.container)
 
     def program(self) -> list[str]:
-        """The words that the launcher starts for each rank, without the file of `write_start`.
+        """The command that the launcher starts for each rank, without the file of `write_start`.
 
         ``setup`` needs a login shell: the system's start files define the function `module`.
         """
@@ -119,7 +119,7 @@ class Resources:
         return "\n".join(parts) + "\n"
 
     def cwd(self, here: str) -> str:
-        """The folder in which ranks run; ``~`` is the home folder of each host."""
+        """The folder in which ranks run. In it, ``~`` means the home folder of each host."""
         if self.working_dir is None:
             return here
         path = str(self.working_dir)
@@ -145,7 +145,7 @@ refuse() {  # say why there can be no rank here, and have the others end, if the
     : > "$folder/end"
     exit 1
 }""".replace("UNWRITTEN", UNWRITTEN)
-"""As in `bootstrap`: the first reason stays, because `ln` replaces no file."""
+"""Stores a reason, as `bootstrap` does. The first reason stays, because `ln` replaces no file."""
 
 SETUP = """\
 said=$(mktemp)
@@ -174,7 +174,7 @@ left() {  # somebody ends this from outside: it is no reason of its own
 }
 trap failed EXIT
 trap left HUP INT TERM"""
-"""The first trap. It is needed because a line may end the shell itself."""
+"""The first trap of the script. It is necessary because a line of ``setup`` may end the shell."""
 
 SET_UP = """\
 trap - EXIT HUP INT TERM
@@ -186,12 +186,12 @@ command -v {program} > /dev/null || refuse "has no command "{program}", which co
 
 
 def words_of(command: str | Sequence[str | Path], name: str = "command") -> list[str]:
-    """The words of a command, given as one text or as words. It can be run from any folder.
+    """The words of a command, from one text or from words. The command works from any folder.
 
     Raises
     ------
     InvalidCallError
-        The command is neither text nor words. The text calls it by ``name``.
+        The command is neither text nor words. The error calls the command by ``name``.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
@@ -233,22 +233,23 @@ class Mpiexec(Resources):
     Attributes
     ----------
     hosts : list of str, optional
-        Names of the hosts, which ssh reaches without a password. Without names the job runs on
+        Names of the hosts, which ssh reaches without a password. Without hosts, the job runs on
         this machine.
     ranks_per_node : int
         The number of ranks on each host.
     hostfile : str, optional
-        A file that replaces ``hosts``, with a host on each line, in the form of any MPI. The file
-        may give the number of ranks on each host. A ``ranks_per_node`` of 2 or more overrules this
-        number. simlib reads the file when you create the `Mpiexec`.
+        A file that replaces ``hosts``. It has a host on each line, in the form that your MPI uses.
+        The file may also contain the number of ranks for each host. If ``ranks_per_node`` is 2 or
+        more, simlib uses ``ranks_per_node`` instead. simlib reads the file when you create the
+        `Mpiexec`.
     launcher : str or list of str, optional
-        The command to use as mpiexec. The default is the mpiexec beside this Python, then the one
-        on the PATH.
+        The command to use as mpiexec. The default is the mpiexec in the folder of this Python, or
+        else the mpiexec on the PATH.
     time_limit : float
-        simlib ends the job after so many seconds, even if the job still makes progress.
+        simlib ends the job after this many seconds, even if the job still makes progress.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank
         See `Resources`. mpiexec assigns no cores and no GPUs to ranks. If a host has too few GPUs,
-        simlib says so.
+        simlib raises an error.
     stage : bool
         True for hosts that share no filesystem. Each host gets a copy of the job's folder, at the
         same path, and simlib copies back the files that its ranks write. The environment must have
@@ -298,7 +299,7 @@ class Mpiexec(Resources):
 
     @property
     def place(self) -> str:
-        """Where the ranks run, in words."""
+        """A text that says where the ranks run."""
         if self.hostfile is not None:
             return f"the hosts in {self.hostfile}"
         return "this machine" if self.hosts is None else ", ".join(self.hosts)
@@ -344,7 +345,8 @@ class Mpiexec(Resources):
         return staged(command, [host for host, _ in self.slots or ()]) if self.stage else command
 
     def environ(self) -> dict[str, str]:
-        """Variables of all MPIs for mpiexec and the ranks. Each MPI reads its own."""
+        """Environment variables for mpiexec and the ranks. Each MPI reads only its own
+        variables."""
         found = {}
         for mpi in MPIS:
             found.update(mpi.environ(self.time_limit))
@@ -364,7 +366,8 @@ class Mpiexec(Resources):
 
 
 def staged(command: list[str], hosts: Sequence[str] | None = None) -> list[str]:
-    """A launcher's command behind `staging`; the hosts are those of a Slurm job by default."""
+    """A launcher's command, run by `staging`. By default, the hosts are the hosts of a Slurm
+    job."""
     plan = {"hosts": hosts, "python": sys.executable, "log": [HEADER, COMMITTED]}
     return [sys.executable, "-I", STAGING, json.dumps(plan), *command]
 
@@ -404,7 +407,8 @@ def check_time_limit(value: object) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """``{name: version}`` of all that functions and results depend on; None if not installed."""
+    """``{name: version}`` of all packages on which functions and results depend; None if
+    missing."""
     import torch  # here alone: the command line asks for places before torch is loaded
 
     try:
@@ -421,10 +425,10 @@ def versions() -> dict[str, str | None]:
 
 
 def check_versions(wanted: dict[str, str | None]) -> None:
-    """Refuse to be a rank if this node has other versions than the notebook.
+    """Refuse to run a rank if this node has other versions than the notebook.
 
-    Python's minor version must be the same, because functions travel as bytecode. mpi4py may
-    differ: the launcher decides whether the job needs it.
+    Python's minor version must be the same, because functions travel as bytecode. The version of
+    mpi4py may differ, because only some launchers need mpi4py.
     """
     here = versions()
     for name in ("Python", "torch", "simlib"):

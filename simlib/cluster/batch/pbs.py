@@ -1,4 +1,4 @@
-"""PBS: `PbsScheduler`, by qsub, qstat and qdel of OpenPBS and PBS Professional, and `Pbs`."""
+"""`Pbs`, and `PbsScheduler`, which calls qsub, qstat and qdel of OpenPBS or PBS Professional."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..launchers import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
 from .batch_system import BatchJob, JobStatus, Queued, QueueError, Scheduler
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
-"""The letters of qstat's manual."""
+"""The states of jobs, by the letters that qstat prints."""
 STATE_OF = {letter: state for state, letters in STATES.items() for letter in letters.split()}
 DELETED = "91"
 """The substate of a job that ended because somebody deleted it."""
 NAME_LENGTH = 15
-"""Older versions of PBS accept no longer name of a job."""
+"""Older versions of PBS refuse longer names of jobs."""
 FORGOTTEN = r"Unknown Job Id|has finished|history"
 NEVER = "Can Never Run"
 
 
 class PbsScheduler(Scheduler):
-    """PBS, used by the commands that each of its hosts has."""
+    """PBS. simlib uses its commands, which each host of the cluster has."""
 
     name = "pbs"
     called = "PBS"
@@ -97,7 +97,7 @@ def _selection(job: BatchJob) -> str:
 
 
 def _attributes(answer: str) -> dict[str, str]:
-    """The attributes that ``qstat -f`` prints of a job; lines with a tab continue a value."""
+    """The attributes of a job that ``qstat -f`` prints. A line with a tab continues a value."""
     lines = re.sub(r"\n\t", "", answer).splitlines()
     pairs = (line.strip().partition(" = ") for line in lines)
     return {name: value for name, equals, value in pairs if equals}
@@ -113,18 +113,18 @@ def _end(found: dict[str, str]) -> str:
 class Pbs(Queued):
     """Run a job on nodes that PBS (OpenPBS or PBS Professional) allocates.
 
-    `Pbs` has never been tested on a cluster with PBS. It has been tested with a substitute for
-    qsub, qstat and qdel that behaves as their manuals say.
+    `Pbs` has never been tested on a cluster with PBS. Its tests use substitutes for qsub, qstat and
+    qdel, which behave as the manuals say.
 
     Attributes
     ----------
     partition : str, optional
         The name of the queue.
     launcher : {"mpiexec"}
-        An mpiexec that asks PBS for the nodes: from MPICH, Intel MPI, or an Open MPI that was built
-        with PBS.
+        The mpiexec must ask PBS for the nodes. The mpiexec of MPICH and Intel MPI does so, and that
+        of an Open MPI that was built with PBS.
     nodes, ranks_per_node, time_limit, account, extra, login
-        See `Queued`; ``extra`` are options of qsub.
+        See `Queued`. ``extra`` contains options of qsub.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """

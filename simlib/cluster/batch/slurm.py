@@ -1,4 +1,4 @@
-"""Slurm: `SlurmScheduler`, by sbatch, squeue and scancel (no accounting is needed), and `Slurm`."""
+"""`Slurm`, and `SlurmScheduler`, which calls sbatch, squeue and scancel, but no accounting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATES = {
     "failed": "BF DL F NF OOM PR TO",
     "cancelled": "CA",
 }
-"""The short names of squeue's manual."""
+"""The states of jobs, by the short names that squeue prints."""
 STATE_OF = {short: state for state, names in STATES.items() for short in names.split()}
 USUAL = {
     "Resources": "the nodes that the job needs are busy",
@@ -35,7 +35,7 @@ LOOK_S = 0.05
 
 
 class SlurmScheduler(Scheduler):
-    """Slurm, used by the commands that each of its hosts has."""
+    """Slurm. simlib uses its commands, which each host of the cluster has."""
 
     name = "slurm"
     called = "Slurm"
@@ -97,7 +97,8 @@ class SlurmScheduler(Scheduler):
         return answer.partition(";")[0]  # NUMBER or NUMBER;CLUSTER
 
     def hold(self, job: BatchJob) -> str:
-        """As `submit`, but by salloc: the script runs here, when the queue starts the job."""
+        """Like `submit`, but with salloc: the script runs on this machine when the queue starts the
+        job."""
         folder = job.script.parent
         words = ["salloc", "--kill-command=TERM", *self._options(job), "sh", str(job.script)]
         with open(folder / "batch.out", "wb") as out, open(folder / "batch.err", "wb") as err:
@@ -122,8 +123,8 @@ class SlurmScheduler(Scheduler):
     def _options(self, job: BatchJob) -> list[str]:
         """Slurm's options for the resources that ranks need.
 
-        GPUs are asked for the node. With ``--gpus-per-task`` each rank would see only its own GPU,
-        as number 0. A script for torchrun, which uses GPU number LOCAL_RANK, would then fail.
+        simlib requests GPUs per node. With ``--gpus-per-task``, each rank would see only its own
+        GPU, as number 0. A script for torchrun, which uses GPU number LOCAL_RANK, would then fail.
         """
         needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
         given = {
@@ -177,14 +178,15 @@ class Slurm(Queued):
     launcher : {"srun", "mpiexec"}
         The program that starts the ranks. srun needs no MPI.
     mpi : str, optional
-        The value of srun's option ``--mpi``: ``"pmix"`` or ``"pmi2"``. With it, ranks get their
-        numbers from MPI, and may use MPI. Without it, srun gives ranks their numbers by variables.
+        The value of srun's option ``--mpi``: ``"pmix"`` or ``"pmi2"``. With this option, ranks get
+        their numbers from MPI and may use MPI. Without it, srun passes the numbers in environment
+        variables.
     stage : bool
         True for nodes that share no files with this machine or with each other. It works like
-        `Mpiexec.stage`, with srun. Then this machine watches the job, instead of the first node.
-        The job ends if this machine stops.
+        `Mpiexec.stage`, with srun. This machine then watches the job, instead of the first node,
+        and the job ends if this machine stops.
     nodes, ranks_per_node, partition, time_limit, account, extra, login
-        See `Queued`; ``extra`` are options of sbatch.
+        See `Queued`. ``extra`` contains options of sbatch.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """
@@ -209,7 +211,7 @@ class Slurm(Queued):
 
     @property
     def uses_mpi(self) -> bool:
-        """True if the ranks get their numbers from MPI. Under srun they do so only with ``mpi``."""
+        """True if the ranks get their numbers from MPI. With srun, this is so only with ``mpi``."""
         return self.launcher == "mpiexec" or self.mpi is not None
 
     def command(self, world_size: int, program: list[str]) -> list[str]:

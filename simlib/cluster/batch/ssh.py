@@ -1,9 +1,9 @@
-"""`Ssh`: hands a job to a cluster that this machine reaches by ssh alone; `Line`: the connection.
+"""`Ssh` hands a job to a cluster that this machine reaches only by ssh. `Line` is the connection.
 
 simlib keeps one ssh open for each host. If the connection breaks, simlib makes a new one. A message
-is a line of JSON, which says how many bytes follow it; an answer has the same form. While the
-remote side works on the answer, it sends empty lines. Output of the remote side's start files,
-before the first word of `remote_agent`, is ignored.
+is a line of JSON, which says how many bytes follow. An answer has the same form. While the remote
+side works on the answer, it sends empty lines. simlib ignores the output of the remote start files,
+which comes before the first word of `remote_agent`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ OPTIONS = (
 )  # fmt: skip
 HELLO = b"simlib is here: "
 START_S = 90.0
-"""How long the remote side may take to load torch from a slow filesystem."""
+"""Seconds in which the remote side must have loaded torch, even from a slow filesystem."""
 LATER_S = 2.0
-"""How long a request waits for a connection that is made again."""
+"""Seconds for which a request waits while simlib makes the connection again."""
 ANSWER_S = 20.0
-"""The connection is given up if no byte of a message or an answer moves for so long."""
+"""simlib gives up the connection if no byte of a message or an answer moves for so many seconds."""
 RETRY_S = 2.0
 CHUNK = 1 << 16
 NO_PYTHON = r"No such file or directory|not found|Permission denied$|cannot execute"
@@ -55,7 +55,7 @@ NO_SIMLIB = r"No module named '?(simlib|torch)|No module named \S*remote|unknown
 
 
 class UnreachableError(JobError):
-    """simlib cannot reach the remote side; the text says why."""
+    """simlib cannot reach the remote side. The text of the error says why."""
 
     was_sent = False
     """Whether the whole message was sent. If so, the remote side may have acted on it."""
@@ -101,8 +101,8 @@ class Line:
         Raises
         ------
         UnreachableError
-            simlib gets no connection, or it has broken. ``was_sent`` says whether the message may
-            have arrived.
+            simlib gets no connection, or the connection has broken. ``was_sent`` says whether the
+            message may have arrived.
         JobError
             The remote side refuses the message.
         """
@@ -156,7 +156,7 @@ class Line:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _drop(self) -> None:
-        """End the connection, and keep ssh's last words for `_lost`."""
+        """End the connection, and keep ssh's last output for `_lost`."""
         process, self._process, self._is_ready = self._process, None, False
         if process is not None:
             for pipe in (process.stdin, process.stdout):
@@ -244,7 +244,7 @@ class Line:
 
 
 def quoted(word: str) -> str:
-    """A word quoted for the remote shell, which still reads ``~/`` as the home folder."""
+    """A word, quoted for the remote shell. The shell still reads ``~/`` as the home folder."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
@@ -258,12 +258,13 @@ LEFT_OUT = {".git", ".venv", ".jupyter", "__pycache__", ".ipynb_checkpoints", JO
 """Folders that `sync` does not copy."""
 SYNC_BYTES = 200 << 20
 HAND_OVER_S = 60.0
-"""How long it may take to hand a job over if the connection breaks meanwhile."""
+"""Seconds in which simlib tries to hand over a job if the connection breaks."""
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """Run a job on another host: ssh reaches the host, and the host starts the job as ``to`` says.
+    """Run a job on another host. simlib reaches this host by ssh. The host starts the job with
+    ``to``.
 
     Attributes
     ----------
@@ -271,8 +272,8 @@ class Ssh:
         The host, in the form that ``ssh HOST`` takes: ``"login"`` or ``"user@login"``. ssh uses
         your ``~/.ssh/config``, and must work without a password.
     to : Mpiexec, Slurm or Pbs
-        How that host starts the job. Give names of hosts, and a ``launcher``, that are valid on
-        that host.
+        The launcher or queue with which that host starts the job. Its names of hosts and its
+        ``launcher`` must be valid on that host.
     python : str or list of str, optional
         The Python of the course's environment on that host. The default is the path of this
         Python. A list is a command: ``["env", "X=1", "~/course/.venv/bin/python"]``.
@@ -281,7 +282,7 @@ class Ssh:
         share this folder.
     sync : sequence of str
         The files and folders of this working folder that the ranks need: ``["model.py",
-        "package"]`` or ``["."]``. Each job gets its own copy, on the import path. simlib always
+        "package"]`` or ``["."]``. Each job gets its own copy, and can import from it. simlib always
         copies a submitted script. Ranks run in the copy, or in the home folder if simlib copied
         nothing. To choose another folder on that host, set ``working_dir`` of ``to``.
     ssh : str or list of str
@@ -308,7 +309,7 @@ class Ssh:
 
     @property
     def place(self) -> str:
-        """Where the ranks run, in words."""
+        """A text that says where the ranks run."""
         where = self.to.place
         return f"{self.host}" if where == "this machine" else f"{where}, by {self.host}"
 
@@ -376,7 +377,8 @@ class Ssh:
             )
 
     def _hand_over(self, line: Line, message: dict, body: bytes) -> str | None:
-        """Send a job; returns None, or the reason why nobody knows whether it has arrived."""
+        """Send a job. Returns None, or the reason why simlib does not know whether the job has
+        arrived."""
         deadline = time.monotonic() + HAND_OVER_S
         was_sent = False
         while True:

@@ -1,4 +1,4 @@
-"""`submit`: creates a job's folder, and hands the job to its launcher."""
+"""`submit` creates a job's folder, and hands the job to its launcher."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def program_of(
     world_size: int,
     seed: Any = 0,
 ) -> Program:
-    """The program that a call of `submit` names; an error if it can be no program."""
+    """The program that a call of `submit` names. Raise an error if it cannot be a program."""
     if not isinstance(what, str | os.PathLike):
         check_function(what, "submit")
         if argv is not None:
@@ -93,9 +93,9 @@ START_ATTEMPTS = (
 NO_WORDS = "(?!)"
 """A pattern that matches nothing."""
 STAGED = {"obey_s": OBEY_S + LAST_S, "linger_s": LINGER_S + LAST_S, "leave_s": 600}
-"""The longest time of `staging`, which copies the last files from hosts and then gives up."""
+"""`staging` gives up copying the last files from hosts after this many seconds."""
 ATTEMPTS_OBEY_S = 2 * OBEY_S
-"""The time in which attempts must end. Each has a launcher, which may need `OBEY_S`."""
+"""Seconds in which attempts must end. Each attempt has a launcher, which may need `OBEY_S`."""
 
 
 def prepare(
@@ -114,7 +114,7 @@ def prepare(
     about : dict
         The contents of the job's ``job.json``.
     request : bytes
-        The contents of its ``request.pkl``.
+        The contents of the job's ``request.pkl``.
     to : Mpiexec, Queued or Ssh
     words : list of str
         The launcher's command, without the file of `Resources.write_start`.
@@ -177,18 +177,19 @@ def submit(
     Parameters
     ----------
     function, world_size, args, kwargs
-        As for `run`. ``function`` may also be the path of a script. Every rank then runs the script
-        as ``__main__``, as under torchrun, with the variables that torchrun sets.
+        As for `run`. ``function`` may also be the path of a script. As under torchrun, every rank
+        then runs the script as ``__main__``, with the environment variables that torchrun sets.
     argv : sequence, optional
         The arguments of a script's command line, without its name.
     to : Mpiexec, Slurm, Pbs or Ssh, optional
-        Where the job runs. With `Mpiexec()` it runs on this machine.
+        The place where the job runs, and how it starts. With `Mpiexec()` the job runs on this
+        machine.
     slow, kill : optional
         As for `run`. A rank's parent process kills the rank on its host.
     on_death : {"end", "continue"}
         As for `run`: whether the other ranks continue when a rank's process dies. ``"continue"``
-        works with every launcher. The ranks then do not load MPI, because MPI would end all ranks.
-        ``"continue"`` does not work if a whole host is lost.
+        works with every launcher. The ranks then do not load MPI, because MPI would end all ranks
+        after a death. ``"continue"`` does not work if a whole host is lost.
     restarts, min_ranks : int, optional
         As for `run`. After a death simlib starts the launcher again, on the hosts of the job. All
         attempts together must fit into ``time_limit``.
@@ -197,11 +198,11 @@ def submit(
         your machine, or the first node that the queue has allocated. An exception in the function
         ends the job.
     timeout_s : float or None
-        As for `run`: seconds without progress.
+        As for `run`. simlib ends the job if no rank makes progress for this many seconds.
     check : bool
         As for `run`.
     backend : {"gloo", "nccl", "mpi4py"}
-        As for `run`. ``mpi4py`` is the MPI whose mpiexec starts the ranks.
+        As for `run`. With ``mpi4py``, the MPI whose mpiexec starts the ranks moves the data.
     seed : int, "same" or "new"
         As for `run`.
     name : str, optional
@@ -211,7 +212,8 @@ def submit(
     diagnosis : Diagnosis, optional
         ``timeout_s`` and ``check`` as one object.
     folder : str
-        The folder that will contain the jobs' folders, on a filesystem that all hosts share.
+        simlib creates the folders of jobs in this folder. It must be on a filesystem that all hosts
+        share.
 
     Returns
     -------
@@ -221,7 +223,7 @@ def submit(
     Raises
     ------
     InvalidCallError
-        If an argument can never be right.
+        An argument can never be right.
     JobError
         The launcher is missing or refuses the job, or the disk has no room for the job's folder.
     """
@@ -273,7 +275,8 @@ def _check_place(to: object, world_size: int) -> None:
 
 
 def _command(to: Mpiexec | Queued | Ssh, world_size: int) -> list[str]:
-    """The command that starts the ranks; empty for `Ssh`, because the remote side makes it."""
+    """The command that starts the ranks. For `Ssh` it is empty: the remote side makes the
+    command."""
     return [] if isinstance(to, Ssh) else to.command(world_size, to.program())
 
 
@@ -294,7 +297,7 @@ def _request(
 
 
 def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[str, Any]:
-    """The part of ``job.json`` about the place of the ranks, and about their needs there."""
+    """The part of ``job.json`` that describes the place of the ranks and what they need there."""
     return {
         "world_size": world_size,
         "to": to.place,
@@ -314,7 +317,7 @@ def _about_place(to: Mpiexec | Queued | Ssh, world_size: int, cwd: str) -> dict[
 
 @contextmanager
 def noting_refusal(folder: JobFolder) -> Iterator[None]:
-    """Within it, a job is handed over. A refusal is raised, and is kept in the job's folder.
+    """Use it around the code that hands over a job. It writes a refusal into the job's folder.
 
     Raises
     ------
@@ -349,7 +352,7 @@ def _packed_plan(
 
 
 def _check_backend(name: object, has_mpi: bool, on_death: str) -> None:
-    """Refuse a backend that cannot work with this way to start ranks.
+    """Refuse a backend that does not work with the launcher of the job.
 
     `check_for_host` checks on each host whether the host has the backend.
     """
@@ -373,11 +376,11 @@ def _check_backend(name: object, has_mpi: bool, on_death: str) -> None:
 
 
 class NotAnewError(BaseException):
-    """`on_restart` has raised an exception: the cause of this one."""
+    """`on_restart` has raised an exception, which is the cause of this error."""
 
 
 def carry_attempts(path: str) -> int:
-    """Carry the attempts of the job in this folder out; returns an exit code."""
+    """Carry out the attempts of the job in this folder. Returns an exit code."""
     folder = JobFolder(path)
     about = folder.about()
     try:
@@ -407,7 +410,7 @@ def _reporting(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
 
 
 def _refuse_attempt(folder: JobFolder, error: BaseException) -> int:
-    """Write down why the job makes no further attempt; returns the exit code."""
+    """Write down why the job makes no further attempt. Returns the exit code."""
     traceback.print_exception(error)
     words = f"the job could not begin again: {returned.short(error)}"
     folder.write_once(words.encode(), "refused")
@@ -426,7 +429,7 @@ class _Anew:
 
 
 def _attempt(anew: _Anew, world_size: int, begin_s: float, environ: dict[str, str]) -> Run:
-    """Make one attempt: returns its `Run`, or raises the error that ended it."""
+    """Make one attempt. Returns the `Run`, or raises the error that ended the attempt."""
     job, to = anew.job, anew.to
     folder = job.attempt(len(job.attempts()) + 1)
     folder.path.mkdir(0o700)

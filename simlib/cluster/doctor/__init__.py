@@ -1,7 +1,8 @@
-"""`doctor`: checks whether jobs can run on hosts, and says what to fix if they cannot.
+"""`doctor` checks whether jobs can run on hosts, and says what to fix if they cannot.
 
-The doctor sends `probe` to every host by one ssh. `facts` asks all hosts at once, and runs `hello`
-under mpiexec. `checks` judge the facts. `examine` makes all checks, and a `Report` shows them.
+The doctor connects to every host by ssh once, and runs `probe` there. `facts` asks all hosts at
+once, and runs `hello` under mpiexec. `checks` judge the facts. `examine` makes all checks, and a
+`Report` shows them.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def doctor(
     Parameters
     ----------
     hosts : list of str, optional
-        Names of the hosts, as for `simlib.Mpiexec`. Without names, only this machine is checked.
+        Names of the hosts, as for `simlib.Mpiexec`. Without names, the doctor checks only this
+        machine.
     launcher : str or list of str, optional
-        The command to use as mpiexec. The default is the mpiexec beside this Python, then the one
-        on the PATH.
+        The command to use as mpiexec. The default is the mpiexec in the folder of this Python, or
+        else the mpiexec on the PATH.
     folder : str or Path
         A folder that all hosts should share. The default is the working folder.
 
@@ -43,21 +45,20 @@ def doctor(
     -------
     Report
         The report prints as a table with one line for each check. If a check finds a fault, the
-        line says what to do. If a check was not made, the line names the check that prevents it.
+        line says what to do. If the doctor could not make a check, the line names the earlier check
+        that failed.
 
     Raises
     ------
     InvalidCallError
-        A host's name is impossible, or simlib cannot write to ``folder``.
+        A host's name is invalid, or simlib cannot write to ``folder``.
 
-    Notes
-    -----
-    The doctor changes nothing on the hosts, except that it creates a folder ``.simlib-doctor-...``
-    in ``folder`` for a moment. ssh runs with ``BatchMode``, so it must be able to log in without a
-    password.
+    Notes ----- The doctor changes nothing on the hosts, except that it creates a folder
+    ``.simlib-doctor-...`` in ``folder`` for a moment. ssh runs in ``BatchMode``, so it must be able
+    to log in without a password.
 
-    **Cost** It takes about 4 s with two hosts. It takes 5 s more if a host is down, and 20 s more
-    if messages of MPI are lost.
+    **Cost** The doctor takes about 4 s with two hosts. It takes 5 s more if a host is down, and 20
+    s more if messages of MPI do not arrive.
 
     Examples
     --------
@@ -90,7 +91,7 @@ STATES = OK, WRONG, NOT_ASKED = "ok", "wrong", "not asked"
 
 @dataclass(frozen=True)
 class Line:
-    """The result of one check on one host, or on all together.
+    """The result of one check on one host, or on all hosts together.
 
     Attributes
     ----------
@@ -99,7 +100,8 @@ class Line:
         None for a check of all hosts together.
     state : {"ok", "wrong", "not asked"}
     sentence : str
-        The facts that the check found. If they are wrong: what to do. If not asked: why.
+        The facts that the check found. If the state is ``"wrong"``, what to do. If the state is
+        ``"not asked"``, why.
     """
 
     check: str
@@ -131,7 +133,7 @@ def examine(facts, checks=CHECKS):
 
 
 def _fault(facts, check, host, places, faults):
-    """The check, and its host, that prevents this check; None if nothing prevents it."""
+    """The failed check, and its host, because of which this check cannot be made; else None."""
     if check.together:
         # A hello that was run had hosts enough, whatever is wrong with another one.
         among = [None] if facts.together else [*places, None]
@@ -153,9 +155,9 @@ def _because(fault, host):
 
 
 def hosts_for_hello(facts):
-    """The hosts on which to try a hello: empty for this machine, None for no host.
+    """The hosts on which to run `hello`. An empty list means this machine, and None means no host.
 
-    A host that cannot take part is left out, if at least two others can.
+    The list leaves out a host that cannot take part, if at least two other hosts can.
     """
     lines = examine(facts, HOST_CHECKS)
     bad = {line.host for line in lines if line.check in NEEDS_OF_HELLO and line.state != OK}
@@ -179,7 +181,7 @@ class Report:
     Attributes
     ----------
     hosts : tuple of str
-        The hosts that were asked; empty for this machine alone.
+        The hosts that the doctor checked. Empty if it checked only this machine.
     lines : tuple of Line
         One line for each check and host: ``check``, ``host``, ``state`` and ``sentence``.
     pairs : tuple of tuple
@@ -192,7 +194,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: True or False."""
+        """True if the doctor found no fault, else False."""
         return all(line.state == OK for line in self.lines)
 
     def wrong(self) -> list[Line]:

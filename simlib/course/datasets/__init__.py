@@ -1,1 +1,1 @@
-"""Training data of the lessons: images and lines of text, bundled or made here."""
+"""Training data of the lessons: images and lines of text. They need no download."""

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from ...core.environment import need
 
 TRAINING_IMAGES = 1500
-"""Images to train on. The other 297 of scikit-learn's 1,797 images are held out."""
+"""The number of images to train on. The other 297 of scikit-learn's 1,797 images are held out."""
 SIZE = 28
 """Pixels along each side, as in MNIST."""
 IDX_FILES = {
@@ -30,8 +30,8 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
 
     The data are 1,797 images of 8 x 8 pixels, scanned handwriting of 13 people (Alpaydin and Kaynak
     1998, UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits", test part).
-    Images are divided into the two parts at random. So both parts have digits of the same writers,
-    and the accuracy on the held-out part says nothing about other writers.
+    `load` divides the images into two parts at random. So both parts contain digits of the same
+    writers, and the accuracy on the held-out part says nothing about other writers.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     Returns
     -------
     train, test : torch.utils.data.TensorDataset
-        Data sets of 1,500 and 297 examples. Images are float32 of shape (1, 28, 28) in 0 to 1;
-        labels are int64 in 0 to 9. ``.tensors`` of a data set are all its images and all its
-        labels.
+        Data sets of 1,500 and 297 examples. Images are float32 tensors of shape (1, 28, 28), with
+        values from 0 to 1. Labels are int64, from 0 to 9. ``.tensors`` of a data set is a pair: all
+        its images, and all its labels.
 
     Raises
     ------
     ImportError
-        If scikit-learn is not installed (``pip install "simlib[course]"``).
+        scikit-learn is not installed (``pip install "simlib[course]"``).
     """
     need("course", "sklearn", what="simlib.digits.load()")
     from sklearn.datasets import load_digits
@@ -66,7 +66,7 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
 
 
 def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
-    """MNIST from its four published IDX files, unpacked or with ``.gz``.
+    """Read MNIST from its four published IDX files, unpacked or with ``.gz``.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
     Raises
     ------
     FileNotFoundError
-        If one of the four files is missing.
+        One of the four files is missing.
     ValueError
-        If a file does not have the content that its name says, or images and labels do not match.
+        A file does not have the content that its name says, or images and labels do not match.
     """
     folder = Path(folder).expanduser()
     train, test = (_dataset(folder / names[0], folder / names[1]) for names in IDX_FILES.values())
@@ -99,10 +99,10 @@ def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
 def read_idx(path: Path) -> np.ndarray:
     """The array in one IDX file of bytes, the format in which MNIST is published.
 
-    The file begins with two zero bytes, one byte for the type (8 is an unsigned byte), and one for
-    the number of dimensions. Each dimension follows as four bytes, the highest first. Then come the
-    values (LeCun, Cortes and Burges, "The MNIST database of handwritten digits", "The IDX file
-    format").
+    The file begins with two zero bytes, one byte for the type (8 is an unsigned byte), and one byte
+    for the number of dimensions. The size of each dimension follows as four bytes, the highest byte
+    first. The values are at the end (LeCun, Cortes and Burges, "The MNIST database of handwritten
+    digits", "The IDX file format").
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def read_idx(path: Path) -> np.ndarray:
     Raises
     ------
     ValueError
-        If the file is no IDX file of bytes, or is shorter or longer than its header says.
+        The file is not an IDX file of bytes, or is shorter or longer than its header says.
     """
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open

@@ -1,4 +1,4 @@
-"""Lines of letters for a small language model: numbers in words, made here, nothing to download."""
+"""Text for a small language model: lines with numbers in words, which need no download."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 ONES = "zero one two three four five six seven eight nine".split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 IGNORED = -100
-"""The number that fills up a line: the ``ignore_index`` of torch's losses."""
+"""The number that fills up a short line. It is the default ``ignore_index`` of torch's losses."""
 
 
 def lines() -> list[str]:
@@ -32,8 +32,9 @@ def load() -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        An int64 tensor with a row for each of `lines`: places in `alphabet`, then `IGNORED` up to
-        the length of the longest line. A model has to guess all letters of a row except the first.
+        An int64 tensor with a row for each line of `lines`. A row contains the places of the line's
+        letters in `alphabet`. `IGNORED` fills it up to the length of the longest line. A model has
+        to guess all letters of a row except the first.
     """
     place = {letter: number for number, letter in enumerate(alphabet())}
     rows = [torch.tensor([place[letter] for letter in line]) for line in lines()]
