@@ -1,7 +1,7 @@
-"""Tests of distributed code with pytest, which loads `plugin`.
+"""Tests of distributed code with pytest. pytest loads `plugin`.
 
-pytest loads the plugin in every project if simlib is installed. So neither this module nor `plugin`
-imports torch. The import happens when a test asks for ranks.
+pytest loads the plugin in every project if simlib is installed. So this module and `plugin` import
+torch only when a test asks for ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ SEED = "_seed_of_the_order"
 
 
 class Asked(NamedTuple):
-    """The contents of a mark."""
+    """What a mark ``ranks`` asks for."""
 
     sizes: tuple[int, ...]
     engine: str
     seeds: tuple[int, ...]
-    """There is one case for each seed. Without seeds there is one case in the usual order."""
+    """pytest runs one case for each seed. Without seeds it runs one case in the usual order."""
     options: dict[str, Any]
-    """Options that the engine gets unchanged."""
+    """Options that simlib passes to the engine unchanged."""
 
     def cases(self) -> list[tuple[tuple, str]]:
         """``((world_size, seed), id)`` of every case."""
@@ -38,12 +38,12 @@ class Asked(NamedTuple):
 
 
 def asked_by(mark: Any) -> Asked:
-    """The contents of a mark ``ranks``.
+    """What a mark ``ranks`` asks for.
 
     Raises
     ------
     InvalidCallError
-        If the mark can never be right.
+        The mark can never be right.
     """
     options = dict(mark.kwargs)
     engine, seeds = options.pop("engine", "run"), options.pop("seeds", ())

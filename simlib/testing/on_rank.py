@@ -1,8 +1,8 @@
-"""A test on its rank: the rank calls it by the names of its arguments, and assertions explain.
+"""A test on its rank. The rank passes the arguments by name, and assertions explain.
 
 Ranks are other processes. They receive the code of a test module as pytest has rewritten it. A hook
-of pytest explains the difference of two values. This module sets the hook as pytest sets it in its
-own process.
+of pytest explains the difference of two values. This module sets the hook on ranks, as pytest sets
+it in its own process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_
 
 
 class Settings:
-    """The part of pytest's configuration that its explanations use, as plain data to be sent.
+    """The settings of pytest that its explanations need, as plain data that can be sent to ranks.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ class OnRank:
     function : callable
     settings : Settings
     asks_for : sequence of str or None
-        For a test, the names among ``rank`` and ``world_size`` that its arguments have. None if
-        ranks call the function as in `run`.
+        For a test, those of the names ``rank`` and ``world_size`` that the test has as arguments.
+        None if ranks call the function as in `run`.
     """
 
     def __init__(

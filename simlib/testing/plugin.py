@@ -40,7 +40,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Make one case for each size, and each order, that the mark names."""
+    """Make one case for each world size and each seed that the mark names."""
     mark = metafunc.definition.get_closest_marker(MARK)
     if mark is None:
         return
@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_finish(session):
-    """Start the server of ranks if a test needs it. Refuse a debugger if it cannot stop there."""
+    """Start the server of ranks if a test needs it. Refuse a debugger that cannot stop on ranks."""
     marked = [item for item in session.items if item.get_closest_marker(MARK)]
     debugs = session.config.getoption("usepdb") or session.config.getoption("trace")
     if marked and debugs:
@@ -98,7 +98,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 def pytest_runtest_setup(item):
-    """Refuse a mark from which pytest makes no cases, because the test would run on no rank."""
+    """Refuse a mark from which pytest makes no cases. Such a test would not run on ranks."""
     case = getattr(item, "callspec", None)
     if item.get_closest_marker(MARK) and (case is None or SEED not in case.params):
         pytest.fail(
@@ -110,7 +110,8 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Put the ranks' words in the report of a test that ran on ranks, without simlib's frames."""
+    """Put the ranks' errors, without simlib's frames, into the report of a test that ran on
+    ranks."""
     report = yield
     if (
         call.when == "call"
@@ -133,7 +134,7 @@ def ranks(pytestconfig):
 
 
 def pytest_sessionfinish(session):
-    """Leave no rank running, and no server."""
+    """End all ranks and the server of ranks."""
     used = sys.modules.get("simlib.testing.ranks")
     if used is not None:
         used.close()

@@ -27,17 +27,17 @@ from . import FILLED_IN, Asked, check_engine
 from .on_rank import OnRank, Settings
 
 MAX_ALIKE = 4
-"""The number of kinds of failures that are shown in full."""
+"""A report shows at most this many kinds of failures in full."""
 HEAD = "Traceback (most recent call last):\n"
 SKIPPED = ("Skipped", "SkipTest")
 OUTCOMES = {*SKIPPED, "XFailed"}
 """Exceptions by which a test says that it has not failed."""
 OF_THIS_PROCESS = ("_pytest", "simlib.testing")
-"""Packages whose objects belong to this process. A rank could not use a copy."""
+"""Packages whose objects work only in this process. A rank could not use a copy."""
 
 
 class Ranks:
-    """The value of the fixture ``ranks``: ``ranks(function, 4)`` runs it and returns the `Run`.
+    """The fixture ``ranks``. ``ranks(function, 4)`` runs the function and returns the `Run`.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Ranks:
         function, world_size, args, kwargs
             As for `simlib.run`.
         engine : {"run", "simulate"}
-            Real processes, or simulated ranks.
+            ``"run"`` for real processes, ``"simulate"`` for simulated ranks.
         **options
             Options of `simlib.run` or `simlib.simulate`. ``strict`` is True by default.
 
@@ -75,7 +75,7 @@ class Ranks:
         Raises
         ------
         SimlibError
-            As from the engine.
+            The same errors as `simlib.run` and `simlib.simulate`.
         """
         __tracebackhide__ = True
         check_engine(engine)
@@ -94,7 +94,7 @@ def run_test(item: Any, asked: Asked, world_size: int, seed: int | None) -> None
     asked : Asked
     world_size : int
     seed : int or None
-        Seed of the order, in a sweep.
+        The seed for the order of events, in a sweep over several seeds.
     """
     __tracebackhide__ = True
     names = item._fixtureinfo.argnames
@@ -136,10 +136,11 @@ def _check_names(options, call):
 
 @contextlib.contextmanager
 def _tests_by_value():
-    """Send functions and classes of tests as they are here, with rewritten assertions.
+    """Send the code of a test's functions and classes, with the assertions that pytest rewrote.
 
-    If they were sent by name, ranks would import a module of tests as it is in its file. A module
-    that another one has imported whole (``import helpers``) can only be sent by name.
+    If simlib sent them by name, ranks would import the module of tests from its file, without
+    rewritten assertions. A module that a test imports as a whole (``import helpers``) can only be
+    sent by name.
     """
     rewritten = [module for module in list(sys.modules.values()) if _is_rewritten(module)]
     whole = {id(one) for module in rewritten for one in vars(module).values()}
@@ -171,7 +172,8 @@ def _check_can_travel(test, name, value):
 
 
 def raise_reported(error: SimlibError, folder: str) -> NoReturn:
-    """Raise the error of the ranks, in words for a report. A skip or an xfail stays one.
+    """Raise the error of the ranks, in words for a report. A skip or an xfail stays a skip or
+    xfail.
 
     Parameters
     ----------
@@ -215,6 +217,6 @@ def _text(error, failed, folder):
 
 
 def _indented(text, folder):
-    """A traceback without its head, with file names relative to a folder."""
+    """A traceback without its first line, with file names relative to a folder."""
     text = text.removeprefix(HEAD).replace(f'File "{folder}{os.sep}', 'File "').rstrip()
     return "\n".join(f"    {line}".rstrip() for line in text.split("\n"))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .simulated import Fits, Timed
 
 TIMEOUT_S = 5
-"""Seconds for which a world may make no progress, by default."""
+"""By default, a check ends a world that makes no progress for this many seconds."""
 
 
 def check(
@@ -64,12 +64,12 @@ def check(
         ``answer(rank, world_size, *inputs(rank, world_size))``.
     inputs : callable or sequence of callable
         ``inputs(rank, world_size)`` returns the tuple of arguments for one rank. If there are
-        several such functions, every world is tried with each, so an answer that is right only for
-        one of them fails.
+        several such functions, simlib tries every world with each function. So an answer that is
+        right only for some of the inputs fails.
     expected : callable
         ``expected(xs, ys, ...)`` returns a list with the right value for each rank. The tuple
-        ``xs`` has the first input of each rank, the tuple ``ys`` has the second input of each rank,
-        and so on.
+        ``xs`` contains the first input of each rank, the tuple ``ys`` contains the second input of
+        each rank, and so on.
     *rules : Rule
         Rules on the messages that the answer may send.
     points : int or dict of str to int
@@ -77,23 +77,23 @@ def check(
         An answer that breaks a rule on ``"traffic"``, ``"time"`` (`Timed`) or ``"memory"`` (`Fits`)
         loses that part, or all points if the question has no such part.
     worlds : sequence of int
-        The world sizes on which the answer is tried.
+        The world sizes on which simlib tries the answer.
     in_place : bool
         If True, the answer changes its first input, and the check compares that tensor. If False,
         the check compares the returned value, and the answer must not change its inputs.
     mistakes : dict of str to callable, optional
-        For each known mistake, a sentence about it and a function that returns its values. The
-        function has the arguments of `expected`. If the mistake raises an error, give words of the
-        error's message instead of the function.
+        For each known mistake, a sentence about the mistake, and a function that returns the values
+        which the mistake produces. The function has the arguments of `expected`. If the mistake
+        raises an error, pass words of the error's message instead of the function.
     as_given : str, optional
-        `fingerprint` of the broken program of a task to fix. While the answer has the same
-        fingerprint, the verdict is "not written yet" and explains the program's mistake.
+        In a task to fix a broken program: the `fingerprint` of that program. While the answer has
+        the same fingerprint, the verdict is "not written yet" and explains the program's mistake.
     timed : sequence of Timed
-        Simulations that an answer must pass in time, once it is right in all worlds. The rules
-        apply there, too.
+        Simulations that must end within a virtual time. simlib runs them if the answer is right in
+        all worlds. The rules apply in these simulations, too.
     memory : sequence of Fits
-        Simulations in which the answer must not keep too much in memory, once it is right in all
-        worlds. The rules apply there, too.
+        Simulations in which the answer must not use too much memory. simlib runs them if the answer
+        is right in all worlds. The rules apply in these simulations, too.
     within : float
         The largest allowed error of floats outside tensors, as a share of the expected value.
     timeout_s : float
@@ -125,7 +125,7 @@ def verdict_on(
     points: int | Mapping[str, int],
     values: Values,
 ) -> Verdict:
-    """The `Verdict` of `check` on an answer, by any author; ``worlds`` are `World` objects."""
+    """The `Verdict` of `check` on an answer. ``worlds`` are `World` objects."""
     parts, partly = parts_of(points), None
     reasons: dict[str, str] = {}  # by lost part, for the first world that loses it
     lines_of = {}  # the lines of the last world of each engine
@@ -174,8 +174,8 @@ def measure(
     """Return the results of an answer as text: the values, messages and bytes of every world.
 
     `measure` gives no verdict. Hidden checks print this text, and the grader compares the text
-    elsewhere. With ``start=Timed(...).start(timeout_s)`` the answer is simulated, and the text has
-    its virtual time, too.
+    elsewhere. With ``start=Timed(...).start(timeout_s)`` simlib simulates the answer, and the text
+    also contains the virtual time.
     """
     start = start or functools.partial(run_on_processes, timeout_s=timeout_s)
     lines = []
@@ -191,7 +191,8 @@ def measure(
 
 
 def tally_lines(run: Run, given: Sequence, rules: Sequence[Rule]) -> list[str]:
-    """A line for each count of a rule in a run; for a simulation, only the lines specific to it."""
+    """A line for each count of a rule in a run. For a simulation, only the counts that runs
+    lack."""
     if run.engine == "simulated":
         return [f"at world size {run.world_size}: {rules[-1].tally(run, given)}"]
     tallies = [rule.tally(run, given) for rule in rules]
@@ -199,7 +200,7 @@ def tally_lines(run: Run, given: Sequence, rules: Sequence[Rule]) -> list[str]:
 
 
 def fingerprint(function: Any) -> str:
-    """Eight letters that change only if the text of a function changes; spaces do not count."""
+    """Eight letters that change if the text of a function changes. Spaces do not count."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):  # typed in by hand; no function
@@ -208,7 +209,7 @@ def fingerprint(function: Any) -> str:
 
 
 def mistake_of_an_error(reason: str, mistakes: Mapping[str, Any]) -> str:
-    """The sentence of a known mistake whose words are in an error, to add to the complaint."""
+    """The sentence about a known mistake, if the words of the mistake are in an error's message."""
     words = {text: seen for text, seen in mistakes.items() if isinstance(seen, str)}
     known = next((text for text, seen in words.items() if seen in reason), None)
     return f"{'.' * (not reason.endswith('.'))} {known}" if known else ""

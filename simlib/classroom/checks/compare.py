@@ -1,4 +1,4 @@
-"""Does a value equal the expected one? If not: what is wrong, and what is the likely cause?"""
+"""Compare a value with the expected value. Say what is wrong, and what is the likely cause."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXACT = 1e-5  # share by which floats that are equal may differ
 def describe(value: object) -> str:
     """A value as short text in Python's notation: at most a few elements of a tensor.
 
-    Containers are written out to `DEEPEST` levels and `LONGEST` values in all.
+    The text shows containers down to `DEEPEST` levels, and at most `LONGEST` values in all.
     """
     return text_of(value, itertools.count(1), 0)
 
 
 def text_of(value: object, counted: Iterator[int], depth: int) -> str:
-    """`describe`, given the number of values written so far and the depth."""
+    """Do the work of `describe`, with the number of values written so far and the depth."""
     if next(counted) > LONGEST or depth > DEEPEST:
         return "..."
 
@@ -55,7 +55,7 @@ def text_of(value: object, counted: Iterator[int], depth: int) -> str:
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
-    """A tensor as torch prints it, flat, with its shape and dtype if these are not the usual."""
+    """A tensor as torch prints it, flat, with its shape and dtype if they are unusual."""
     flat = first_of(tensor.detach(), SHOWN).tolist()
     numbers = [f"{x:g}" if isinstance(x, float) else str(x) for x in flat]
     if tensor.is_floating_point():
@@ -77,7 +77,8 @@ def first_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def first_unseen(got: Any, want: Any) -> str:
-    """The first difference of two tensors that `describe` shows alike, as a clause; else empty."""
+    """A clause with the first difference of two tensors, if `describe` does not show it; else
+    empty."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     if not both or got.shape != want.shape or describe(got) != describe(want):
         return ""
@@ -90,7 +91,7 @@ def first_unseen(got: Any, want: Any) -> str:
 
 
 def dtype_differs(got: Any, want: Any) -> bool:
-    """Whether both are tensors of one shape, but not of one dtype."""
+    """Whether both are tensors of the same shape but of different dtypes."""
     both = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     return both and got.shape == want.shape and got.dtype != want.dtype
 
@@ -103,8 +104,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def difference(got: Any, want: Any, within: float = EXACT) -> str | None:
     """The words after "rank 0" that say why `got` differs from `want`; None if they are equal.
 
-    Tensors must agree in shape and dtype. Floats must agree to a relative 1e-5, ints exactly; nan
-    equals nan. Floats that are not in tensors may differ by the share ``within``.
+    Tensors must agree in shape and dtype. Floats may have a relative error of 1e-5. Integers must
+    be equal. nan equals nan. Floats outside of tensors may have a relative error of ``within``.
     """
     if want is None:
         return None if got is None else f"has {describe(got)}, but nothing (None) is expected"
@@ -136,7 +137,7 @@ def no_number(got: object) -> str:
 
 
 def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
-    """Whether two numbers are equal: integers exactly, floats within that share; nan equals nan."""
+    """Whether two numbers are equal. Floats may have a relative error. nan equals nan."""
     if isinstance(got, Integral) and isinstance(want, Integral):
         return got == want
     try:
@@ -204,7 +205,8 @@ def first_different(got: Any, want: Any, within: float = EXACT):
 
 @dataclass(frozen=True)
 class OneOf:
-    """The possible results of one mistake, each a list of values by rank: ``OneOf(candidates)``."""
+    """Several possible results of one mistake: ``OneOf(candidates)``. A result is a list by
+    rank."""
 
     candidates: list
 
@@ -221,7 +223,8 @@ def known_mistake(
     given : list of tuple
         For each argument of the answer its values, by rank.
     mistakes : dict of str to callable
-        A sentence about a mistake, and the values that the mistake would give, or `OneOf` several.
+        A sentence about a mistake, and a function that returns the values which the mistake
+        produces, or `OneOf` several lists of values.
     """
     for text, gives in mistakes.items():
         if isinstance(gives, str):
@@ -245,7 +248,8 @@ def likely_cause(
     given : list of tuple
         For each argument of the answer its values, by rank.
     is_passed : bool
-        Whether ranks have communicated. If they have not, equal values are equal by chance.
+        Whether ranks have communicated. If no rank has communicated, equal values are equal by
+        chance.
     """
     failing = [rank for rank in range(len(got)) if difference(got[rank], want[rank])]
     if given and all(not difference(got[rank], given[0][rank]) for rank in failing):
@@ -275,5 +279,5 @@ def same_numbers(got: object, want: Any) -> bool:
 
 
 def all_equal(got: Sequence, want: Sequence) -> bool:
-    """Whether each rank's value equals its expected one."""
+    """Whether each rank's value equals its expected value."""
     return all(not difference(one, other) for one, other in zip(got, want, strict=True))

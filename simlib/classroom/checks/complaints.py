@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from .rules import Rule
 
 WORLDS = (1, 2, 3, 4, 5)
-"""World sizes in which an answer is tried, by default."""
+"""By default, simlib tries an answer in worlds of these sizes."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One world in which an answer is tried: its engine, its inputs, and its rules."""
+    """One world in which simlib tries an answer, with its engine, its inputs, and its rules."""
 
     world_size: int
     inputs: Callable
@@ -55,7 +55,7 @@ def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> t
     Raises
     ------
     SimlibError
-        If the run failed, or a rank that is alive returned no result.
+        The run failed, or a rank that is alive returned no result.
     """
 
     @functools.wraps(answer)
@@ -79,7 +79,7 @@ def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> t
 
 
 def with_those_at_first(now: Any, at_first: Any) -> Any:
-    """An input after the call. If a list's tensors were replaced, the tensors from before it."""
+    """An input after the call. If the answer replaced tensors of a list, use the old tensors."""
     if not isinstance(now, list) or not all(isinstance(one, torch.Tensor) for one in at_first):
         return now
     same = len(now) == len(at_first) and all(map(operator.is_, now, at_first))
@@ -87,9 +87,9 @@ def with_those_at_first(now: Any, at_first: Any) -> Any:
 
 
 def changed_in_place(inputs: Sequence) -> Any:
-    """The values to compare if an answer changes its first input: for a list, its first tensors.
+    """The values to compare if an answer changes its first input. For a list, its old tensors.
 
-    Other objects have these tensors too, as a model has its gradients.
+    Other objects may refer to these old tensors, as a model refers to its gradients.
     """
     return inputs and getattr(inputs[0], "at_first", inputs[0])
 
@@ -105,7 +105,7 @@ def keep_returned(run: Run) -> list:
 
 
 LONG = 240
-"""If a rank's lists have more letters than this, a verdict shows only their first difference."""
+"""If the text of a rank's lists is longer, a verdict shows only their first difference."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Complaint:
     lines : list of str
         Details, a line per rank.
     part : str
-        The part of the question that is lost: another part, or the value, which loses everything.
+        The part of the question whose points are lost. If it is the value, all points are lost.
     """
 
     reason: str
@@ -144,7 +144,7 @@ def complaints(
     rules: Sequence[Rule],
     values: Values,
 ) -> list[Complaint]:
-    """The `Complaint` objects about a run that ended. A complaint about values is the only one."""
+    """The `Complaint` objects about a run. If values are wrong, the list has no other complaint."""
     first = broken_rules(run, given, [rule for rule in rules if rule.before_values])
     if first:
         return first
@@ -159,12 +159,13 @@ def complaints(
 
 
 def parts_lost(found: Sequence[Complaint], parts: Mapping[str, int]) -> set[str]:
-    """The parts that complaints cost. If the question has no such part, it costs the value."""
+    """The parts whose points are lost. A part that the question does not have counts as the
+    value."""
     return {one.part if one.part in parts else VALUE for one in found}
 
 
 def worst_of(found: Sequence[Complaint], parts: Mapping[str, int]) -> Complaint:
-    """The complaint to show: the first that costs the value, else the first."""
+    """The complaint to show: the first complaint that costs the value, else the first complaint."""
     return next((one for one in found if VALUE in parts_lost([one], parts)), found[0])
 
 
@@ -176,7 +177,8 @@ def value_complaint(
     rules: Sequence[Rule],
     values: Values,
 ) -> tuple[str | None, list[str]]:
-    """``(sentence, lines)`` about the values of a run; ``(None, [])`` if all are right."""
+    """``(sentence, lines)`` about the values of a run, or ``(None, [])`` if all values are
+    right."""
     in_place, within = values.in_place, values.within
     got = [changed_in_place(mine) for mine in after] if in_place else run.results
     wrong = {r: text for r in range(len(want)) if (text := difference(got[r], want[r], within))}
@@ -207,7 +209,7 @@ def value_complaint(
 
 
 def cause(run: Run, got: Sequence, want: Sequence, given: Sequence, rules: Sequence[Rule]) -> str:
-    """The likeliest cause of wrong values, as a sentence; if none fits, what to do next."""
+    """A sentence about the likeliest cause of wrong values, or else about what to do next."""
     has_to_communicate = run.world_size > 1 and any(rule.before_values for rule in rules)
     if has_to_communicate and not run.trace.ops:
         return "No rank communicates: without messages a rank knows only its own input."
@@ -226,7 +228,7 @@ def cause(run: Run, got: Sequence, want: Sequence, given: Sequence, rules: Seque
 
 
 def rank_line(rank: int, got: Any, want: Any, is_wrong: bool, within: float = EXACT) -> str:
-    """One rank's value in a wrong verdict."""
+    """The line about one rank's value in a verdict "wrong"."""
     if is_wrong and dtype_differs(got, want):
         return f"rank {rank}: got {describe(got)} of {dtype_name(got)}, expected {dtype_name(want)}"
     text = describe(got)
@@ -260,7 +262,7 @@ def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
 
 
 def has_come(now: Sequence, before: Sequence, others: Sequence[Sequence]) -> bool:
-    """Whether an input that a rank changed now has the value that another rank was given for it."""
+    """Whether an input that a rank changed now equals the same input of another rank."""
     changed = [index for index in range(len(now)) if difference(now[index], before[index])]
     return any(not difference(now[index], other[index]) for index in changed for other in others)
 
@@ -307,7 +309,7 @@ def finding(run: Run, kind: str) -> str | None:
 
 
 def failure(error: SimlibError) -> tuple[str, str, list[str]]:
-    """``(status, sentence, lines)`` about a run that raised."""
+    """``(status, sentence, lines)`` about a run that raised an error."""
     if isinstance(error, RankError):
         stubs = [rank for rank, text in sorted(error.tracebacks.items()) if is_stub(text)]
         if stubs:

@@ -1,9 +1,9 @@
 """Rules on the messages that an answer may send.
 
 Each rule reads the trace of a run and names the rank that broke it. A bound is a function of the
-ranks' inputs. Each of its arguments is a tuple with the inputs of all ranks, by rank. For an answer
-``f(rank, world_size, x)`` a bound is ``bound(xs)``, and ``len(xs)`` is the world size. `simulated`
-has bounds on the time and the memory of an answer.
+ranks' inputs. Each argument of the bound is a tuple with one input of all ranks, by rank. For an
+answer ``f(rank, world_size, x)``, the bound is ``bound(xs)``, and ``len(xs)`` is the world size.
+`simulated` has bounds on the time and the memory of an answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rule:
 
 
 def only(*kinds: str) -> Rule:
-    """Only these ops may be called. ``only("send", "recv")`` also allows isend and irecv."""
+    """The answer may call only these ops. ``only("send", "recv")`` also allows isend and irecv."""
     allowed = ", ".join([*kinds, *("i" + kind for kind in kinds if kind in ("send", "recv"))])
 
     def broken(run, given):
@@ -70,7 +70,7 @@ def are_enough(most: int) -> str:
 
 
 def by_rank(trace: Trace) -> list[Op]:
-    """The ops of rank 0, then of rank 1, and so on. Their order in time differs between runs."""
+    """The ops of rank 0, then of rank 1, and so on. The order in time would differ between runs."""
     return sorted(trace.ops, key=lambda op: (op.rank, op.seq))
 
 
@@ -104,7 +104,8 @@ def nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
 
 
 def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
-    """No rank is a bottleneck: each sends and receives at most `bound` bytes point-to-point."""
+    """No rank is a bottleneck: each rank sends and receives at most `bound` bytes
+    point-to-point."""
 
     def busiest(run):
         """The largest number, its rank, and whether the rank sends or receives."""
@@ -126,7 +127,7 @@ def nbytes_of_a_rank(bound: Callable[..., int], hint: str = "") -> Rule:
 def total(
     numbers: Callable[..., list[int]], bound: Callable[..., int], noun: str, hint: str
 ) -> Rule:
-    """A rule on a number that is summed over the ranks."""
+    """A rule on a number that is added up over the ranks."""
 
     def said(run, most):
         by_rank = ", ".join(map(str, numbers(run)))
@@ -154,13 +155,14 @@ def at_most(
     bound : callable
         The bound, as a function of the ranks' inputs.
     number_of : callable
-        ``number_of(run)`` is the number.
+        ``number_of(run)`` returns the number.
     said : callable
-        ``said(run, most)`` is a clause on a run that breaks the rule.
+        ``said(run, most)`` returns a clause about a run that breaks the rule.
     counted : callable
-        ``counted(run)`` is the number in words.
+        ``counted(run)`` returns the number in words.
     hint : str or callable
-        The hint on a run that breaks the rule: a sentence, or ``hint(run, given, most)``.
+        The hint for a run that breaks the rule: a sentence, or a function ``hint(run, given,
+        most)`` that returns the sentence.
     part : str
     """
 
@@ -178,7 +180,7 @@ def at_most(
 
 
 def rounds(bound: Callable[..., int], hint: str = "") -> Rule:
-    """The last message ends in round `bound` at the latest.
+    """The last message must end in round `bound` at the latest.
 
     A message takes one round, and a rank sends one message at a time. A message can start when its
     sender has finished all messages that it sent or received before.
@@ -224,7 +226,7 @@ def sends_to(
 ) -> Rule:
     """A rank may send only to the ranks in ``allowed(rank, world_size)``.
 
-    If a rank sends to only one rank, and this rank is not allowed, ``turned`` replaces ``hint``.
+    If a rank sends to only one rank, and may not send to it, ``turned`` replaces ``hint``.
     """
 
     def broken(run, given):
@@ -288,7 +290,7 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
 def brought(
     bound: Callable[..., list[int] | None], kind: str | None = None, hint: str = ""
 ) -> Rule:
-    """Every rank contributes exactly these bytes to its collectives, one after the other.
+    """Every rank contributes exactly these numbers of bytes to its collectives, in order.
 
     Parameters
     ----------

@@ -23,20 +23,20 @@ ROUNDING = 1e-9  # of a bound: what float sums in another order may differ by
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulation that an answer must pass, once it is right on real ranks.
+    """A simulation that an answer must pass if the answer is right on real ranks.
 
     Attributes
     ----------
     cluster : Cluster
-        The cluster. The simulation has as many ranks as the cluster has places.
+        The cluster. The simulation uses all ranks for which the cluster has room.
     inputs : Callable
         ``inputs(rank, world_size)`` returns the tuple of arguments for one rank, as for `check`.
     at_least_flops : Callable, optional
         ``at_least_flops(xs, ys, ...)`` returns the number of floating-point operations that every
         rank needs for these inputs, or a list of numbers by rank. The check refuses an answer with
         fewer operations, because the simulation cannot measure the computations of numpy or of C
-        code. Operations are counted if the cluster has a ``device``. Leave room for honest savings:
-        half of the solution's operations is a good choice.
+        code. simlib counts operations if the cluster has a ``device``. Leave room for answers that
+        really need fewer operations: half of the solution's operations is a good choice.
     """
 
     cluster: Cluster
@@ -95,7 +95,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Timed(Simulated):
-    """A simulation that an answer must pass in time, after it is right on real ranks.
+    """A simulation that must end within a virtual time. simlib runs it for right answers only.
 
     Attributes
     ----------
@@ -128,8 +128,8 @@ class Timed(Simulated):
 class Fits(Simulated):
     """A simulation in which no rank may use too much memory. Only a right answer is simulated.
 
-    Parameters among a rank's inputs count from the moment at which the rank first uses them. Other
-    tensors among its inputs do not count.
+    If a rank's inputs contain parameters of a model, they count from the moment at which the rank
+    first uses them. Other tensors in the inputs do not count.
 
     Attributes
     ----------

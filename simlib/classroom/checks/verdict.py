@@ -1,8 +1,8 @@
-"""`Verdict`: the result of a check; `check_of`: the check of one task; `guess`: checks a guess.
+"""`Verdict` is the result of a check. `check_of` checks one task. `guess` checks a guess.
 
 The cases of a task are in a file next to the exercise. Every install makes this file from the
-exercise's source. After some imports the file has a cell for each task, which begins with
-``# %% 07.3 batch_statistics`` and ends with the verdict. The notebook has no cases.
+exercise's source. The file begins with imports. A cell for each task follows. It begins with a line
+such as ``# %% 07.3 batch_statistics`` and ends with the verdict. The notebook contains no cases.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Verdict:
 
     @property
     def earned(self) -> int:
-        """The points that the answer earns. If only its values are right, it loses some parts."""
+        """The points that the answer earns. An answer with right values may still lose some
+        parts."""
         if self.status == RIGHT:
             return self.points
         if self.status == NOT_WRITTEN or VALUE in self.lost:
@@ -109,7 +110,7 @@ class Verdict:
 
 
 def values_are_right(run: Run) -> str:
-    """The first half of a sentence that continues with "but", while larger worlds are untried."""
+    """The first half of a sentence that continues with "but". Larger worlds are not tried yet."""
     return f"In this world of {run.world_size} the values are right"
 
 
@@ -117,11 +118,13 @@ FOLDER = "checks"
 """The folder of the files with cases, next to the exercises."""
 CELL = re.compile(r"^# %% (\w+\.\d+) (\S+)$", re.MULTILINE)
 NBVAL = re.compile(r"\.ipynb::")
-"""Text in the name of pytest's test, which kernels started by nbval find in their environment."""
+"""Kernels that nbval starts find the name of pytest's test in their environment. It contains this
+text."""
 
 
 class NotSolved(AssertionError):
-    """Raised for a check that is not right, if pytest runs the notebook. It shows the verdict."""
+    """The error for a verdict that is not right, if pytest runs the notebook. It shows the
+    verdict."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Cases:
     text : str
         Text of the whole file.
     name : str
-        Its name in tracebacks: the path, if it is a file.
+        The name of the text in tracebacks. For a file, it is the path.
     """
 
     text: str
@@ -156,16 +159,16 @@ class Cases:
 
 
 handed_in: Cases | None = None
-"""Cases to use instead of any file. `simlib check` sets the cases that were handed out."""
+"""Cases to use instead of any file. `simlib check` puts the cases here that students received."""
 instead: Callable[[str, Callable], Verdict] | None = None
-"""A replacement for `check_of` while grading runs the cells. It checks the answers itself."""
+"""A function that replaces `check_of` while grading runs the cells, and checks the answers."""
 
 
 def check_of(task: str, answer: Callable) -> Verdict:
     """Check the answer to a task on worlds of several sizes, smallest first.
 
-    The cases can use the notebook's names, and add no names to the notebook. If pytest runs the
-    notebook (`pytest --nbval`), a verdict that is not right is an error, so the test fails.
+    The cases can use the notebook's names, but they add no names to the notebook. If pytest runs
+    the notebook (`pytest --nbval`), a verdict that is not right is an error, so the test fails.
 
     Parameters
     ----------
@@ -181,7 +184,7 @@ def check_of(task: str, answer: Callable) -> Verdict:
     Raises
     ------
     InvalidCallError
-        If there is no such task, or the file with its cases cannot be found.
+        There is no such task, or simlib cannot find the file with its cases.
     """
     if instead:
         return instead(task, answer)
@@ -204,7 +207,8 @@ def check_of(task: str, answer: Callable) -> Verdict:
 
 
 def without_shadows(names: Mapping[str, object]) -> dict[str, Any]:
-    """A copy of a notebook's names without those that shadow Python's, such as ``len = 4``."""
+    """A copy of a notebook's names, without names that hide Python's own names, such as ``len =
+    4``."""
     is_name = {name: name.startswith("__") or not hasattr(builtins, name) for name in names}
     return {name: value for name, value in names.items() if is_name[name]}
 
@@ -241,22 +245,21 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = ()) -> None:
     """Print how a guess compares with the right value. Without a guess (None) it prints nothing.
 
-    No guess raises an error, so "Run All" does not stop.
+    A wrong guess raises no error, so "Run All" does not stop.
 
     Parameters
     ----------
     yours : object
-        The guess. It is a number, or a choice such as a text, True or False. `guess` only shows
-        other objects. A text may contain a number as people write it, for example "1,200", "12,5",
-        "7/4" or "0.6 %".
+        The guess: a number, a text, True or False. If it is another object, `guess` only shows the
+        guess. A text may contain a number as people write it, for example "1,200", "12,5", "7/4" or
+        "0.6 %".
     right : object
         The right value.
     within : float
-        A number is near enough if it differs from ``right`` by at most this share of ``right``. 0.1
-        means 10 %.
+        A number is near enough if its error is at most this share of ``right``. 0.1 means 10 %.
     of : sequence
-        The possible values, if the guess is a choice. Numbers among them are names, for example of
-        ranks and chunks, so `guess` prints no ratio for them.
+        The possible values, if the guess is a choice between values. If a value is a number, it
+        counts as a name, for example of a rank or a chunk. So `guess` prints no ratio.
 
     Examples
     --------
@@ -295,7 +298,8 @@ def said_of(yours: object, right: object, within: float, of: Sequence) -> str:
 
 
 def how_far(mine: float, other: float) -> str:
-    """The ratio of the right value to the guess, as a clause; empty if the ratio means nothing."""
+    """A clause with the ratio of the right value to the guess; empty if the ratio has no
+    meaning."""
     if not (mine * other > 0 and math.isfinite(mine * other)) or other < 0:
         return ""
     if 1.5 <= other / mine < math.inf:
@@ -315,7 +319,7 @@ def number_of(value: Any) -> float | None:
 
 
 def written(line: str) -> float:
-    """A number as people write it: with commas, as a fraction, or in per cent."""
+    """The value of a number as people write it: with commas, as a fraction, or in per cent."""
     if line.endswith("%"):
         return written(line[:-1].strip()) / 100
     if THOUSANDS.fullmatch(line):

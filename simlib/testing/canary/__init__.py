@@ -21,7 +21,7 @@ PROGRAMS = []
 
 @dataclass(frozen=True)
 class Program:
-    """A rank function ``function(rank, n)``, and the function of its expected results.
+    """A rank function ``function(rank, n)``, and a function that computes its expected results.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ def canary(alone, ranks=4):
 
 
 def check_world(rank, n):
-    """Fail if the calling rank is in the wrong world, by any of the functions that report it."""
+    """Fail if any function of torch.distributed reports a wrong rank or a wrong world size."""
     world = dist.group.WORLD
     told = dist.get_world_size(), world.size(), len(dist.get_process_group_ranks(world))
     assert told == (n, n, n), f"a world of {n} says that its size is {told}"

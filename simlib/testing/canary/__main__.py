@@ -1,4 +1,4 @@
-"""Run the canary: print each failure, then ``21 programs, both engines: none failed``, or how many.
+"""Run the canary. Print each failure, and then how many of the programs failed.
 
 python -m simlib.engines.canary [name ...]      exit code 1 if a program fails
 """
@@ -44,7 +44,7 @@ def main(names):
 
 
 def _complaint(program, engine):
-    """Why a program's results differ from one process, in one line. None if all are equal."""
+    """One line that says how a program's results differ from one process. None if all are equal."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # torch's warnings, from every rank
             found = engine(program.function, program.ranks, timeout_s=TIMEOUT_S).results
@@ -57,7 +57,7 @@ def _complaint(program, engine):
 
 
 def _complaint_without_data(program, simulate):
-    """Why a program without data differs from the same program with data. None if they agree."""
+    """One line that says how a program without data differs from the program with data, or None."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             real, dataless = (

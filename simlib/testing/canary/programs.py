@@ -1,4 +1,4 @@
-"""The canary's programs: single calls, and trainings compared with one process with all data."""
+"""The canary's programs. Some make single calls. Others train, and compare with one process."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _batch():
 
 
 def _train(model, batch):
-    """Do some steps of SGD. Returns all parameters, whole."""
+    """Do some steps of SGD. Returns all parameters, gathered if they are sharded."""
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     for _ in range(STEPS):
         optimizer.zero_grad()
