@@ -1,4 +1,4 @@
-"""all_reduce: every rank has a vector, and every rank gets the sum of all. Also barrier.
+"""all_reduce: every rank has a vector, and every rank gets the sum of all vectors. Also barrier.
 
 The lower bounds are ceil(lg n) rounds and 2 (n-1)/n nbytes sent by each rank (Patarasuk and Yuan
 2009, JPDC 69(2)).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Reduce-scatter and all_gather round a ring, with the fewest bytes and the most rounds.
+    """A reduce-scatter and an all_gather round a ring, with few bytes and many rounds.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * n * (n - 1)`, bytes per rank
     `2 * (n - 1) * nbytes / n`.
@@ -49,12 +49,12 @@ def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def ring_segmented(n: int, nbytes: int, itemsize: int = 1, chunks: int | None = None) -> Schedule:
-    """`ring` in phases: each of n blocks is cut into s chunks, and one phase adds up one chunk.
+    """`ring` in phases. Each of n blocks has s chunks, and each phase adds up one chunk of a block.
 
-    In phase j the j-th chunks of all blocks travel round the ring and are added up. After the last
-    phase whole blocks travel round. A rank needs extra memory for one chunk, not for a block. In
-    this model a rank adds up a chunk before it continues. So the phases cost (s - 1) (n - 1)
-    latencies and save no time. With one chunk it is `ring`.
+    In phase j the j-th chunks of all blocks travel round the ring, and ranks add them up. After the
+    last phase, whole blocks travel round the ring. A rank needs extra memory for one chunk, not for
+    a block. In this model a rank adds up a chunk before it continues. So the phases cost (s - 1) (n
+    - 1) latencies and save no time. With one chunk for each block, the algorithm is `ring`.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def ring_segmented(n: int, nbytes: int, itemsize: int = 1, chunks: int | None = 
     `2 * (n - 1) * nbytes / n`.
 
     **Source** Open MPI, coll_base_allreduce.c, ompi_coll_base_allreduce_intra_ring_segmented (which
-    uses `ring` if a block is smaller than a segment). The direction is the same as in `ring` here:
-    rank r ends with the sum of block r. In Open MPI it ends with the sum of the block after it.
+    uses `ring` if a block is smaller than a segment). Here, as in `ring`, rank r gets the sum of
+    block r. In Open MPI, rank r gets the sum of the block after block r.
     """
     s = ring_chunks(n, nbytes, chunks)
     blocks = split(nbytes, n, itemsize)
@@ -94,10 +94,10 @@ def recursive_doubling(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def rabenseifner(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """Reduce-scatter by halving, then all_gather by doubling: few rounds and few bytes.
+    """A reduce-scatter by halving, then an all_gather by doubling, with few rounds and few bytes.
 
-    The vector is cut into p chunks. The largest halves go to the neighbour at distance 1, as in
-    MPICH and Open MPI. If neighbours share a node, few bytes leave the node.
+    The algorithm cuts the vector into p chunks. Ranks send the largest halves to the neighbour at
+    distance 1, as in MPICH and Open MPI. If neighbours share a node, few bytes leave the node.
 
     **Cost** rounds `2 * lg + 2 * folds`, messages `2 * p * lg + 2 * extra`, bytes per rank
     `2 * (p - 1) * nbytes / p + folds * nbytes`.
@@ -118,7 +118,7 @@ def rabenseifner(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def rabenseifner_far(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """`rabenseifner` in the other direction: the largest halves go to distance p/2.
+    """`rabenseifner` in the other direction: ranks send the largest halves to distance p/2.
 
     Rounds and bytes are the same. But if a node has several ranks, numbered in sequence, all their
     largest halves leave the node at once.
@@ -163,9 +163,9 @@ def double_tree(
 ) -> Schedule:
     """Sums go up two binary trees to rank 0 and down again, in s chunks: see `steps`.
 
-    No rank sends more than 2 nbytes, hardly more than in a ring. Filling and emptying the
+    No rank sends more than 2 nbytes, which is hardly more than in a ring. Filling and emptying the
     pipelines takes only about 4 lg n rounds. In NCCL both trees contain all ranks, and some chunks
-    go down in them while others still go up.
+    go down a tree while other chunks still go up.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def double_tree(
 
 
 def naive(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """The ranks send their vectors to rank 0 one by one. Rank 0 sends the sum back one by one.
+    """The ranks send their vectors to rank 0 one by one. Rank 0 sends the sum to them one by one.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * (n - 1)`, bytes per rank `(n - 1) * nbytes`.
 
@@ -205,9 +205,10 @@ def hierarchical(
 ) -> Schedule:
     """Rings: reduce-scatter in each node, all_reduce across nodes, all_gather in each node.
 
-    The vector is cut into s lanes, and each lane into k chunks. s is the number of ranks in the
-    largest node, and k is the number of nodes. The ranks of a node divide the lanes among them; a
-    rank of a smaller node may own several lanes. All lanes cross the network at the same time.
+    s is the number of ranks in the largest node, and k is the number of nodes. The algorithm cuts
+    the vector into s lanes, and each lane into k chunks. The ranks of a node divide the lanes among
+    themselves. A rank of a smaller node may own several lanes. All lanes cross the network at the
+    same time.
 
     Parameters
     ----------
@@ -252,9 +253,10 @@ def hierarchical(
 
 
 def leader(n: int, nbytes: int, itemsize: int = 1, nodes: Sequence[int] | None = None) -> Schedule:
-    """Each node reduces to its first rank; first ranks run a ring; each broadcasts in its node.
+    """Each node reduces to its first rank. First ranks run a ring, and broadcast in their nodes.
 
-    Binomial trees are used in the nodes. s is the size of the largest node, k the number of nodes.
+    In the nodes, the algorithm uses binomial trees. s is the number of ranks in the largest node,
+    and k is the number of nodes.
 
     Parameters
     ----------
@@ -292,7 +294,7 @@ NOTHING = np.array([0])
 
 
 def barrier_dissemination(n: int) -> Schedule:
-    """In round k each rank r sends a notice to rank r + 2^k: ceil(lg n) rounds for any n.
+    """In round k each rank r sends a notice to rank r + 2^k. It takes ceil(lg n) rounds for any n.
 
     **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `0`.
 

@@ -47,7 +47,7 @@ def spread(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
 
 def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Ranks with the data send it on, so the number of ranks that have it doubles in each round.
+    """Ranks with the data send the data on. So the number of ranks with data doubles each round.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `lg_up * nbytes`.
 
@@ -58,7 +58,7 @@ def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
 
 def scatter_all_gather(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Binomial scatter of n chunks, then all_gather round a ring: for long vectors.
+    """A binomial scatter of n chunks, then an all_gather round a ring. Good for long vectors.
 
     **Cost** rounds `lg_up + n - 1`, messages `n - 1 + n * (n - 1)`; if n is a power of two,
     bytes per rank `2 * (n - 1) * nbytes / n`.
@@ -74,7 +74,7 @@ def scatter_all_gather(n: int, nbytes: int, itemsize: int = 1, root: int = 0) ->
 
 
 def scatter_doubling(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Binomial scatter of n chunks, then all_gather by recursive doubling: for middle sizes.
+    """A binomial scatter of n chunks, then an all_gather by recursive doubling. For middle sizes.
 
     **Cost** rounds `lg_up + lg + 2 * folds`, messages `n - 1 + p * lg + 2 * extra`; if n is a
     power of two, bytes per rank `2 * (n - 1) * nbytes / n`.
@@ -100,7 +100,7 @@ def chain(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """From rank to rank in s chunks: a rank passes on one chunk while it receives the next.
+    """Data go from rank to rank in s chunks. A rank passes on a chunk while it receives the next.
 
     Parameters
     ----------
@@ -111,7 +111,8 @@ def chain(
 
     **Cost** rounds `n + s - 2`, messages `(n - 1) * s`, bytes per rank `nbytes`.
 
-    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS; `best_chunks` has the best number of chunks.
+    **Source** Patarasuk, Faraj and Yuan 2006, IPDPS; `best_chunks` computes the best number of
+    chunks.
     """
     s = chain_chunks(n, nbytes, chunks, link)
     sizes = split(nbytes, s, itemsize)
@@ -133,10 +134,10 @@ def double_tree(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Data go down two binary trees, half of the bytes in each, in s chunks: see `steps`.
+    """Each of two binary trees carries half of the bytes, in s chunks: see `steps`.
 
     A rank that passes chunks on in one tree is a leaf of the other tree. So a long vector takes
-    hardly longer than with `chain`, and the last rank starts as early as in a tree.
+    hardly longer than with `chain`, and the last rank gets its first chunk as early as in a tree.
 
     Parameters
     ----------

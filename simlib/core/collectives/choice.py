@@ -12,7 +12,7 @@ from . import all_reduce, broadcast, gloo, mpich, parts, reduce
 from .schedules import Bytes, Schedule
 
 DEFAULT_POLICY = "mpich"
-"""The library whose choice of algorithms a simulation follows by default."""
+"""By default, a simulation chooses algorithms as this library does."""
 
 
 OWN: dict[str, dict[str, Callable[..., Schedule]]] = {
@@ -105,8 +105,8 @@ def schedule(
     nbytes : int or array of int
         For all_reduce, broadcast and reduce, the bytes of the vector. For all_gather, gather,
         scatter and reduce_scatter, the bytes of all parts together. For all_to_all, the bytes of
-        one rank's parts. For the last five kinds you can give the sizes of the parts instead: n
-        sizes, or for all_to_all n x n sizes from src to dst.
+        one rank's parts. For the last five kinds, you can also pass the size of each part: n sizes,
+        or n x n sizes from src to dst for all_to_all.
     policy : str
         See `choose`.
     itemsize : int
@@ -114,14 +114,14 @@ def schedule(
     root : int
         Position of the root.
     nodes : sequence of int, optional
-        Node of each position, for ``hierarchical``, ``leader`` and ``smp``, and for the policy
-        ``"mpich"``.
+        Node of each position. ``hierarchical``, ``leader``, ``smp`` and the policy ``"mpich"`` use
+        the nodes.
     chunks : int, optional
         Number of chunks of a ``chain``, of each block of ``ring_segmented``, or of each of the two
         trees of ``double_tree``.
     link : Link, optional
         The network as one link. ``chain`` and ``double_tree`` use the best number of chunks for
-        this link, and the policy ``"nccl"`` compares times on it.
+        this link. The policy ``"nccl"`` compares the times of algorithms on this link.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def schedule(
     Raises
     ------
     InvalidCallError
-        If the collective, algorithm, root or size does not exist.
+        The collective, algorithm, root or size does not exist.
     """
     total = _total(nbytes)
     algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
@@ -201,13 +201,14 @@ def choose(
 
 
 def nccl(kind: str, n: int, nbytes: int, link: Link) -> str:
-    """NCCL's choice: ring or tree by predicted time, else rings, chains and grouped messages.
+    """NCCL's choice. For all_reduce: ring or tree, whichever is predicted to be faster.
 
-    NCCL predicts latency and bandwidth of each algorithm from tables for its hardware. This
-    function uses the costs of simlib's algorithms on one link. NCCL's tree is a pair of trees with
-    pipelining. `binomial` has neither, so the ring becomes faster at smaller sizes.
+    Other collectives use rings, chains and grouped messages. NCCL predicts latency and bandwidth of
+    each algorithm from tables for its hardware. This function uses the costs of simlib's algorithms
+    on one link. NCCL's tree is a pair of trees with pipelining. `binomial` is a single tree without
+    pipelining. So here the ring becomes faster than the tree at smaller sizes than in NCCL.
 
-    **Source** NCCL, src/graph/tuning.cc (NCCL uses the algorithm with the least predicted time).
+    **Source** NCCL, src/graph/tuning.cc (NCCL uses the algorithm with the shortest predicted time).
     """
     if kind == "all_reduce":
         ring_s = 2 * (n - 1) * (link.latency_s + nbytes / n / link.bandwidth_Bps)
@@ -224,7 +225,8 @@ def nccl(kind: str, n: int, nbytes: int, link: Link) -> str:
 
 
 def _total(nbytes):
-    """The bytes by which a policy chooses. For an all_to_all: the busiest rank's bytes."""
+    """The number of bytes by which a policy chooses. For all_to_all, the bytes of the busiest
+    rank."""
     if hasattr(nbytes, "ndim") and nbytes.ndim == 2:
         return int(nbytes.sum(axis=1).max())
     return int(sum(nbytes)) if hasattr(nbytes, "__len__") else nbytes

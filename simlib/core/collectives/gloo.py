@@ -1,6 +1,6 @@
 """The messages that Gloo sends, as in the Gloo inside torch 2.13.
 
-**Source** pytorch/gloo, read at commit 70dc360 (April 2026): the file of the collective, such as
+**Source** pytorch/gloo, read at commit 70dc360 (April 2026): each collective's own file, such as
 ``gloo/allreduce.cc``, and ``gloo/transport/tcp/pair.cc`` for the messages. The file
 ``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`` of pytorch/pytorch shows which call of torch
 uses which file. Tests in tests/core compare the bytes of every pair of ranks with torch's Gloo on
@@ -10,11 +10,11 @@ Each transfer consists of three messages, each with an envelope of 48 bytes. The
 notice that its buffer is ready. The sender sends a notice that it has data. Then the sender sends
 the data. The sender waits for the receiver's notice, but no rank waits for the sender's notice. So
 a transfer costs two latencies if both sides begin at the same time, and one latency if the receiver
-was early. In a schedule the two notices are messages of no bytes. Give the cluster
-``envelope_bytes=ENVELOPE_BYTES`` to count all bytes on the wire.
+was early. In a schedule the two notices are messages of zero bytes. To count all bytes on the wire,
+set ``envelope_bytes=ENVELOPE_BYTES`` of the cluster.
 
-The messages of a pair of ranks share one connection, in order. A notice waits behind data that go
-in the same direction. This matters only for two ranks, see `all_gather`.
+The messages of a pair of ranks share one connection and keep their order. So a notice waits behind
+data that go in the same direction. This matters only if the group has two ranks: see `all_gather`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def _lengths(nbytes, num_segments, segment_bytes):
 def _ring_step(lengths, n, shift, per_rank, adds):
     """One step of a ring: each rank sends the block ``rank + shift`` to the rank before it.
 
-    A block is ``per_rank`` segments. Gloo sends two segments at a time, and begins the next when
-    one is done. Here all segments of a step are sent at once, which uses the same bandwidth.
+    A block is ``per_rank`` segments. Gloo sends two segments at a time, and begins the next segment
+    when one is done. This schedule sends all segments of a step at once, which uses the same
+    bandwidth.
     """
     src = np.repeat(np.arange(n), per_rank)
     block = (np.arange(n) + shift) % n
@@ -79,11 +80,11 @@ def _ring_step(lengths, n, shift, per_rank, adds):
 
 
 def all_reduce(n: int, nbytes: int, *, itemsize: int = 1) -> Schedule:
-    """Ring: reduce-scatter, then all_gather, in segments of at most 1 MiB, to lower ranks.
+    """A ring: reduce-scatter, then all_gather. Segments of at most 1 MiB go to lower ranks.
 
-    The vector is cut into segments of one size. Each rank has the same number of segments, at least
-    two. The segments of one rank are a block. First the blocks travel round and are added up, until
-    rank r has the sum of block r. Then the sums travel round.
+    Gloo cuts the vector into segments of equal size. Each rank has the same number of segments, at
+    least two. The segments of one rank are a block. First the blocks travel round the ring and
+    ranks add them up, until rank r has the sum of block r. Then the sums travel round the ring.
 
     **Cost** 4(n-1) rounds. Each rank sends 2(n-1)/n of the bytes, in 2(n-1) blocks.
     **Source** gloo/allreduce.cc, ``ring``.
@@ -107,8 +108,9 @@ def _all_reduce_moves(n, lengths):
 def reduce(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Schedule:
     """The first half of the ring of `all_reduce`, then all blocks go to the root.
 
-    Gloo counts two segments for each rank, even if there are more. If there are more, each rank
-    needlessly sends the first segments of its finished block again. The schedule has them, too.
+    Gloo counts two segments for each rank, even if a rank has more. If a rank has more, it
+    needlessly sends the first segments of its finished block again. The schedule contains these
+    messages, too.
 
     **Cost** 2n rounds, or 2n + 2. Each rank except the root sends all of the bytes.
     **Source** gloo/reduce.cc.
@@ -137,9 +139,9 @@ def broadcast(n: int, nbytes: int, *, itemsize: int = 1, root: int = 0) -> Sched
     """A binomial tree in which a rank sends to all its children at once.
 
     Ranks are counted from the root. Rank v gets the data from the rank whose number is v without
-    its highest bit. Rank v then posts the sends to all its children without waiting for any, so
-    they share its link. With four ranks, the root sends to 1 and 2 at the same time, and then rank
-    1 sends to 3.
+    its highest bit. Rank v then posts the sends to all its children without waiting for any of
+    them. So these messages share the link of rank v. With four ranks, the root sends to 1 and 2 at
+    the same time, and then rank 1 sends to 3.
 
     **Cost** 1 + floor(log2 n) rounds, or one more; n - 1 transfers.
     **Source** gloo/broadcast.cc.
@@ -162,10 +164,11 @@ def _broadcast_moves(n, root):
 def all_gather(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
     """Ring: the part of each rank travels round to higher ranks, in two halves.
 
-    Two ranks do not use both directions at once. Each posts its send before its receive. The rank
-    that is later finds the other's notice, so its data leave at once, and its own notice waits
-    behind them. So the earlier rank (here position 1) is always half a part behind, and the whole
-    takes the time of three halves, not two. In longer rings data and notices go to different ranks.
+    With two ranks, the two directions are not in use at the same time. Each rank posts its send
+    before its receive. The later rank finds the other rank's notice, so its data leave at once, and
+    its own notice waits behind these data. So the earlier rank (here position 1) is always half a
+    part behind. The whole collective takes the time of three halves instead of two. In longer rings
+    data and notices go to different ranks.
 
     **Cost** 2(n-1) rounds, 4 for two ranks. Each rank sends n-1 parts.
     **Source** gloo/allgather.cc; the order of notices and data: ``sendAsyncMode`` in
@@ -214,7 +217,7 @@ def gather(n: int, nbytes: Bytes, *, itemsize: int = 1, root: int = 0) -> Schedu
 
 
 def reduce_scatter(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """An `all_reduce` of the whole vector. Each rank then keeps its part.
+    """An `all_reduce` of the whole vector, after which each rank keeps its part.
 
     ``dist.reduce_scatter_tensor`` works like this. ``dist.reduce_scatter``, which takes a list,
     makes an all_reduce of each tensor of the list: `reduce_scatter_of_list`.
@@ -227,7 +230,8 @@ def reduce_scatter(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
 
 
 def reduce_scatter_of_list(n: int, nbytes: Bytes, *, itemsize: int = 1) -> Schedule:
-    """An `all_reduce` of each rank's part. Each rank then keeps one. See `reduce_scatter`.
+    """One `all_reduce` for each rank's part. Each rank then keeps its own part: see
+    `reduce_scatter`.
 
     **Cost** n times the cost of `all_reduce` of a part.
     **Source** seen on the wire (tests/core/test_gloo.py).
@@ -285,7 +289,7 @@ def _barrier_moves(n):
 
 
 def send(nbytes: int) -> Schedule:
-    """One send and its recv: position 0 sends to position 1. This is no collective.
+    """One send and its recv: position 0 sends to position 1. This is not a collective.
 
     **Cost** 2 rounds, one transfer. **Source** gloo/transport/tcp/pair.cc, ``send`` and ``recv``.
     """
@@ -310,5 +314,5 @@ ALGORITHMS: dict[str, dict[str, Callable[..., Schedule]]] = {
 
 
 def choose(kind: str, n: int, nbytes: int) -> str:
-    """The name of the algorithm that Gloo uses. It has one for each kind, for all sizes."""
+    """The name of the algorithm that Gloo uses. Gloo has one algorithm for each kind."""
     return next(iter(ALGORITHMS[kind]))

@@ -1,4 +1,4 @@
-"""The algorithms that MPICH chooses, by size and by which ranks share a node.
+"""The algorithms that MPICH chooses. It depends on the size and on the ranks that share a node.
 
 **Source** MPICH at commit 6a79bf6575c3. maint/tuning/coll/ch4/generic.json says which composition a
 collective uses (two levels or one level). src/mpid/ch4/src/ch4_coll_impl.h defines each
@@ -26,7 +26,7 @@ def choose(
 ) -> str:
     """The name of the algorithm: two levels if several ranks share a node, else `one_level`.
 
-    Long vectors of broadcast and all_reduce use one level. scatter, gather, all_gather,
+    broadcast and all_reduce of long vectors use one level. scatter, gather, all_gather,
     reduce_scatter and all_to_all use one level for all sizes.
 
     Parameters
@@ -59,7 +59,7 @@ def _two_level(kind, n, nbytes, count):
 def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     """MPICH's choice by size, if each node has one rank.
 
-    A vector with fewer elements than ranks is not cut, but reduced whole.
+    If a vector has fewer elements than ranks, MPICH reduces the whole vector and does not cut it.
 
     **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
     ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). One difference: MPICH uses Bruck's all_to_all for parts
@@ -101,7 +101,7 @@ MODULES = {"all_reduce": all_reduce, "broadcast": broadcast, "reduce": reduce}
 
 
 class _Levels:
-    """A collective that is composed of others, level after level.
+    """A collective that is composed of other collectives, level after level.
 
     Parameters
     ----------
@@ -174,12 +174,13 @@ class _Levels:
 
 
 def _cut(part):
-    """The bytes at which the chunks of a schedule begin, and at which the last one ends."""
+    """The bytes at which the chunks of a schedule begin, and the byte at which the last chunk
+    ends."""
     return np.concatenate(([0], np.cumsum(part.chunk_nbytes)))
 
 
 def _common(cuts):
-    """All cuts of several schedules. The end appears as often as the most empty chunks need."""
+    """All cuts of several schedules. The end is repeated often enough for all empty chunks."""
     nbytes = cuts[0][-1]
     inner = np.unique(np.concatenate([cut[cut < nbytes] for cut in cuts]))
     ends = max(int((cut == nbytes).sum()) for cut in cuts)
@@ -209,9 +210,10 @@ def _embedded(part, groups, whole):
 def broadcast_smp(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """To the first rank of the root's node, then to the nodes' first ranks, then in the nodes.
+    """Send to the first rank of the root's node, then to all first ranks, then in the nodes.
 
-    For short vectors, and for fewer than 8 ranks. The root receives its own data again in its node.
+    MPICH uses it for short vectors, and for fewer than 8 ranks. The root receives its own data
+    again in its node.
 
     **Cost** the sum of its parts.
 
@@ -227,9 +229,10 @@ def broadcast_smp(
 def broadcast_smp_from_root(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """First in the root's node, then to the nodes' first ranks, then in the other nodes.
+    """Broadcast in the root's node, then to the nodes' first ranks, then in the other nodes.
 
-    For middle sizes. If the root is the first rank of its node, that node is in the last phase too.
+    MPICH uses it for middle sizes. If the root is the first rank of its node, this node takes part
+    in the last phase too.
 
     **Cost** the sum of its parts.
 
@@ -246,9 +249,10 @@ def broadcast_smp_from_root(
 def reduce_smp(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """In all nodes except the root's, then to the first rank of the root's node, then in that node.
+    """Reduce in all nodes except the root's, then among first ranks, then in the root's node.
 
-    For short vectors.
+    MPICH uses it for short vectors. The first rank of the root's node gets the sum of the other
+    nodes.
 
     **Cost** the sum of its parts.
 
@@ -264,9 +268,9 @@ def reduce_smp(
 def reduce_smp_by_first(
     n: int, nbytes: int, itemsize: int = 1, root: int = 0, nodes: Sequence[int] | None = None
 ) -> Schedule:
-    """First in all nodes, then to rank 0, which sends the sum to the root.
+    """Reduce in all nodes, then among first ranks to rank 0. Rank 0 sends the sum to the root.
 
-    For long vectors.
+    MPICH uses it for long vectors.
 
     **Cost** the sum of its parts.
 
@@ -284,7 +288,8 @@ def all_reduce_smp(
 ) -> Schedule:
     """Reduce in the nodes, all_reduce among their first ranks, broadcast in the nodes.
 
-    For vectors of at most 32 KiB. Longer vectors use one level, in which all ranks take part.
+    MPICH uses it for vectors of at most 32 KiB. For longer vectors it uses one level, in which all
+    ranks take part.
 
     **Cost** the sum of its parts.
 
@@ -298,9 +303,9 @@ def all_reduce_smp(
 
 
 def barrier_smp(n: int, nodes: Sequence[int] | None = None) -> Schedule:
-    """A barrier in the nodes, then one among their first ranks, then a broadcast in the nodes.
+    """A barrier in the nodes, a barrier among first ranks, and then a broadcast in the nodes.
 
-    MPICH's broadcast sends one byte, and this one sends none.
+    MPICH's broadcast sends one byte. Here the broadcast sends no byte.
 
     **Cost** the sum of its parts.
 

@@ -51,7 +51,7 @@ def scatter_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> S
 
 
 def scatter_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Parts go down a binomial tree: each rank passes on the parts of the ranks beyond it.
+    """Parts go down a binomial tree. Each rank passes on the parts of the ranks below it.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -88,7 +88,7 @@ def gather_spread(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Sc
 
 
 def gather_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Parts go down a binomial tree: each rank passes on all parts it has so far.
+    """Parts go down a binomial tree to the root. Each rank passes on all parts that it has so far.
 
     **Cost** rounds `lg_up`, messages `n - 1`; if n is a power of two, bytes per rank
     `(n > 1) * p / 2 * nbytes / n`.
@@ -103,7 +103,7 @@ def gather_binomial(n: int, nbytes: Bytes, itemsize: int = 1, root: int = 0) -> 
 
 
 def all_gather_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Each part travels round the ring: for long vectors.
+    """Each part travels round the ring. Good for long vectors.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -113,10 +113,10 @@ def all_gather_ring(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_gather_recursive_doubling(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Ranks exchange all they have at distance 1, 2, 4, ...: twice as much in every round.
+    """Ranks at distance 1, 2, 4, ... exchange all their parts, twice as many in every round.
 
-    If n is no power of two, folded ranks first send their part to a neighbour, and get all other
-    parts from it at the end. These neighbours send the most bytes.
+    If n is not a power of two, folded ranks first send their part to a neighbour. At the end, they
+    get all other parts from this neighbour. These neighbours send the most bytes.
 
     **Cost** rounds `lg + 2 * folds`, messages `p * lg + 2 * extra`; if n is a power of two,
     bytes per rank `(n - 1) * nbytes / n`.
@@ -134,7 +134,7 @@ def all_gather_recursive_doubling(n: int, nbytes: Bytes, itemsize: int = 1) -> S
 
 
 def all_gather_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Rank r gets all parts that rank r + d has, for d = 1, 2, 4, ...: few rounds for any n.
+    """Rank r gets all parts of rank r + d, for d = 1, 2, 4, ... It takes few rounds for any n.
 
     **Cost** rounds `lg_up`, messages `n * lg_up`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -175,7 +175,7 @@ def reduce_scatter_recursive_halving(n: int, nbytes: Bytes, itemsize: int = 1) -
 
 
 def reduce_scatter_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """In round k each rank r sends rank r + k its part, so no data travel twice.
+    """In round k each rank r sends to rank r + k the part of that rank. So no data travel twice.
 
     **Cost** rounds `n - 1`, messages `n * (n - 1)`, bytes per rank `(n - 1) * nbytes / n`.
 
@@ -207,7 +207,7 @@ def all_to_all_pairwise(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_to_all_spread(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """All ranks send all parts at once: one round, in which messages of a rank share its link.
+    """All ranks send all parts at once, in one round. The messages of a rank share its link.
 
     **Cost** rounds `min(n - 1, 1)`, messages `n * (n - 1)`, bytes per rank
     `(n - 1) * nbytes / n`.
@@ -224,10 +224,11 @@ def all_to_all_spread(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
 
 
 def all_to_all_bruck(n: int, nbytes: Bytes, itemsize: int = 1) -> Schedule:
-    """Parts travel by the bits of their distance: few rounds but more bytes, for short parts.
+    """Parts travel by the bits of their distance, in few rounds with more bytes. For short parts.
 
-    Consider a part that must travel o ranks. In the round of distance d = 1, 2, 4, ... it moves d
-    ranks on if o has that bit. A rank sends all parts that move in a round as one message.
+    Consider a part that must travel o ranks. In the round with distance d = 1, 2, 4, ..., this part
+    moves on by d ranks if o contains the bit d. A rank sends all parts that move in a round as one
+    message.
 
     **Cost** rounds `lg_up`, messages `n * lg_up`; if n is a power of two, bytes per rank
     `lg_up * nbytes / 2`.
@@ -250,7 +251,7 @@ def _by_bits(n):
 
 
 def bruck_in_bulk(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """`all_to_all_bruck` with each message as a chunk of its own: n lg n sizes, not n * n.
+    """`all_to_all_bruck` with one chunk for each message. It needs n lg n sizes instead of n * n.
 
     Messages and bytes are the same, but the schedule does not say which parts a message carries.
     """
@@ -267,7 +268,7 @@ def bruck_in_bulk(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
 
 
 def _larger_met(sizes, times):
-    """Sum over x of ``times[x] * sizes[(r + x) % n]`` for each r; the larger sizes come first."""
+    """The sum over x of ``times[x] * sizes[(r + x) % n]``, for each r. Larger sizes come first."""
     n, larger = len(sizes), int((sizes > sizes[-1]).sum())
     before = np.concatenate(([0], np.cumsum(np.concatenate((times, times)))))
     begin = (-np.arange(n)) % n  # there r + x comes round to 0
@@ -276,7 +277,7 @@ def _larger_met(sizes, times):
 
 
 def _parts(n, nbytes, itemsize):
-    """Bytes of chunk ``i * n + j``."""
+    """The bytes of each chunk ``i * n + j``, from rank i to rank j."""
     if np.ndim(nbytes) == 0:
         return np.tile(split(nbytes, n, itemsize), n)
     return parts_of(nbytes, n * n)

@@ -26,7 +26,7 @@ def flat(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
 
 def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Sums go down a binomial tree: for short vectors.
+    """Sums go down a binomial tree. Good for short vectors.
 
     **Cost** rounds `lg_up`, messages `n - 1`, bytes per rank `nbytes`.
 
@@ -37,11 +37,11 @@ def binomial(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
 
 
 def rabenseifner(n: int, nbytes: int, itemsize: int = 1, root: int = 0) -> Schedule:
-    """Reduce-scatter by recursive halving, then a binomial gather: for long vectors.
+    """A reduce-scatter by recursive halving, then a binomial gather. Good for long vectors.
 
-    The vector is cut into p chunks. As in `all_reduce.rabenseifner`, the largest halves go to the
-    neighbour at distance 1. Odd ranks are folded into the even ranks before them. If the root is a
-    folded rank, it takes the place of rank 0 before the gather.
+    The algorithm cuts the vector into p chunks. As in `all_reduce.rabenseifner`, ranks send the
+    largest halves to the neighbour at distance 1. Odd ranks are folded into the even ranks before
+    them. If the root is a folded rank, it takes the place of rank 0 before the gather.
 
     **Cost** rounds `2 * lg + folds + root_folded`, messages
     `p * lg + extra + p - 1 + root_folded`; if n is a power of two, bytes per rank
@@ -87,7 +87,8 @@ def chain(
 
 
 def _chain_steps(n, root, s):
-    """In round k the rank at place w from the far end sends chunk k - w on towards the root."""
+    """In round k the rank at place w from the end of the chain sends chunk k - w towards the
+    root."""
     for k in range(n + s - 2):
         w = np.arange(max(0, k - s + 1), min(k, n - 2) + 1)
         v = n - 1 - w
@@ -102,7 +103,7 @@ def double_tree(
     chunks: int | None = None,
     link: Link | None = None,
 ) -> Schedule:
-    """Sums go up two binary trees, half of the bytes in each: `broadcast.double_tree` backwards.
+    """`broadcast.double_tree` backwards: each of two trees sums half of the bytes towards the root.
 
     **Cost** rounds `2 * (lg_up + s - 1)`, messages `2 * s * (n - 1)`, bytes per rank `nbytes`.
 

@@ -1,8 +1,9 @@
-"""The schedule of a collective: rounds of messages, each with the chunks it carries.
+"""The schedule of a collective: rounds of messages, and the chunks that each message carries.
 
-The data of a collective are cut into *chunks* with the same numbers on every rank. A message
-carries several consecutive chunks. So a schedule says which chunks move where, and determines the
-bytes. A test moves the chunks as the schedule says, and proves that the result is right.
+A schedule cuts the data of a collective into *chunks*, which have the same numbers on every rank. A
+message carries several consecutive chunks. So a schedule says which chunks move where, and
+determines the bytes. A test moves the chunks as the schedule says, and proves that the result is
+right.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from .steps import Moves
 
 Bytes: TypeAlias = int | np.ndarray | Sequence[int]
-"""Bytes of all data, or of each part."""
+"""The bytes of all data together, or the bytes of each part."""
 
 BY_ALL_CARDS = frozenset({"ring", "chain"})
-"""Algorithms whose messages leave a node over the cards of all members there, as in NCCL."""
+"""In these algorithms, messages leave a node by the cards of all members there, as in NCCL."""
 
 KINDS = (
     "broadcast",
@@ -61,9 +62,9 @@ class Round:
 class Schedule:
     """The messages of one collective.
 
-    A rank enters round k when its own messages of all earlier rounds are done. It waits for no
-    other messages. In a round a rank sends and receives at the same time. A message starts when
-    both its sender and its receiver have entered its round.
+    A rank enters round k when its own messages of all earlier rounds are done. The rank does not
+    wait for messages of other ranks. In a round a rank sends and receives at the same time. A
+    message starts when both its sender and its receiver have entered its round.
 
     Attributes
     ----------
@@ -142,7 +143,7 @@ class Schedule:
 
 
 def _weigh(moves, chunk_nbytes, columns):
-    """The `Round` of some `Moves`. Arrays that are complete already stay the same objects.
+    """The `Round` of some `Moves`. Arrays that are already complete stay the same objects.
 
     ``columns`` keeps the arrays made from single values, so that rounds share them.
     """
@@ -199,7 +200,7 @@ def split(nbytes: int, parts: int, itemsize: int = 1) -> np.ndarray:
 
 
 def parts_of(nbytes: Bytes, parts: int, itemsize: int = 1) -> np.ndarray:
-    """The sizes from `split`, or the given sizes if there is one for each part.
+    """The sizes from `split`, or the given sizes if ``nbytes`` has a size for each part.
 
     Parameters
     ----------
@@ -225,7 +226,7 @@ RING_SEGMENT_BYTES = 1 << 20
 def _unless_given(
     best: Callable[[int, int, Link | None], int],
 ) -> Callable[..., int]:
-    """A function of n, nbytes, chunks and link that gives ``chunks``, or by default the best."""
+    """A function of n, nbytes, chunks and link. It returns ``chunks``, or else the best number."""
 
     @functools.wraps(best)
     def chunks_of(n, nbytes, chunks, link=None):
@@ -262,8 +263,8 @@ def tree_chunks(n: int, nbytes: int, link: Link | None) -> int:
 def best_chunks(n: int, nbytes: int, link: Link) -> int:
     """The number of chunks s that minimizes (n + s - 2) (latency + nbytes / s / bandwidth).
 
-    It is sqrt(nbytes / bandwidth (n - 2) / latency), rounded, at least 1, and at most one chunk for
-    each byte.
+    The result is sqrt(nbytes / bandwidth (n - 2) / latency), rounded. It is at least 1, and at most
+    one chunk for each byte.
     """
     return _best(n - 2, nbytes, link)
 
@@ -271,7 +272,7 @@ def best_chunks(n: int, nbytes: int, link: Link) -> int:
 def best_tree_chunks(n: int, nbytes: int, link: Link) -> int:
     """The s that minimizes (ceil(lg n) + s - 1) (latency + nbytes / (2 s) / bandwidth).
 
-    This is as in `best_chunks`, but each tree has half of the bytes.
+    The computation is the same as in `best_chunks`, but each tree carries half of the bytes.
     """
     return _best((n - 1).bit_length() - 1, (nbytes + 1) // 2, link)
 
@@ -292,4 +293,4 @@ def way_of(algorithm: str, topology: Topology, members: Sequence[int] | np.ndarr
 
 
 CHUNKS = {"chain": chain_chunks, "ring_segmented": ring_chunks, "double_tree": tree_chunks}
-"""For each algorithm that takes ``chunks``, a function that gives the number of chunks."""
+"""For each algorithm with an argument ``chunks``, a function that returns the number of chunks."""

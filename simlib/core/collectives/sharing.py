@@ -1,9 +1,10 @@
-"""The messages of a schedule through shared links, in numpy: for many ranks at once.
+"""Time the messages of a schedule on shared links, with numpy, for many ranks at once.
 
-A message that starts at time t uses bandwidth only one latency later. So for one latency from now
-it is known which messages will use bandwidth. In that window, transfers cannot influence each other
-unless they share a link, directly or through other transfers. This makes the code fast: all such
-sets of transfers move on at once, and one array operation handles the next event of every set.
+A message that starts at time t uses bandwidth only one latency later. So the code knows one latency
+in advance which messages will use bandwidth. In this window, two transfers can influence each other
+only if they share a link, directly or through other transfers. Transfers that share links form a
+set. The code is fast because it treats all sets at the same time: one array operation handles the
+next event of every set.
 """
 
 from __future__ import annotations
@@ -70,20 +71,20 @@ def through_shared_links(
 
 
 def _due(messages, start_s, pool):
-    """The messages that start before anything else may happen, and the rest."""
+    """The messages that start before any other event can happen, and the other messages."""
     starts_s = start_s[messages]
     is_due = starts_s <= (pool.next_s() if len(pool) else starts_s.min())
     return messages[is_due], messages[~is_due]
 
 
 def _has_pair_twice(schedule):
-    """Whether in some round a rank sends another rank two messages, so that a pair's may meet."""
+    """Whether a rank sends two messages to the same other rank in the same round."""
     seen = {(id(round_.src), id(round_.dst)): round_ for round_ in schedule.rounds}
     return any(pair_twice(round_.src, round_.dst, schedule.n) for round_ in seen.values())
 
 
 def pair_twice(src: np.ndarray, dst: np.ndarray, n: int) -> bool:
-    """Whether two of these messages go from one of n ranks to the same other one."""
+    """Whether two of these messages have the same sender and the same receiver among n ranks."""
     one_each = not len(src) or np.bincount(src).max() == 1
     return not one_each and len(np.unique(src * np.int64(n) + dst)) < len(src)
 
@@ -136,12 +137,12 @@ class _Order:
 
 
 class _Progress:
-    """The round of each rank, and so the messages that have started.
+    """The round that each rank has reached. It determines which messages have started.
 
-    A *stage* is a rank's part in one round, if it has one. Stages are numbered by rank, then by
-    round. A message starts when its sender and its receiver have entered their stages. An eager
-    message starts when its sender has entered its stage. A stage is done when its rank has entered
-    it and all its halves of messages are done.
+    A *stage* is a rank's part in one round, if the rank takes part in this round. Stages are
+    numbered by rank, then by round. A message starts when its sender and its receiver have entered
+    their stages. An eager message starts when its sender has entered its stage. A stage is done
+    when its rank has entered the stage and has done its part of each of its messages.
     """
 
     def __init__(self, schedule, starts, reduce_Bps, eager_limit_bytes):

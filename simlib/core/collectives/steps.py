@@ -1,8 +1,9 @@
 """The steps of which collectives consist. Each is a generator of `Moves`, one for each round.
 
-``n`` ranks have positions 0 to n-1; ``v`` is a position counted from the root. If n is no power of
-two, p is the largest power of two below n. Then n - p ranks first send their part to a neighbour,
-and get the result from it at the end ("folding"; Rabenseifner 2004, ICCS, LNCS 3036).
+``n`` ranks have positions 0 to n-1, and ``v`` is a position counted from the root. If n is not a
+power of two, p is the largest power of two below n. Then n - p ranks first send their part to a
+neighbour, and get the result from this neighbour at the end ("folding"; Rabenseifner 2004, ICCS,
+LNCS 3036).
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from ..model.errors import InvalidCallError
 
 
 class Moves(NamedTuple):
-    """One round, as an algorithm yields it. A single value applies to all messages of the round.
+    """One round of an algorithm. If a field is a single value, it applies to all messages.
 
     Attributes
     ----------
     src, dst : ndarray of int
-        Position in the group of sender and receiver of each message.
+        The sender and the receiver of each message, as positions in the group.
     first, count : ndarray of int or int
         The message carries chunks ``first .. first + count - 1``, modulo the number of chunks.
     adds : ndarray of bool or bool
-        Whether the receiver adds the received chunks to its own, or replaces its own.
+        Whether the receiver adds the received chunks to its own chunks. If not, they replace its
+        own.
     order : ndarray of int, optional
         A list of chunks, for messages that carry chunks which are not consecutive. ``first`` and
         ``count`` are then places in this list.
@@ -49,7 +51,7 @@ def powers_below(n: int) -> list[int]:
 
 
 def ring_reduce_scatter(n: int) -> Iterator[Moves]:
-    """n - 1 rounds; chunk c goes round from rank c + 1 to rank c, and each rank adds its data.
+    """n - 1 rounds: chunk c travels from rank c + 1 to rank c, and each rank adds its data.
 
     In round k rank r passes chunk r - k - 1 on. At the end rank r has the whole sum of chunk r.
     """
@@ -59,7 +61,7 @@ def ring_reduce_scatter(n: int) -> Iterator[Moves]:
 
 
 def ring_all_gather(n: int) -> Iterator[Moves]:
-    """n - 1 rounds; chunk c goes round from rank c, and each rank copies it.
+    """n - 1 rounds: chunk c travels round the ring from rank c, and each rank copies it.
 
     In round k rank r passes chunk r - k on. At the end every rank has all chunks.
     """
@@ -69,7 +71,8 @@ def ring_all_gather(n: int) -> Iterator[Moves]:
 
 
 def _ring(n):
-    """Ranks, their next ones, and all ranks twice in a row: a slice is "r - k, modulo n"."""
+    """Ranks, their next ranks, and all ranks twice in a row. A slice of these is "r - k, modulo
+    n"."""
     ranks = np.arange(n)
     return ranks, (ranks + 1) % n, np.concatenate((ranks, ranks))
 
@@ -80,10 +83,11 @@ def _ring(n):
 class Folding:
     """Of n ranks, p = 2^lg n take part, and n - p are folded into a neighbour.
 
-    The first n - p even ranks are folded into the odd rank after them; with ``into_even`` the first
-    n - p odd ranks are folded into the even rank before them. ``rank_of[j]`` is the position of
-    participant j. It represents the ranks, and the chunks, from ``first[j]`` up to
-    ``first[j + 1]``: one, or two if it has a folded neighbour.
+    Each of the first n - p even ranks is folded into the odd rank after it. With ``into_even``,
+    each of the first n - p odd ranks is folded into the even rank before it. ``rank_of[j]`` is the
+    position of participant j. The participant represents the ranks, and the chunks, from
+    ``first[j]`` up to ``first[j + 1]``. This is one rank, or two ranks if the participant has a
+    folded neighbour.
     """
 
     def __init__(self, n: int, into_even: bool = False) -> None:
@@ -107,13 +111,13 @@ class Folding:
         yield Moves(self._takers, self.folded, first, count)
 
     def exchange_all(self) -> Iterator[Moves]:
-        """lg p rounds; ranks at distance 1, 2, 4, ... exchange all they have and add."""
+        """lg p rounds: ranks at distance 1, 2, 4, ... exchange all their data and add."""
         j = np.arange(self.p)
         for d in powers_below(self.p):
             yield Moves(self.rank_of, self.rank_of[j ^ d], adds=True)
 
     def halving(self, first: np.ndarray) -> Iterator[Moves]:
-        """lg p rounds; at distance p/2, p/4, ..., 1 each rank sends the half it will not keep.
+        """lg p rounds: at distance p/2, p/4, ..., 1 each rank sends the half that it will not keep.
 
         At the end participant j has the sum of chunks ``first[j]`` up to ``first[j + 1]``.
         """
@@ -124,7 +128,8 @@ class Folding:
             yield Moves(self.rank_of, self.rank_of[j ^ d], first[theirs], count, adds=True)
 
     def doubling(self, first: np.ndarray) -> Iterator[Moves]:
-        """lg p rounds; at distance 1, 2, 4, ... each sends all it has, twice as much each time."""
+        """lg p rounds: at distance 1, 2, 4, ... each rank sends all its data. They double every
+        time."""
         j = np.arange(self.p)
         for d in powers_below(self.p):
             mine = j & -d  # the first participant whose chunks this one has by now
@@ -135,7 +140,8 @@ class Folding:
     def halving_from_near(self) -> Iterator[Moves]:
         """`halving` of p chunks in the other order: the largest halves at distance 1, then 2, 4...
 
-        At the end participant j has the sum of chunk ``backwards[j]``, its bits in reverse.
+        At the end participant j has the sum of chunk ``backwards[j]``, which is j with its bits
+        reversed.
         """
         j, backwards = np.arange(self.p), self.backwards
         for d in powers_below(self.p):
@@ -159,12 +165,13 @@ class Folding:
             yield Moves(self.rank_of, self.rank_of[j ^ d], backwards & -count, count)
 
     def gather_from_far(self, root: int) -> Iterator[Moves]:
-        """Gathers the result of `halving_from_near`; at distance p/2, p/4, ... half of ranks leave.
+        """Gather the result of `halving_from_near`: at distance p/2, p/4, ... half of the ranks
+        send.
 
         Parameters
         ----------
         root : int
-            The participant that gets all.
+            The participant that gets all chunks.
         """
         j, backwards = np.arange(self.p), self.backwards
         for d in reversed(powers_below(self.p)):
@@ -178,21 +185,22 @@ class Folding:
 
 
 def binomial_broadcast(n: int, root: int, count: int = 1) -> Iterator[Moves]:
-    """ceil(lg n) rounds; ranks with the data send it on, over half the distance every time."""
+    """ceil(lg n) rounds: ranks with the data send the data on, over half the distance every
+    time."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + root) % n, (v + d + root) % n, count=count)
 
 
 def binomial_reduce(n: int, root: int, count: int = 1) -> Iterator[Moves]:
-    """ceil(lg n) rounds; the broadcast backwards: sums go down the tree."""
+    """ceil(lg n) rounds: the broadcast backwards, so sums go down the tree."""
     for d in powers_below(n):
         v = np.arange(0, n - d, 2 * d)
         yield Moves((v + d + root) % n, (v + root) % n, count=count, adds=True)
 
 
 def binomial_scatter(n: int, root: int) -> Iterator[Moves]:
-    """ceil(lg n) rounds; each rank passes on the chunks of the farther half of its ranks."""
+    """ceil(lg n) rounds: each rank passes on the chunks of the farther half of its ranks."""
     for d in reversed(powers_below(n)):
         v = np.arange(0, n - d, 2 * d)
         child = (v + d + root) % n
@@ -200,7 +208,7 @@ def binomial_scatter(n: int, root: int) -> Iterator[Moves]:
 
 
 def binomial_gather(n: int, root: int) -> Iterator[Moves]:
-    """ceil(lg n) rounds; the scatter backwards."""
+    """ceil(lg n) rounds: the scatter backwards."""
     for d in powers_below(n):
         v = np.arange(0, n - d, 2 * d)
         child = (v + d + root) % n
@@ -224,7 +232,8 @@ def embed(moves: Iterable[Moves], members: np.ndarray, bounds: np.ndarray) -> It
     members : ndarray of int
         Position in the larger group of each rank.
     bounds : ndarray of int
-        Chunk c here is the run of chunks from ``bounds[c]`` up to ``bounds[c + 1]`` there.
+        Chunk c of the moves stands for the chunks from ``bounds[c]`` up to ``bounds[c + 1]`` of the
+        larger group.
     """
     for src, dst, first, count, adds, _ in moves:
         start = bounds[first]
@@ -232,7 +241,7 @@ def embed(moves: Iterable[Moves], members: np.ndarray, bounds: np.ndarray) -> It
 
 
 def side_by_side(*all_moves: Iterable[Moves]) -> Iterator[Moves]:
-    """Several groups that work at once: the k-th rounds of all groups become one round."""
+    """Several groups that work at the same time: the k-th rounds of all groups become one round."""
     for together in zip_longest(*all_moves):
         present = [moves for moves in together if moves is not None]
         columns = zip(*(np.broadcast_arrays(*moves[:5]) for moves in present), strict=True)
@@ -268,16 +277,16 @@ def by_node(n: int, nodes: Sequence[int] | np.ndarray | None) -> list[np.ndarray
 
 
 class Edges(NamedTuple):
-    """The edges of both trees, sorted by child, the first tree's first: arrays.
+    """The edges of both trees, as arrays: first the first tree, and sorted by child in each tree.
 
     Attributes
     ----------
     parent, child : ndarray of int
-        Places counted from the root; 0 is the root.
+        Places, counted from the root. The root is 0.
     tree : ndarray of int
-        0 or 1.
+        The tree of each edge: 0 or 1.
     level : ndarray of int
-        0 from the root, 1 below that, ...
+        The level of each edge: 0 for edges from the root, 1 for the edges below these, ...
     colour : ndarray of int
         0 or 1. In a chain of edges that depend on each other, the first edge has 0.
     """
@@ -311,10 +320,11 @@ def edges_of(n: int) -> Edges:
 
 
 def _search_tree(count):
-    """Numbers 1 to count, the parent of each (0 for the top), and the depth of each.
+    """A search tree of the numbers 1 to count: the parent of each number (0 for the top), and its
+    depth.
 
-    A number whose lowest bit is d has d - 1 smaller numbers below it, and at most as many larger
-    numbers.
+    If the lowest bit of a number is d, the tree has d - 1 smaller numbers below it, and at most d -
+    1 larger numbers.
     """
     number = np.arange(1, count + 1)
     lowest = number & -number
@@ -328,7 +338,8 @@ def _search_tree(count):
 
 
 def _colours(parent, child):
-    """0 or 1 for each edge, different from the other edge of its parent and of its child."""
+    """0 or 1 for each edge, different from the parent's other edge and from the child's other
+    edge."""
     beside = _other_with(child), _other_with(parent)
     colour = [-1] * len(child)
     for edge in range(len(child)):
@@ -352,7 +363,7 @@ def _other_with(ends):
 
 
 def two_tree_broadcast(n: int, root: int, s: int) -> Iterator[Moves]:
-    """2 (ceil(lg n) + s - 1) rounds; s chunks go down each tree. Chunk 2 j + t is in tree t."""
+    """2 (ceil(lg n) + s - 1) rounds: s chunks go down each tree. Chunk 2 j + t is in tree t."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n
     for here, chunk in _waves(edges, edges.level, s):
@@ -360,7 +371,7 @@ def two_tree_broadcast(n: int, root: int, s: int) -> Iterator[Moves]:
 
 
 def two_tree_reduce(n: int, root: int, s: int) -> Iterator[Moves]:
-    """As many rounds as `two_tree_broadcast`; sums go up."""
+    """As many rounds as `two_tree_broadcast`: sums go up the trees."""
     edges = edges_of(n)
     parent, child = (edges.parent + root) % n, (edges.child + root) % n
     for here, chunk in _waves(edges, levels(n) - 1 - edges.level, s):
@@ -373,7 +384,7 @@ def _waves(edges, begin, s):
     Parameters
     ----------
     begin : ndarray of int
-        The pair of rounds in which each edge has its first chunk.
+        The pair of rounds in which each edge carries its first chunk.
     """
     for pair in range(begin.max(initial=-s) + s):
         number = pair - begin

@@ -1,8 +1,8 @@
-"""How long a collective takes: its messages, one by one, through the fluid network, in numpy.
+"""How long a collective takes. Times its messages on the fluid network, with numpy.
 
-Two methods give the same times as the simulation's network. If no two messages can ever share a
-link, and no message is eager, messages are independent, and a round takes a few operations on
-arrays. Otherwise `sharing` follows all messages through time.
+There are two methods, and both give the same times as the simulation's network. If no two messages
+can ever share a link, and no message is eager, the messages are independent. Then a few operations
+on arrays compute a round. Otherwise `sharing` follows all messages through time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Wire:
         Ranks of the world.
     nbytes : ndarray of int
     start_s, end_s : ndarray of float
-        When both sides were ready, and when the message had arrived.
+        The second at which both sides were ready, and the second at which the message had arrived.
     adds : ndarray of bool
         Whether the receiver adds the message to its own data.
     """
@@ -57,7 +57,7 @@ def time_of(
     expand: bool = False,
     eager_limit_bytes: float = -1,
 ) -> Any:
-    """When each member of a group has done its part of a collective.
+    """Compute when each member of a group has done its part of a collective.
 
     Parameters
     ----------
@@ -70,22 +70,21 @@ def time_of(
     expand : bool
         Whether to return the messages too.
     eager_limit_bytes : float
-        A message of at most this many bytes is eager: it starts as soon as its sender has entered
-        the round, and the sender is done with it at once. The receiver is done when the message
-        has arrived and the receiver has entered the round. -1: no message is eager.
+        A message of at most this many bytes is eager. It starts as soon as its sender has entered
+        the round, and the sender is done with it at once. The receiver is done when the message has
+        arrived and the receiver has entered the round. With -1, no message is eager.
 
     Returns
     -------
     ends : ndarray of float, shape (n,)
-        When each member's last message was done; the start of a member that has no message.
+        The second at which each member's last message was done. A member without a message has its
+        start.
     wire : Wire
-        With ``expand`` only.
+        The messages. Returned only with ``expand``.
 
-    Notes
-    -----
-    **Cost** O(number of messages) if no link is shared. Otherwise O(transfers under way) for each
-    event in any set of transfers that share links. Events within one latency, in sets that share
-    nothing, are computed at the same time.
+    Notes ----- **Cost** O(number of messages) if no link is shared. Otherwise O(transfers under
+    way) for each event in any set of transfers that share links. simlib handles events of different
+    sets within one latency at the same time.
     """
     ranks, begins = _checked(schedule, topology, members, starts)
     topology = schedule.way(topology, ranks)
@@ -146,7 +145,8 @@ class _Pattern:
 
 
 def _pattern_key(round_):
-    """A key that is equal for rounds with the very same arrays, which have the same pattern."""
+    """A key that is equal for rounds with the same array objects, because these have one
+    pattern."""
     return id(round_.src), id(round_.dst)
 
 
@@ -162,9 +162,9 @@ def _patterns(schedule, topology, members):
 def _shares_no_link(patterns, topology):
     """Whether no two messages can ever be on one link at the same time.
 
-    They cannot if all messages that cross a link have a rank in common, and no two of them are in
-    the same round, because that rank does one round after the other. This is enough, but not
-    necessary.
+    Consider all messages that cross a link. They never meet if they have a rank in common and no
+    two of them are in the same round, because this rank does one round after the other. This
+    condition is sufficient, but not necessary.
     """
     links = len(topology.link_bandwidth_Bps)
     free = links - 1
@@ -184,7 +184,8 @@ def _shares_no_link(patterns, topology):
 
 
 def _each_alone(schedule, patterns, topology, starts, reduce_Bps, expand):
-    """Round by round: a start when both ends are ready, then latency, then bytes over bandwidth."""
+    """Round by round: a message starts when both ends are ready. It takes latency + bytes /
+    bandwidth."""
     ready = starts.copy()  # when each rank has done its part so far
     envelope = topology.cluster.envelope_bytes
     start_s, end_s = [], []

@@ -1,7 +1,7 @@
-"""Pictures of runs. They import matplotlib, so each is imported at its first use.
+"""Pictures of runs. Each module needs matplotlib, so simlib imports it at its first use.
 
-Ctrl-C must not interrupt the import of matplotlib. Otherwise matplotlib would stay broken until the
-kernel ends, because its loaded parts refer to the parts that are missing.
+Ctrl-C must not interrupt the import of matplotlib. Otherwise only a part of matplotlib would be
+loaded, and matplotlib would stay broken until the kernel ends.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ _FILE_OF_OTHERS = {
     **dict.fromkeys(("Picture", "figure_in_words"), "figures"),
     "WithDarkVariant": "dark",
 }
-"""Further names, for simlib itself."""
+"""Further names, which only simlib itself uses."""
 
 
 def __getattr__(name: str) -> Any:

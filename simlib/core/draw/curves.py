@@ -1,8 +1,8 @@
-"""Curves of the values that ranks log while they train, drawn live or after the run.
+"""Draw curves of the values that ranks log while they train, live or after the run.
 
-Ranks are processes, and the kernel waits for them. So logged values travel through TensorBoard's
-event files: a rank writes with ``torch.utils.tensorboard.SummaryWriter(folder)``, and a thread of
-the kernel reads.
+Ranks are other processes, and the kernel waits until they end. So the values travel through
+TensorBoard's event files. A rank writes values with
+``torch.utils.tensorboard.SummaryWriter(folder)``, and a thread of the kernel reads the files.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ if TYPE_CHECKING:  # matplotlib is loaded where a picture is drawn
 from .palette import GREY, INK, PAPER, SMALL_PT, TEXT_PT, TITLE_PT, rank_color, visible
 
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
-"""``{name: {run: [(step, value), ...]}}``."""
+"""Curves: ``{name: {run: [(step, value), ...]}}``."""
 EVERY_S = 0.5
 
 
 @contextlib.contextmanager
 def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
-    """Show the values logged into a folder: live while the block runs, as a picture at its end.
+    """Show values that ranks log into a folder: live in a ``with`` block, as a picture at its end.
 
-    In a notebook, a display updates the curves about twice a second. It is empty before and after
-    the block. Then the last picture is shown once, so the stored notebook is the same for every
-    run. Outside a notebook nothing is shown; use `draw_curves` for the picture.
+    In a notebook, a live display updates the curves about twice a second. At the end of the block,
+    the live display becomes empty, and the notebook shows the last picture once. So the stored
+    notebook is the same for every run. Outside a notebook, nothing is shown. Use `draw_curves` to
+    get the picture.
 
     Parameters
     ----------
     folder : str or path
-        The folder of ``SummaryWriter``; see `draw_curves`. It need not exist yet.
+        The folder of ``SummaryWriter``: see `draw_curves`. The folder may be created later.
     x : str
-        The label of the horizontal axis: it says what the logged steps count.
+        The label of the horizontal axis. It says what the logged steps count.
     """
     if not in_notebook():
         yield
@@ -67,7 +68,7 @@ def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
 
 
 def _keep_showing(handle, reader, done, x):
-    """Update the display until ``done``, each time that something new was logged."""
+    """Update the display whenever a rank has logged something new, until ``done``."""
 
     shown = {}
     while not done.wait(EVERY_S):
@@ -78,7 +79,7 @@ def _keep_showing(handle, reader, done, x):
 
 
 def _bundle(picture):
-    """The content of the live display: a picture, or nothing."""
+    """The content of the live display: a picture, or an empty display."""
     if picture is None:
         return {"text/plain": "", "text/html": ""}
     data = base64.b64encode(picture._repr_png_()).decode()
@@ -86,16 +87,16 @@ def _bundle(picture):
 
 
 def draw_curves(folder: str | Path, x: str = "step") -> Figure:
-    """Draw the values logged into a folder: one panel per name, one line per run.
+    """Draw the values that ranks logged into a folder: one panel per name, one line per run.
 
     Parameters
     ----------
     folder : str or path
-        A folder with TensorBoard's event files. As in TensorBoard, each folder below it that
-        contains such files is a run of its own, and gives the run its name. The order and the
-        colours of the runs follow the times at which they began to log.
+        A folder with TensorBoard's event files. As in TensorBoard, each folder inside it with such
+        files is a separate run, with the name of its folder. The runs are in the order in which
+        they began to log, and this order determines their colours.
     x : str
-        The label of the horizontal axis: it says what the logged steps count.
+        The label of the horizontal axis. It says what the logged steps count.
 
     Returns
     -------
@@ -104,7 +105,7 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     Raises
     ------
     FileNotFoundError
-        Nothing was logged into the folder.
+        No rank has logged a value into the folder.
     """
 
     reader = Reader(folder)
@@ -117,13 +118,13 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
 
 
 class Reader:
-    """Reads a folder of event files again and again, and keeps the values read before.
+    """Reads a folder of event files again and again, and keeps the values that it has read.
 
     Attributes
     ----------
     runs : list of str
         The runs that have logged something, in the order in which they began. The list only grows
-        at its end. So a run keeps its place, and with it its colour, when other runs begin.
+        at its end. So a run keeps its place and its colour when other runs begin.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -155,14 +156,14 @@ class Reader:
 
 PANEL_IN = (3.6, 2.4)
 RUNS_BESIDE = 2
-"""Names of runs in a row, for each panel."""
+"""A row of the legend has this many names of runs for each panel."""
 
 
 def picture_of(curves: Curves, order: Sequence[str], x: str = "step") -> Figure:
     """The picture of curves from `Reader.read`, with the runs in the order of `Reader.runs`.
 
-    A thread draws it while the kernel may draw something else. So it does not change matplotlib's
-    common settings, and sets its colours itself.
+    A thread draws the picture while the kernel may draw something else. So this function sets the
+    colours itself, and does not change the settings of matplotlib.
     """
     from .figures import new_picture
 

@@ -25,17 +25,17 @@ from PIL import Image
 from .palette import flipped, is_bright, rgb_on_dark
 
 MAX_SINGLE = 64
-"""Up to so many colours of a collection are separate ranks' colours. More form a gradient."""
+"""Up to this many colours of a collection are colours of ranks. More colours form a gradient."""
 CHUNK = b"daRK"
-"""The case of its letters means: not needed, private, and removed if the pixels change."""
+"""The case of the letters means: optional, private, and to be removed if the pixels change."""
 FRAME = 12
 """Bytes of a chunk in addition to its data. The last chunk of a PNG has no data."""
 COLORS = 256
 """Rows of a palette."""
 FEWER = 224
-"""Colours of a light picture. The other rows are for colours with two dark variants."""
+"""The number of colours of a light picture. Colours with two dark variants use the other rows."""
 SEEN, FEW = 100, 1e-4
-"""The largest error of a channel, of 255, and the largest share of pixels with more."""
+"""The largest error of a channel (0 to 255), and the share of pixels that may exceed it."""
 
 
 class DarkPen(GraphicsContextBase):
@@ -90,13 +90,14 @@ class DarkRenderer(RendererAgg):
         self._renderer.draw_markers(gc, marker_path, marker_trans, path, trans, _dark(rgbFace))
 
     def draw_path_collection(self, gc: Any, *args: Any, hatchcolors: Any = None) -> None:
-        """Many shapes. Their faces and edges are the sixth and seventh argument."""
+        """Many shapes. The sixth and seventh arguments are the colours of their faces and edges."""
         shapes = [_dark_array(arg) if at in (5, 6) else arg for at, arg in enumerate(args)]
         options = {} if hatchcolors is None else {"hatchcolors": _dark_array(hatchcolors)}
         self._renderer.draw_path_collection(gc, *shapes, **options)
 
     def draw_quad_mesh(self, gc: Any, *args: Any) -> None:
-        """A mesh. Its faces are the third argument from the end, its edges the last."""
+        """A mesh. The third argument from the end has the colours of its faces, the last of its
+        edges."""
         *shape, faces, antialiased, edges = args
         faces = _flipped(to_rgba_array(faces))
         self._renderer.draw_quad_mesh(gc, *shape, faces, antialiased, _dark_array(edges))
@@ -186,7 +187,7 @@ def with_variant(png: bytes, variant: bytes) -> bytes:
 
 
 def dark_variant(png: bytes) -> bytes | None:
-    """The dark variant of a PNG, as a PNG of its own; None if it has none."""
+    """The dark variant of a PNG, as a separate PNG. None if the PNG has no dark variant."""
     image = Image.open(io.BytesIO(png))
     image.load()
     found = [data for name, data, *_ in getattr(image, "private_chunks", ()) if name == CHUNK]
@@ -203,7 +204,8 @@ def _palette_in(png: bytes) -> slice:
 
 
 def reduced(pixels: np.ndarray, colors: int = COLORS) -> tuple[np.ndarray, np.ndarray]:
-    """Few colours for a picture: a row of the palette for each pixel, and the palette.
+    """Reduce the colours of a picture. Returns the row of the palette for each pixel, and the
+    palette.
 
     The colours of these pictures fit into a palette. This makes the file a third as large.
     """
@@ -214,7 +216,8 @@ def reduced(pixels: np.ndarray, colors: int = COLORS) -> tuple[np.ndarray, np.nd
 
 
 def _split(rows, palette, dark):
-    """Give free rows to colours with one light and two dark variants; in place."""
+    """Put colours with one light and two dark variants into free rows. Changes the arrays in
+    place."""
     misses = np.square(dark - _means(rows, dark)[rows]).sum(axis=-1) ** 2  # few large ones count
     is_used = np.bincount(rows.ravel(), minlength=COLORS) > 0
     worst = [row for row in np.argsort(-_sums(rows, misses), kind="stable") if is_used[row]]
@@ -245,7 +248,7 @@ def _saved(rows, palette, dpi):
 
 
 class WithDarkVariant:
-    """Shows a learner's own figure as pyplot does, with its dark variant in the same PNG."""
+    """Show a learner's own figure as pyplot does, with the dark variant in the same PNG."""
 
     def __init__(self, printer: Callable[[Figure], Any]) -> None:
         self._printer = printer

@@ -42,13 +42,14 @@ Draw = TypeVar("Draw", bound=Callable[..., Figure])
 class Picture(Figure, Displayed):
     """A Figure that shows itself in a notebook, even if pyplot was never imported.
 
-    ``words`` describes the picture in sentences, if the function that drew it gave them.
+    ``words`` describes the picture in sentences. It is empty if the function that drew the picture
+    set no description.
     """
 
     words = ""
 
     def in_words(self) -> str:
-        """A description of the picture in sentences; if it has none, the labels of its axes."""
+        """A description of the picture in sentences, or else the labels of its axes."""
         return self.words or figure_in_words(self)
 
     def _repr_png_(self):
@@ -104,7 +105,7 @@ def pixels_of(canvas: FigureCanvasAgg) -> np.ndarray:
 
 
 def own_style(draw: Draw) -> Draw:
-    """Draw with matplotlib's own defaults, also if the learner has set another theme."""
+    """Draw with matplotlib's own defaults, even if the learner has set another theme."""
 
     @wraps(draw)
     def styled(*args, **kwargs):

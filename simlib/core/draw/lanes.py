@@ -1,9 +1,9 @@
-"""The states of a rank over time, read from its ops, for picture, player and Chrome trace.
+"""The states of a rank over time, from its ops, for pictures, player and Chrome trace.
 
-A rank is inside its function during its span. An op has two parts in that time. It is *in flight*
-from the call until the rank begins to wait. From there to the op's end, the rank is *blocked*.
-While an asynchronous op is in flight, its rank continues to compute. A blocked rank is
-*transferring* while the data of that op move, and *waiting* for others before that.
+A rank is inside its function during its span. An op has two phases. The op is *in flight* from the
+call until the rank begins to wait for it. From that moment to the op's end, the rank is *blocked*.
+While an asynchronous op is in flight, its rank continues to compute. A blocked rank is first
+*waiting* for other ranks. It is *transferring* while the data of the op move.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..model.errors import InvalidCallError
 from ..model.trace import Op, Trace
 
 Span = tuple[float, float]
-"""First and last second."""
+"""The first and the last second of a period."""
 Ranks = Iterable[int] | None
 """The ranks to show, from top to bottom; None for all."""
 Between = Span | None
-"""The time to show; None for the whole run."""
+"""The first and the last second to show; None for the whole run."""
 WAITS_UNTIL = 1.15
-"""The end of an endless wait in a picture of a part of a run, as a share of the record."""
+"""In a picture of a part of a run, an endless wait ends at this share of the record."""
 STATES = ("computing", "in a call", "async op in flight", "waiting", "transferring")
 """The states of a rank, in the order in which they are drawn."""
 
 
 def span_of(trace: Trace, rank: int) -> tuple[float, float, bool] | None:
-    """When the rank was in its function: ``(start_s, end_s, returned)``.
+    """When the rank was in its function, as ``(start_s, end_s, returned)``.
 
     A rank that never returned counts as inside until it died, or until the last known moment. The
     result is None if the rank never began. In a part of a longer run, the end is the moment at
@@ -48,7 +48,8 @@ def span_of(trace: Trace, rank: int) -> tuple[float, float, bool] | None:
 
 
 def blocked(op: Op, until_s: float) -> Span | None:
-    """When the rank waited for the op: ``(start_s, end_s)`` or None; open waits end at until_s."""
+    """When the rank waited for the op: ``(start_s, end_s)`` or None. Open waits end at
+    ``until_s``."""
     start = op.wait_s
     if start is None:
         if op.async_op or op.done:
@@ -77,20 +78,20 @@ def chosen(
     Raises
     ------
     InvalidCallError
-        The run does not have a rank, or no time is between the two moments.
+        The run does not have one of the ranks, or there is no time between the two moments.
     """
     return _chosen_ranks(run, ranks), *_chosen_time(run, between)
 
 
 def last_moment(run: Any) -> float:
-    """The last moment of a run, even if it is on a GPU after its rank had returned."""
+    """The last moment of a run. It may be on a GPU, after the GPU's rank has returned."""
     spans = (profile.spans for profile in run.profile or () if profile)
     last_s = max(run.trace.end_s, *(span.end_s for own in spans for span in own), 0.0) or 1e-6
     return last_s * WAITS_UNTIL if run.trace.last_seen_s and any(map(_waits, run.trace)) else last_s
 
 
 def drawn_until(trace: Trace, rank: int, ops: Iterable[Op], end_s: float) -> float:
-    """When a rank's lane ends. In a part of a run, the lane of a waiting rank goes to the end."""
+    """When a rank's lane ends. In a part of a run, the lane of a waiting rank reaches the end."""
     span = span_of(trace, rank)
     goes_on = rank in trace.last_seen_s and any(map(_waits, ops))
     return end_s if span is None or goes_on else span[1]
@@ -133,7 +134,7 @@ def _chosen_time(run, between):
 
 
 def in_sight(op: Op, begin_s: float, end_s: float) -> bool:
-    """Whether a part of an op is between two moments. An open op never ends."""
+    """Whether at least a part of an op is between two moments. An open op never ends."""
     return op.post_s <= end_s and (op.ends_by(math.inf) >= begin_s)
 
 
@@ -146,8 +147,8 @@ def never_finished(trace: Trace, rank: int, ops: Iterable[Op]) -> bool:
 def states_of(run: Any, rank: int, ops: Iterable[Op], until_s: float) -> dict[str, list[Span]]:
     """``{state: [(start_s, end_s), ...]}`` of one rank, read from its ops.
 
-    "computing" is the rank's whole span, and the other states are on top of it. The parts of
-    "waiting" and "transferring" are in order, and never overlap.
+    "computing" is the rank's whole span, and pictures draw the other states on top of it. The parts
+    of "waiting" and "transferring" are in order, and never overlap.
     """
     span = span_of(run.trace, rank)
     # Who only puts ops into the streams of a device is in none of them.
@@ -208,7 +209,7 @@ def apart(parts: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, floa
 
 
 def mostly(parts: Iterable[Span], begin_s: float, end_s: float, columns: int) -> list[Span]:
-    """The time that parts fill, coarsened to the columns of which they fill more than half.
+    """The columns of which the parts fill more than half, as periods of time.
 
     Parameters
     ----------

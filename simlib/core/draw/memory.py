@@ -1,6 +1,6 @@
-"""Pictures of ranks' memory: bytes at the peak and over time; parts of the model and examples.
+"""Pictures of ranks' memory at the peak and over time, and of the ranks' parts of a model.
 
-The pictures are drawn from runs. The colour shows the rank; fill and hatch show the category.
+The colour shows the rank. Fill and hatch show the category of memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILLS = {
     OPTIMIZER_STATE: (0.75, "////"),
     OTHER: (1.0, "...."),
 }
-"""For each category how much white is mixed into the rank's colour, and a hatch."""
+"""For each category: how much white simlib mixes into the rank's colour, and the hatch."""
 BAR_IN, BETWEEN_IN, LEFT_IN = 0.62, 0.5, 0.75
 LABEL_SHARE = 0.08  # how high the number above a bar is, as a share of the tallest bar
 CELL_IN, GAP_CELLS, LABEL_CELLS = 0.27, 0.8, 2.2
@@ -50,7 +50,7 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     runs : Run or dict of str to Run
         Simulated runs on clusters with a device. A dict gives each run a title.
     limit_bytes : float, optional
-        The memory of a device, drawn as a line across.
+        The memory of a device. The picture shows it as a horizontal line.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def _has_ledgers(run):
 
 
 def _draw_bars(axes, run, scale, top_bytes, limit_bytes):
-    """One bar per rank of a run, in the unit of ``scale`` bytes; its sum above it."""
+    """Draw one bar per rank of a run, in units of ``scale`` bytes, with its sum above the bar."""
     for rank, ledger in enumerate(run.memory):
         bottom, color = 0.0, rank_color(rank)
         for category in CATEGORIES:
@@ -139,8 +139,8 @@ def draw_parts(runs: Mapping[str, Any]) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        The fill of a cell shows how much of the part the rank has. A full cell means the largest
-        size of this part on any rank of any run.
+        The fill of a cell shows how much of the part the rank has. A cell is full if the rank has
+        as many bytes of the part as the rank with most bytes in any run.
     """
     results = [result for run in runs.values() for result in run.results]
     names = sorted({name for parts, _ in results for name in parts})
@@ -189,7 +189,7 @@ DTYPE_FILLS = {
     "float16": (0.45, "////"),
     REST: (1.0, "...."),
 }
-"""For each dtype how much white is mixed into the rank's colour, and a hatch."""
+"""For each dtype: how much white simlib mixes into the rank's colour, and the hatch."""
 MAX_RANKS = 8
 WIDTH_IN, ROW_IN, AROUND_IN = 8.0, 0.85, 0.75
 
@@ -203,14 +203,14 @@ def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "c
     run : Run
         A simulated run on a cluster with a device.
     limit_bytes : float, optional
-        The memory of a device, drawn as a line across.
+        The memory of a device. The picture shows it as a horizontal line.
     by : {"category", "dtype"}
         Whether a layer is a category or a dtype.
 
     Returns
     -------
     matplotlib.figure.Figure
-        It shows at most the first eight ranks.
+        The figure shows at most the first eight ranks.
 
     Raises
     ------

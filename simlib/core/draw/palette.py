@@ -33,32 +33,32 @@ OKABE_ITO = (
 )
 DARKER = (0.0, 0.3, 0.55)
 """Shares of black in the colours of ranks 0 to 7, 8 to 15, 16 to 23. Lighter colours would look
-like lanes that transfer."""
+like the state "transferring"."""
 SHADES = (0.0, 0.5, 0.25, 0.7)
-"""Shares of black for the first names of a run's pieces; further names begin again. The hue shows
-the rank, so a named piece of work is a shade of the rank's colour."""
+"""Shares of black for the first names of a run's pieces. Further names use the same shares again.
+The hue shows the rank, so a named piece of work has a shade of the rank's colour."""
 MARK_CONTRAST = 3.0
 """The least contrast of lines and outlines with white paper (WCAG 2.1, 1.4.11)."""
 DARK_PAPER = "#111111"  # what lies below the outputs in JupyterLab's dark theme
 INK_THAT_STAYS, PAPER_THAT_STAYS = "#010101", "#fefefe"
-"""For text on a colour that does not change. Black and white would change, these do not."""
+"""For text on a colour that is the same on dark paper. Black and white would change there."""
 BRIGHT = 120
 """On a fill brighter than this (of 255), dark text is easier to read."""
 LIGHTER = (0.0, 0.25, 0.6)
-"""Shares of white that replace the shares of black in `DARKER`. All 24 can be distinguished."""
+"""On dark paper, these shares of white replace the shares of black in `DARKER`."""
 NEAR = 1.01 / 255
-"""The largest distance of a colour's channels from such a mixture."""
+"""A colour counts as a mixture if its channels are at most this far from the mixture."""
 
 
 def rank_color(rank: int) -> str:
-    """The rank's colour as ``"#rrggbb"``; ranks 24, 25, ... begin again with the first."""
+    """The rank's colour as ``"#rrggbb"``. Rank 24 has the same colour as rank 0."""
     color = OKABE_ITO[rank % len(OKABE_ITO)]
     share = DARKER[rank // len(OKABE_ITO) % len(DARKER)]
     return shaded(color, share) if share else color
 
 
 def shades_of(trace: Trace) -> dict[str, float]:
-    """``{name: share of black}`` of a run's pieces, by their first appearance."""
+    """``{name: share of black}`` of a run's pieces, in the order in which names first appear."""
     names = dict.fromkeys(piece.name for piece in trace.pieces)
     return {name: SHADES[number % len(SHADES)] for number, name in enumerate(names)}
 
@@ -125,7 +125,7 @@ def rgb_on_dark(rgb: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def flipped(rgb: np.ndarray) -> np.ndarray:
-    """Colours of the same hue on dark paper, as light as the given ones are dark: (..., 3)."""
+    """Colours of the same hue on dark paper: dark colours become light. An array (..., 3)."""
     as_light_as_dark = rgb + 1 - rgb.max(-1, keepdims=True) - rgb.min(-1, keepdims=True)
     return _PAPER + (1 - _PAPER) * np.clip(as_light_as_dark, 0, 1)
 

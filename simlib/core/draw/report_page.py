@@ -1,4 +1,4 @@
-"""Predicted and measured numbers: as a picture, and as a page about a plan, to keep."""
+"""Draw predicted and measured numbers, and save them with a plan as a page."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ STYLE = (
 
 @own_style
 def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
-    """Draw the error of each prediction, with the predicted and the measured number beside it.
+    """Draw the error of each prediction, next to the predicted and the measured number.
 
-    Errors are drawn in per cent. The scale is linear up to 1 % and logarithmic beyond, so that
-    small and large errors are visible in one picture.
+    The picture shows errors in per cent. The scale is linear up to 1 % and logarithmic above 1 %,
+    so that small and large errors are visible in one picture.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
     Raises
     ------
     InvalidCallError
-        ``rows`` is empty, has more than 30 rows, or has a number that is not above 0.
+        ``rows`` is empty, has more than 30 rows, or contains a number that is not above 0.
     """
     names, values = _checked(rows)
     names = [clip(name, MAX_LETTERS) for name in names]
@@ -99,7 +99,7 @@ def save_report(
     notes: Sequence[str] = (),
     unit: str = "s",
 ) -> Path:
-    """Save a plan as one HTML page: its numbers, predicted against measured, and notes.
+    """Save a plan as one HTML page, with its numbers, its predictions and measurements, and notes.
 
     The page needs no network and runs no scripts. Every text is escaped.
 

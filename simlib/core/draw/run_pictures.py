@@ -28,7 +28,7 @@ from .text import OpCounts, clip, comparison_in_words, graph_in_words
 
 @own_style
 def draw_traffic(run: Any) -> Figure:
-    """Draw how many bytes each rank sent to each other rank, in a row per src and a column per dst.
+    """Draw how many bytes each rank sent to each other rank. A row is a src, a column is a dst.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def draw_traffic(run: Any) -> Figure:
 
 
 def _write_why_empty(axes, run):
-    """Write into the middle of an empty map that the run sent nothing."""
+    """Write into the middle of an empty map that no rank sent a message."""
     text = "no point-to-point\nmessages"
     if run.trace.collectives:
         text += ":\ncollectives are not\ncounted here"
@@ -97,11 +97,11 @@ def _write_cells(axes, table, scale, cell_pt):
 
 
 MAX_NODES, MAX_GONE = 12, 4
-"""The most nodes of a picture, and the most of them for ranks that are gone, one node each."""
+"""A picture has at most this many nodes, and at most this many nodes for ranks that are gone."""
 NODE_IN = 0.26
 """Radius of a circle, in inches."""
 MAX_SIDE = 26
-"""The most letters in the names of a node's ranks."""
+"""The text with the ranks of a node has at most this many letters."""
 
 
 @own_style
@@ -201,8 +201,9 @@ SHARED = mix(OKABE_ITO[4], "#ffffff", 0.45)
 def draw_comparison(names: Sequence[str], rows: OpCounts) -> Figure:
     """Draw how often each run made each kind of op: a row for each kind, a column for each run.
 
-    A green box means that all runs made these ops equally often. A blue box means that another run
-    made them as often as this run. An orange box means that no other run made them as often.
+    A green box means that all runs made these ops equally often. A blue box means that some other
+    run made these ops equally often, but not all runs. An orange box means that every other run
+    made more or fewer of these ops.
 
     Parameters
     ----------

@@ -28,16 +28,16 @@ def draw_states(run: Any) -> Figure:
     Each rank is a row, and each number is a cell.
 
     A cell "before" has the colour of its rank. A cell "after" has the colour of the one rank that
-    had its number before. The cell is white if no rank had the number, because it was computed. The
-    cell is grey if several ranks had the number, because its source is unknown. A rank without
-    numbers (None) has no cells.
+    had its number before. The cell is white if no rank had the number before: the operation
+    computed it. The cell is grey if several ranks had the number before, because its source is
+    unknown. A rank without numbers (None) has no cells.
 
     Parameters
     ----------
     run : Run
-        A run whose rank function returned ``(before, after)``: each a tensor, a list of tensors or
-        None. If the operation writes into a tensor, return a ``.clone()`` of it as ``before``.
-        Otherwise both halves show the result.
+        A run whose rank function returned ``(before, after)``. Each of the two is a tensor, a list
+        of tensors or None. If the operation writes into a tensor, return a ``.clone()`` of it as
+        ``before``. Otherwise both halves show the result.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def own_color(rank: int) -> str:
 
 
 def colors_after(before: Iterable[Iterable[float]]) -> dict[float, str]:
-    """``{number: colour}`` of the numbers before: the colour of their only owner, or grey."""
+    """``{number: colour}`` of the numbers before: the colour of the only rank with it, or grey."""
     owners: dict[float, set[int]] = {}
     for rank, held in enumerate(before):
         for number in held:
@@ -118,7 +118,7 @@ def text_of(number: float) -> str:
 
 
 def elided(cells: list[Cell]) -> list[Cell]:
-    """The cells. If they are too many: the first ones, and a cell that says so."""
+    """The cells. If there are too many: the first cells, and a cell that says so."""
     if len(cells) <= MAX_CELLS:
         return cells
     return cells[: MAX_CELLS - 1] + [("...", COMPUTED)]

@@ -11,11 +11,11 @@ from .lanes import mostly
 STREAM_STATES = ("kernel", "operator", "communication kernel", "exposed communication", "copy")
 """The states of a stream, in the order in which they are drawn."""
 MOST_STREAMS = 4
-"""The most lanes of a rank."""
+"""A picture shows at most this many lanes of a rank's GPU."""
 MOST_RANKS = 8
 """A picture with more ranks shows no streams."""
 MOST_BOXES = 200
-"""The most boxes of a lane in one state. Beyond, each column shows the most frequent state."""
+"""If a lane has more boxes in a state, each column shows only the most frequent state."""
 Lanes = dict[str, dict[str, list[Part]]]
 """``{name of the lane: {state: [(start_s, end_s), ...]}}``."""
 
@@ -23,7 +23,7 @@ Lanes = dict[str, dict[str, list[Part]]]
 def streams_of(run: Any, rank: int, begin_s: float, end_s: float) -> Lanes:
     """The lanes of a rank's GPU between two moments; without a GPU, one lane of operators.
 
-    If it has more than `MOST_STREAMS`, only the busiest streams are shown.
+    If the GPU has more than `MOST_STREAMS` streams, the result has only the busiest streams.
     """
     profile = run.profile[rank] if run.profile else None
     if profile is None:

@@ -20,10 +20,11 @@ from ..model.words import aligned, ranks_in_words, ranks_text, seconds_text, sho
 from .lanes import Between, Ranks, apart, blocked_parts, chosen, in_sight, span_of
 
 OpCounts = Sequence[tuple[str, tuple[int, ...], bool]]
-"""For each kind of op: its label, its number in each run, and whether these numbers are equal."""
+"""For each kind of op: its label, how many ops each run has, and whether these numbers are
+equal."""
 MAX_ROWS = 20
 FEWEST, MOST_COMPARED = 3, 10_000
-"""Of so many equal rows in a row one is shown, with their number; and how many are made."""
+"""A table folds at least this many equal rows into one row. It compares at most this many rows."""
 RESULT_WIDTH = 36
 
 
@@ -167,7 +168,8 @@ def _add_forgotten(forgotten, sent, received, joined):
 
 
 def _time_columns(run):
-    """``{"computed": seconds by rank, ...}``; empty if a repeat would take other times."""
+    """``{"computed": seconds by rank, ...}``, or an empty dict if the times differ between
+    repeats."""
     if not run.repeats:
         return {}
     states = run.states
@@ -188,7 +190,7 @@ def _traffic(messages, nbytes):
 
 
 def _message_rows(trace, messages):
-    """Makers of rows: each message by src and the sender's own order, then lone receives."""
+    """Functions that make rows: one for each message, by sender, then one for each open receive."""
     taken = {id(message.recv) for message in messages}
     lone = [op for op in trace if op.kind == "recv" and id(op) not in taken]
     messages.sort(key=lambda message: (message.src, message.send.seq))
@@ -210,7 +212,7 @@ def _lone_row(op):
 
 
 def _collective_rows(run, collectives):
-    """Makers of rows: collectives of the world, then of each group, in group order."""
+    """Functions that make rows: collectives of the world, then of each group, in group order."""
     world = tuple(range(run.world_size))
 
     def order(collective):
@@ -245,7 +247,7 @@ def _collective_row(parts):
 
 
 def _op_cells(op):
-    """Call, bytes, tensors, place."""
+    """The cells of an op: its call, bytes, tensors and place."""
     return op.call, count(op.nbytes, "byte"), carried(op), op.site.place
 
 
@@ -264,7 +266,8 @@ def _shown(makers, noun, most):
 
 
 def _folded(makers, most):
-    """At most so many rows, and the number of things. `FEWEST` or more equal rows become one."""
+    """At most ``most`` rows, and the number of things. `FEWEST` or more equal rows become one
+    row."""
     rows: list[tuple] = []
     shown = 0
     for row, equal in groupby(make(thing) for make, thing in makers[:MOST_COMPARED]):
@@ -281,7 +284,7 @@ def _folded(makers, most):
 
 
 def short_repr(value: object) -> str:
-    """One short line for a value: clipped, and without the addresses Python shows for objects."""
+    """One short line for a value, without the addresses that Python shows for objects."""
     short = reprlib.Repr()
     short.maxother, short.maxstring = 4 * RESULT_WIDTH, RESULT_WIDTH
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", short.repr(value))
@@ -306,11 +309,11 @@ def count(number: int, noun: str) -> str:
 
 
 MAX_WAITS = 3
-"""The most waits that the sentences name: the longest ones."""
+"""The sentences name at most this many waits, the longest ones."""
 SHORT = 0.01
 """The sentences leave out waits shorter than this share of the time shown."""
 MAX_SORTS = 12
-"""The most kinds of ops of a comparison that the sentences name."""
+"""The sentences name at most this many kinds of ops of a comparison."""
 
 
 def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
@@ -430,8 +433,8 @@ def _wait_told(call, place, others, is_open, waits):
 def _awaited(trace):
     """``{(rank, seq): ranks}``: the ranks for which an op waits, as far as the trace shows.
 
-    It is the other end of a message, or the root of a broadcast or scatter. In other collectives it
-    is the ranks that never came, or the rank that came last.
+    A send or recv waits for the rank at the other end. A broadcast or scatter waits for the root.
+    Other collectives wait for the ranks that never called, or for the rank that called last.
     """
     found = {(op.rank, op.seq): (op.peer,) for op in trace if op.is_p2p and op.peer is not None}
     for collective in trace.collectives:
@@ -447,7 +450,7 @@ def _awaited(trace):
 
 
 def _devices_told(profiles, shown):
-    """A sentence on each GPU; for ranks without a GPU, on the time of their operators."""
+    """A sentence on each GPU, or on the time of operators for ranks without a GPU."""
     told = []
     for rank, profile in enumerate(profiles):
         if rank not in shown or profile is None or profile.why_none:
@@ -488,7 +491,8 @@ def _messages_told(trace, shown, begin_s, end_s):
 
 
 def _collectives_told(trace, ops):
-    """The number of collectives of these ops, by kind, and the most that a rank brings."""
+    """The number of collectives of these ops, by kind, and the most bytes that a rank
+    contributes."""
     numbers = {(op.rank, op.seq) for op in ops}
     seen = [
         collective

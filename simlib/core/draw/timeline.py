@@ -1,7 +1,7 @@
 """The timeline of a run: one lane per rank, waits, messages, collectives.
 
-The colour shows the rank; fill and hatch show what happens. Figures are made without pyplot. So a
-notebook shows each figure once, and no figure stays open.
+The colour shows the rank. Fill and hatch show the state of the rank. simlib makes figures without
+pyplot. So a notebook shows each figure once, and no figure stays open.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _corners(view, ranks, times, height=2.0):
 
 
 def _box_colors(name, plain):
-    """Functions of a rank: the colours of fill, edge and hatch."""
+    """Three functions that take a rank. They return the colours of fill, edge and hatch."""
     shares = {
         "computing": 0.0,
         "transferring": 0.55,
@@ -273,7 +273,8 @@ def _draw_margins(view):
 
 
 def _legend_handles(view):
-    """``{label: artist}`` for the states in this picture, in grey: hue only shows the rank."""
+    """``{label: artist}`` for the states in this picture. They are grey, because hues show
+    ranks."""
     dark, line, light = mix(GREY, PAPER, 0.15), "#444444", mix(GREY, PAPER, 0.72)
     hatch = {"hatch": HATCH, "hatchcolor": GREY} if view.hatched else {}
     waiting = Patch(fc=light if view.plain else PAPER, ec=line, lw=0.6, **hatch)
@@ -327,7 +328,8 @@ def _fill(view, rank, times, color):
 
 
 def label_pieces(view: View) -> None:
-    """Write the label of each piece into it, or at least its last number, if it fits."""
+    """Write the label of each piece into the piece, or only its last number if this is all that
+    fits."""
     if view.plain or len(view.pieces) > MAX_LABELS:
         return
     for piece in view.pieces:
@@ -343,7 +345,7 @@ def label_pieces(view: View) -> None:
 
 @cache
 def ink_on(fill: str) -> str:
-    """The most readable text colour on a fill, also in the dark theme."""
+    """The text colour that is most readable on a fill, in the light and in the dark theme."""
     # A rank's own colour is the same on dark paper, its shades are not: nor is type on them.
     inks = (INK_THAT_STAYS, PAPER_THAT_STAYS, "#000000", "#ffffff")
     return max(

@@ -1,4 +1,4 @@
-"""The parts of a timeline with their places: its figure, labels, arrows of messages, bands."""
+"""The parts of a timeline and their places: figure, labels, arrows of messages, bands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THINNEST_PX = 4  # of a lane with outlines: in a thinner one they would hide the
 
 
 class View:
-    """A figure in the making: the rows of its ranks, and the places of labels."""
+    """A figure that is being drawn, with the rows of its ranks and the places of its labels."""
 
     def __init__(self, run, width_in, ranks, between):
         self.run, self.trace = run, run.trace
@@ -98,7 +98,7 @@ class View:
             self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
 
     def _first(self, things, noun, what):
-        """The first things, and a note if these are not all."""
+        """The first things. Add a note if the view leaves out further things."""
         most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MAX_ARROWS))
         if len(things) > most:
             self.notes.append(f"{len(things):,} {noun}s: {what} of the first {most} shown")
@@ -242,7 +242,7 @@ def _draw_arrows(view, messages):
 
 
 def _ends_of(view, message):
-    """Tail and head of an arrow: from the sender's call to the end of the receive."""
+    """Tail and head of an arrow. It goes from the sender's call to the end of the receive."""
     src, dst = view.row[message.src], view.row[message.dst]
     side = view.half if dst > src else -view.half
     return (
@@ -330,7 +330,7 @@ def draw_collectives(view: View) -> None:
 
 
 def _parts_between(view, ops):
-    """The quadrilaterals between neighbouring members' ops, call to end."""
+    """The quadrilaterals that join the ops of neighbouring members, from call to end."""
     for a, b in zip(ops, ops[1:], strict=False):
         y_a, y_b = view.row[a.rank] + view.half, view.row[b.rank] - view.half
         yield [

@@ -20,8 +20,8 @@ __all__ = ["Player"]
 class Player(anywidget.AnyWidget):
     """A widget that plays a run. `Run.play` returns it.
 
-    Its `scene` contains the data that the browser draws. See `simlib.draw.player.scene`. A notebook
-    on the web or on paper shows the run's timeline instead.
+    Its `scene` contains the data that the browser draws. See `simlib.draw.player.scene`. Where no
+    widget can run, as on a web page or on paper, the notebook shows the run's timeline.
     """
 
     _esm = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)

@@ -20,9 +20,9 @@ from .scene import FOLDER, SCRIPTS, STYLE, scene_of
 
 SUFFIXES = (".html", ".htm")
 DIGITS = 9
-"""Digits of times, relative to the time that is shown. The zoom reaches a 1e-5 of it."""
+"""Digits of times, relative to the time shown. The zoom can show 1e-5 of this time."""
 MAX_OUTPUT = 20_000
-"""The most letters of all ranks' output on a page."""
+"""A page shows at most this many letters of all ranks' output."""
 
 
 def save_page(path: str | Path, page: Callable[[], Mapping[str, Any]]) -> Path:
@@ -33,12 +33,12 @@ def save_page(path: str | Path, page: Callable[[], Mapping[str, Any]]) -> Path:
     path : str or Path
         A file that ends in .html. An existing file is overwritten.
     page : callable
-        It makes the page, after the path was checked.
+        A function that makes the page. simlib calls it after it has checked the path.
 
     Raises
     ------
     InvalidCallError
-        If the path does not end in .html, or its folder does not exist.
+        The path does not end in .html, or its folder does not exist.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -63,7 +63,7 @@ def page_of(
     ----------
     title : str
     runs : sequence of Run
-        Several runs are shown on one time axis, and play together.
+        A page shows several runs on one time axis, and plays them together.
     names : sequence of str, optional
         The names of the runs, if there are several.
     shown : tuple
@@ -76,7 +76,8 @@ def page_of(
     Returns
     -------
     dict
-        ``title``; ``scenes``, a list of one scene a run; ``verdicts`` and ``more``, lists of HTML.
+        It contains ``title``, ``scenes`` (a list with a scene for each run), ``verdicts`` and
+        ``more`` (lists of HTML).
 
     Raises
     ------
@@ -209,7 +210,7 @@ def _hash(text):
 
 
 def _rounded(scenes):
-    """Scenes with their lists of like entries as columns, and times rounded to visible steps."""
+    """Scenes in which lists of similar entries are columns, and times have only visible digits."""
     span_s = max(scene["end"] - scene["begin"] for scene in scenes)
     digits = DIGITS - math.floor(math.log10(span_s))
     return [_packed(scene, digits) for scene in scenes]
@@ -232,7 +233,8 @@ def _packed(value, digits):
 
 
 def _column(values, digits):
-    """A column. A column of words becomes the different words, and the number of each entry."""
+    """A column. For a column of words: the list of different words, and each entry's index in
+    it."""
     if not all(isinstance(value, str) for value in values):
         return _packed(values, digits)
     words = {word: index for index, word in enumerate(dict.fromkeys(values))}

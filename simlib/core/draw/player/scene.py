@@ -1,6 +1,6 @@
 """A run as the plain data that the player in the browser draws: lanes, events, arrows, bands.
 
-For a large run, only some events are shown: whole messages and collectives, evenly in time.
+For a large run, the player shows only some messages and collectives, spread evenly over time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..streams import MOST_RANKS, hidden_streams, streams_of
 from ..text import carried, collective_text, count, kept_of, run_in_words
 
 Rows = Mapping[Any, int]
-"""Rank, or an op's identity -> its row or number in the scene."""
+"""A rank -> its row in the scene, or an op's identity -> its number."""
 FOLDER = Path(__file__).parent
 SCRIPTS = ("scene", "labels", "draw", "controls", "paint", "hands", "player")
 """The scripts for the browser. Joined in this order they are one ES module, without a build."""
@@ -42,11 +42,11 @@ STYLE = (FOLDER / "player.css").read_text(encoding="utf-8")
 MAX_EVENTS = 1000
 MAX_LANES = 64
 COLUMNS = 2000
-"""The most columns for the states of a thinned run."""
+"""A thinned run has at most this many columns for its states."""
 MAX_PIECES = 2000
-"""The most named pieces of a lane. The first ones are kept."""
+"""A lane keeps at most this many named pieces, the first ones."""
 MAX_BOXES = 4000
-"""The most states of a coarsened run, over all lanes."""
+"""A coarsened run has at most this many states, in all lanes together."""
 
 
 def scene_of(run: Any, ranks: Ranks = None, between: Between = None) -> dict[str, Any]:
@@ -56,9 +56,10 @@ def scene_of(run: Any, ranks: Ranks = None, between: Between = None) -> dict[str
     ----------
     run : Run
     ranks : iterable of int, optional
-        The ranks to show, from top to bottom (all; of many, the first 64).
+        The ranks to show, from top to bottom. The default is all ranks, or the first 64 ranks if
+        there are more.
     between : (float, float), optional
-        First and last second to show (the whole run).
+        First and last second to show. The default is the whole run.
 
     Raises
     ------
@@ -146,7 +147,7 @@ def lanes_of(
 
 
 def _record_of(trace: Trace, rank: int) -> str:
-    """The part of a rank for which there is a record, if it is not the whole."""
+    """The part of a rank's time that has a record, if it is not the whole time."""
     if rank in trace.missing:
         return "none"
     return "part" if rank in trace.last_seen_s else "all"
@@ -199,7 +200,8 @@ def happenings_as_data(run: Any, kept: list[Happening], rows: Rows) -> dict[str,
 
 
 def event_of(op: Op, rows: Rows, run: Any) -> dict[str, Any]:
-    """One op, with the words for the learner. They say how long it waited, if it ended."""
+    """One op, with a text for the learner. If the op ended, the text says how long the rank
+    waited."""
     spent = {"waiting": 0.0, "transferring": 0.0}
     for state, start_s, end_s in blocked_parts(op, 0.0, run.transfers) if op.done else ():
         spent[state] += end_s - start_s
@@ -254,7 +256,7 @@ class Happening:
     Attributes
     ----------
     ops : list of Op
-        The visible ones; empty for a message of the wire.
+        The visible ops. Empty for a message of a simulated collective.
     thing : Message, Collective, WireMessage or None
         The thing that the ops form; None for a receive without a message.
     """
@@ -264,7 +266,7 @@ class Happening:
 
     @property
     def size(self) -> int:
-        """The number of events for which it counts."""
+        """The number of events as which these ops count."""
         return max(1, len(self.ops))
 
     @property
@@ -274,19 +276,21 @@ class Happening:
 
     @property
     def stuck(self) -> bool:
-        """Whether a rank never returned from it. Learners look for this first."""
+        """Whether a rank never returned from one of the ops. Learners look for such ops first."""
         return any(not op.done and (op.wait_s is not None or not op.async_op) for op in self.ops)
 
     @property
     def open(self) -> bool:
-        """Whether it never completed. A message that arrived is complete, even without a wait."""
+        """Whether an op never completed. A message that arrived is complete, even without a
+        wait."""
         if isinstance(self.thing, Message) and self.thing.recv is not None:
             return not self.thing.recv.done
         return not all(op.done for op in self.ops)
 
     @property
     def maker(self) -> Any:
-        """Its maker. Each maker keeps as many of its happenings as any other maker."""
+        """The group or the rank that made these ops. A thinned run keeps the same share of each
+        maker."""
         if isinstance(self.thing, Collective):
             return self.thing.group
         return self.ops[0].rank if self.thing is None else self.thing.src
@@ -318,11 +322,11 @@ def happenings(
 
 
 def thinned(found: list[Happening], most: int) -> list[Happening]:
-    """At most so many events of these happenings. Each kind is spread evenly over its time.
+    """At most ``most`` events of these happenings. Each kind is spread evenly over its time.
 
-    First come happenings from which a rank never returned, at most one for each rank. Others may
-    never have completed either, for example all sends if nobody receives. They get half of the
-    remaining room, or more if the rest needs less.
+    The function first takes happenings from which a rank never returned, at most one for each rank.
+    Other happenings may never have completed either, for example all sends if nobody receives.
+    These get half of the remaining room, or more if all others need less.
     """
     stuck = [happening for happening in found if happening.stuck]
     never = [happening for happening in found if happening.open and not happening.stuck]
@@ -336,10 +340,10 @@ def thinned(found: list[Happening], most: int) -> list[Happening]:
 
 
 def evenly(found: list[Happening], room: int) -> list[Happening]:
-    """At most so many events of these happenings: for each maker, one of several in a row.
+    """At most ``room`` events: from several consecutive happenings of a maker, keep one.
 
-    A draw decides which one, and it is always the same draw. Every tenth one, or any other fixed
-    step, could fall into step with a pattern that the program repeats.
+    A random draw with a fixed seed decides which one. A fixed step, for example every tenth
+    happening, could always hit the same part of a pattern that the program repeats.
     """
     if (total := size_of(found)) <= room:
         return found
@@ -356,5 +360,5 @@ def evenly(found: list[Happening], room: int) -> list[Happening]:
 
 
 def size_of(found: Iterable[Happening]) -> int:
-    """The number of events for which these happenings count."""
+    """The number of events as which these happenings count."""
     return sum(happening.size for happening in found)
