@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def ring(n: int, nbytes: int, itemsize: int = 1) -> Schedule:
-    """A reduce-scatter and an all_gather round a ring, with few bytes and many rounds.
+    """A reduce-scatter and an all_gather round a ring: the fewest bytes, but the most rounds.
 
     **Cost** rounds `2 * (n - 1)`, messages `2 * n * (n - 1)`, bytes per rank
     `2 * (n - 1) * nbytes / n`.

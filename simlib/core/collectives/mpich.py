@@ -251,8 +251,7 @@ def reduce_smp(
 ) -> Schedule:
     """Reduce in all nodes except the root's, then among first ranks, then in the root's node.
 
-    MPICH uses it for short vectors. The first rank of the root's node gets the sum of the other
-    nodes.
+    MPICH uses it for short vectors. The first ranks reduce to the first rank of the root's node.
 
     **Cost** the sum of its parts.
 

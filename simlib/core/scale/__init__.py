@@ -1,7 +1,7 @@
 """Collectives and training steps on any number of ranks: the cost model, in closed form.
 
 `simulate` runs a rank function on up to 4,096 ranks. This module computes times for 100,000 ranks
-and more, without running anything. If both can compute a time, they give the same one::
+and more, without running a program. If both can compute a time, both give the same time::
 
     cluster = simlib.clusters.nvlink_nodes(nodes=12_500)
     simlib.scale.time_of("all_reduce", 100_000, 100_000_000, cluster, "ring")
@@ -9,11 +9,13 @@ and more, without running anything. If both can compute a time, they give the sa
     simlib.scale.weak_scaling([8, 64, 512], 100_000_000, cluster, forward_s=0.06, backward_s=0.12)
 
 Besides `step_time`, the module models steps whose compute varies (`jittered_time`), pipelines,
-ZeRO, split tensors, and parameter servers. `expected_max` gives the time of the slowest of many
-ranks. `checkpoint_interval`, `goodput` and `time_with_failures` model ranks that fail. `Failures`
-draws the times at which ranks fail, for ``simulate(kill=...)``, and `Jitter` draws noise.
+ZeRO, split tensors, and parameter servers. `expected_max` computes the expected time of the slowest
+of many ranks. `checkpoint_interval`, `goodput` and `time_with_failures` model ranks that fail.
+`Failures` draws the times at which ranks fail, for ``simulate(kill=...)``, and `Jitter` draws
+noise.
 
-Answers are exact. If an exact answer would take too long, an error names the cases that are quick.
+The times are exact. If an exact time would take too long to compute, simlib raises an error that
+names the cases that are quick.
 """
 
 from ..model.chance import Failures, Jitter

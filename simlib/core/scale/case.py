@@ -1,4 +1,4 @@
-"""One collective to be timed, with the values that solvers need; helpers of all models."""
+"""One collective to time, with the values that solvers need. Also helpers of all models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seconds: TypeAlias = float | Sequence[float] | np.ndarray
 
 
 def count_of(name: str, value: float, low: int = 1) -> int:
-    """A whole number of at least ``low``, even if it is written as 25e6."""
+    """Check that a number is whole and at least ``low``. It may be a float such as 25e6."""
     count = as_int(name, value)
     check_count(name, count, low)
     return count
@@ -43,7 +43,7 @@ class Tabled:
 
 
 def table_text(lines: Sequence[str], rows: Sequence[tuple[str, ...]], most: int | None = 20) -> str:
-    """Some lines, and below them a table with its head and at most ``most`` rows."""
+    """Some lines, and below these a table with a head and at most ``most`` rows."""
     end = len(rows) if most is None else most + 1
     left_out = len(rows) - end
     more = [f"... and {left_out:,} more"] * (left_out > 0)
@@ -64,9 +64,10 @@ class Case:
     itemsize : int
     root : int
     chunks : int
-        Number of chunks for the algorithms of `collectives.schedules.CHUNKS`; 1 for the others.
+        Number of chunks, for the algorithms in `collectives.schedules.CHUNKS`. For other algorithms
+        it is 1.
     last_only : bool
-        Whether the caller needs only the largest of all ends.
+        Whether the caller needs only the last moment of all ranks.
     eager_limit_bytes : float
         As for `collectives.timing.time_of`.
     """
@@ -111,7 +112,7 @@ class Case:
 
     @property
     def _most_parts(self):
-        """The largest number of parts into which the bytes are cut."""
+        """The largest number of parts into which an algorithm cuts the bytes."""
         if self.algorithm == "ring_segmented":
             return self.n * self.chunks
         if self.algorithm == "double_tree":
@@ -122,7 +123,7 @@ class Case:
 
     @cached_property
     def nodes_and_lanes(self) -> tuple[int, int]:
-        """The number of nodes that have ranks, and the number of ranks of the largest node."""
+        """The number of nodes with ranks, and the number of ranks of the largest node."""
         ranks = np.bincount(self.topology.node_of)
         return int((ranks > 0).sum()), int(ranks.max())
 
@@ -131,7 +132,7 @@ class Case:
         return split(self.nbytes, count or self.n, self.itemsize)
 
     def step_s(self, src: np.ndarray, dst: np.ndarray, nbytes: int | np.ndarray) -> np.ndarray:
-        """Seconds of messages that share no link; ``src`` and ``dst`` are arrays of ranks."""
+        """Seconds of messages that share no link. ``src`` and ``dst`` are arrays of ranks."""
         draw_s = (nbytes + self.envelope_bytes) / self.topology.bandwidths_Bps(src, dst)
         return self.topology.latencies_s(src, dst) + draw_s
 
@@ -147,7 +148,8 @@ class Case:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all pairs of ranks are equally far apart: all in one node, or one per node."""
+        """Whether all pairs of ranks are equally far apart: all ranks in one node, or one per
+        node."""
         return self.is_one_node or np.bincount(self.topology.node_of).max() == 1
 
 
@@ -159,10 +161,10 @@ def shares_a_link(topology: Topology, src: np.ndarray, dst: np.ndarray) -> bool:
 
 
 def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> float | None:
-    """Seconds of messages that are under way together and all alike. None if they are not alike.
+    """Seconds of messages that travel at the same time and are all alike. None if they differ.
 
-    Messages are alike if they start at the same time, pay the same latency, and share their links
-    so that each travels at the same rate. Then all end at the same time, and no rate ever changes.
+    Messages are alike if they start at the same time, have the same latency, and travel at the same
+    rate on their shared links. Then all messages end at the same time, and no rate ever changes.
 
     Parameters
     ----------

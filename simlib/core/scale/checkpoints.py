@@ -22,9 +22,10 @@ def checkpoint_interval(
 ) -> Any:
     """Return the best number of seconds of work from one checkpoint's end to the next checkpoint.
 
-    If you save more often, saving costs more than it gains. If you save less often, each failure
-    loses more work. The machine fails when any of its ranks fails. The times between failures are
-    exponential, with mean M = ``mtbf_s / ranks``. C is ``checkpoint_s``.
+    With a shorter interval, you lose more time by saving than you gain after failures. With a
+    longer interval, each failure loses more work. The machine fails when any of its ranks fails.
+    The times between failures are exponential, with mean M = ``mtbf_s / ranks``. C is
+    ``checkpoint_s``.
 
     Parameters
     ----------
@@ -34,18 +35,18 @@ def checkpoint_interval(
         Mean time between failures of one rank, in seconds.
     ranks : int or sequence of int
     formula : {"young", "daly", "exact"}
-        ``"young"`` computes sqrt(2 C M), the first order. This interval is too long by a share of
-        about sqrt(2 C / M) / 3. ``"daly"`` computes the higher order. It is within 1 % of the best
-        interval while C is at most M / 2. ``"exact"`` finds the interval with the largest `goodput`
-        numerically. None of the three depends on the time of a restart.
+        ``"young"`` computes sqrt(2 C M), the approximation of first order. This interval is too
+        long by a share of about sqrt(2 C / M) / 3. ``"daly"`` computes the approximation of higher
+        order. It is within 1 % of the best interval if C is at most M / 2. ``"exact"`` finds the
+        interval with the largest `goodput` numerically. None of the three depends on the time of a
+        restart.
 
     Returns
     -------
     float, or ndarray of float if ``ranks`` is a sequence
 
-    Examples
-    --------
-    Each rank fails once in five years, and a checkpoint takes a minute. The interval in minutes:
+    Examples -------- Each rank fails once in five years, and a checkpoint takes a minute. The
+    example prints the interval in minutes:
 
     >>> import numpy as np
     >>> year_s = 365 * 86_400
@@ -95,7 +96,7 @@ def goodput(
     *,
     restart_s: float = 0.0,
 ) -> Any:
-    """Return the share of a long run's time in which ranks do work that is not lost.
+    """Return the share of a long run's time in which ranks do work that no failure destroys.
 
     The share is ``interval_s`` divided by the expected time until that work is done and saved. This
     time includes saving, failures, repeated work, and restarts. A failure during saving loses the
@@ -108,8 +109,8 @@ def goodput(
     checkpoint_s, mtbf_s
         As for `checkpoint_interval`.
     ranks : int or sequence of int
-        The number of ranks. Give as many numbers as ``interval_s`` has, or a shape that numpy can
-        broadcast with ``interval_s``.
+        The number of ranks. If ``interval_s`` is an array, pass one number, one number for each
+        interval, or a shape that numpy can broadcast with it.
     restart_s : float
         Seconds from a failure until the work continues. In this time the ranks notice the failure,
         start again and load the checkpoint.
@@ -162,10 +163,8 @@ def time_with_failures(
     -------
     float, or ndarray of float if ``interval_s`` or ``ranks`` is a sequence
 
-    Examples
-    --------
-    10,000 ranks do a day of work. The result is in hours. The first run saves a checkpoint every
-    hour, and the second run saves only one at the end:
+    Examples -------- 10,000 ranks do a day of work. The results are in hours. The first run saves a
+    checkpoint every hour. The second run saves only one checkpoint, at the end:
 
     >>> machine = {"checkpoint_s": 60, "mtbf_s": 5 * 365 * 86_400, "ranks": 10_000}
     >>> round(time_with_failures(86_400, 3_600, **machine, restart_s=300) / 3600, 1)
@@ -212,5 +211,5 @@ def _checked(name, value):
 
 
 def _like(given, found):
-    """A float if a single number was given, else an array."""
+    """A float if the caller passed a single number, else an array."""
     return float(found) if np.ndim(given) == 0 else np.asarray(found)

@@ -31,7 +31,7 @@ FEW_ROUNDS = frozenset(
         "scatter_doubling",
     }
 )
-"""Algorithms of about lg n rounds, which are timed message by message."""
+"""Algorithms of about lg n rounds. simlib times them message by message."""
 
 ONE_ROUND = {("broadcast", "spread"), ("scatter", "spread"), ("gather", "spread")}
 ALIKE = (
@@ -56,26 +56,26 @@ def time_of(
     chunks: int | None = None,
     eager_limit_bytes: int | None = None,
 ) -> Any:
-    """Return the seconds that a collective takes, from the last start to the last end of a rank.
+    """Return the seconds from the last rank's start of a collective to the last rank's end.
 
-    The answer is the same as from `simulate` on the same cluster, but needs no threads or tensors.
-    If there is a closed form, simlib uses this form. Otherwise simlib computes the times message by
-    message with numpy.
+    The result is the same as with `simulate` on the same cluster, but simlib needs no threads or
+    tensors. If there is a closed form, simlib uses it. Otherwise simlib computes the times message
+    by message with numpy.
 
     Parameters
     ----------
     kind : str
         ``"all_reduce"``, ``"broadcast"``...
     n : int or sequence of int
-        The number of ranks. It can be 100,000.
+        The number of ranks, for example 100,000.
     nbytes : int
         For all_reduce, broadcast and reduce, the bytes of the vector. For all_gather, gather,
         scatter and reduce_scatter, the bytes of all parts together. For all_to_all, the bytes of
         one rank's parts.
     cluster : Cluster
     algorithm : str
-        An algorithm such as ``"ring"``, or a library that chooses one: ``"mpich"`` (default, as in
-        `simulate`), ``"nccl"``, ``"gloo"``.
+        An algorithm such as ``"ring"``, or a library that chooses the algorithm: ``"mpich"``,
+        ``"nccl"`` or ``"gloo"``. The default is ``"mpich"``, as in `simulate`.
     starts : sequence of float, optional
         The second at which each rank begins. By default all ranks begin together.
     placement : {"block", "round_robin"} or list of int
@@ -85,12 +85,12 @@ def time_of(
     root : int
     chunks : int, optional
         Number of chunks of a chain, of each block of ``ring_segmented``, or of each tree of
-        ``double_tree``. The default is the same as in `simulate`. For ``chain`` and ``double_tree``
-        it is the best number for the link between nodes.
+        ``double_tree``. The default is the same as in `simulate`. For ``chain`` and
+        ``double_tree``, the default is the best number for the link between nodes.
     eager_limit_bytes : int, optional
-        Messages of at most this many bytes leave without waiting for their receiver, as in
-        `simulate` with ``sends="eager"``. If any message may be that small, `time_of` follows all
-        messages one by one.
+        Messages of at most this many bytes do not wait for their receiver, as in `simulate` with
+        ``sends="eager"``. If any message may be so small, `time_of` follows all messages one by
+        one.
 
     Returns
     -------
@@ -99,8 +99,8 @@ def time_of(
     Raises
     ------
     InvalidCallError
-        An argument is invalid, or the exact answer would take too long. Then the error names the
-        cases that are quick.
+        An argument is invalid, or the exact time would take too long to compute. In the second
+        case, the error names the cases that are quick.
 
     Examples
     --------
@@ -135,8 +135,8 @@ def ends_of(
     Returns
     -------
     ndarray of float, shape (n,)
-        The second at which each rank is done, on the clock of ``starts``. Without ``starts`` all
-        ranks begin at 0.
+        The second at which each rank is done, on the same clock as ``starts``. Without ``starts``,
+        all ranks begin at 0.
     """
     asked = Asked(kind, n, nbytes, cluster, algorithm)
     return _solve(_case(asked, starts, Options(**options), last_only=False))
@@ -165,11 +165,9 @@ def sync_time(
     -------
     float, or ndarray of float if ``ranks`` is a sequence
 
-    Examples
-    --------
-    If most of a ring's time goes to moving bytes, the time hardly grows with the number of ranks.
-    If most of the time goes to the latencies of rounds, the time grows in proportion to the number
-    of ranks:
+    Examples -------- If a ring spends most of its time moving bytes, the time hardly grows with the
+    number of ranks. If it spends most of its time on the latencies of rounds, the time grows in
+    proportion to the number of ranks:
 
     >>> import simlib
     >>> cluster = simlib.clusters.infiniband_hdr(nodes=100_000)
@@ -193,7 +191,7 @@ class Options:
 
 
 class Asked(NamedTuple):
-    """The collective that is asked for: the first arguments of `time_of`."""
+    """The collective whose time the caller wants: the first arguments of `time_of`."""
 
     kind: str
     n: Counts
@@ -261,7 +259,7 @@ def _solve(case):
 
 
 def _message_by_message(case):
-    """Ends found by following the messages of the schedule."""
+    """Find the ends of ranks by following the messages of the schedule."""
     messages = _messages_of(case)
     if messages > MAX_MESSAGES:
         raise _too_many(case, messages)
@@ -292,7 +290,7 @@ def _message_by_message(case):
 
 
 def _schedule(case):
-    """The messages of the algorithm; parts of an all_to_all that travel together count as one."""
+    """The messages of the algorithm. Parts of an all_to_all that travel together are one chunk."""
     if (case.kind, case.algorithm) == ("all_to_all", "bruck"):
         return bruck_in_bulk(case.n, case.nbytes, case.itemsize)
     return schedule(
@@ -342,7 +340,7 @@ def _too_many(case, messages):
 
 
 def _each_alone(case, found):
-    """No message slows another down; in a round each rank sends at most one and receives one."""
+    """Ends if no message slows another, and each rank sends and receives at most one in a round."""
     latency_s, bandwidth_Bps = case.topology.latency_s(0, 1), case.topology.bandwidth_Bps(0, 1)
     ready = case.starts.copy()
     for round_ in found.rounds:
@@ -360,7 +358,7 @@ def _each_alone(case, found):
 
 
 def _in_step(case, found):
-    """Ends, found round by round. None if messages of a round do not begin and end together."""
+    """Ends, computed round by round. None if messages of a round do not begin and end together."""
     ready = case.starts.copy()
     for round_ in found.rounds:
         now = ready.max()
@@ -397,11 +395,11 @@ def algbw(nbytes: float, time_s: float) -> float:
 
 
 def busbw(kind: str, n: int, nbytes: float, time_s: float) -> float:
-    """Return the bus bandwidth: bytes per second on each rank's link, comparable for any n.
+    """Return the bus bandwidth: bytes per second on each rank's link. Compare it for any n.
 
-    It is `algbw` times a factor. For all_reduce the factor is 2 (n-1)/n. For all_gather,
-    reduce_scatter, all_to_all, gather and scatter the factor is (n-1)/n. For broadcast and reduce
-    the factor is 1.
+    The bus bandwidth is `algbw` times a factor. For all_reduce the factor is 2 (n-1)/n. For
+    all_gather, reduce_scatter, all_to_all, gather and scatter the factor is (n-1)/n. For broadcast
+    and reduce the factor is 1.
 
     **Source** nccl-tests, doc/PERFORMANCE.md.
     """

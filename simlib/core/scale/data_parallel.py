@@ -1,4 +1,4 @@
-"""Data-parallel training on any number of ranks: a step, its buckets, and scaling."""
+"""Data-parallel training on any number of ranks: a step, the step's buckets, and scaling."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def measured_buckets(
     ----------
     run : Run
     begin_s, end_s : float
-        Begin and end of the step, on the clock of the run. The default is the whole run.
+        Start and end of the step, on the clock of the run. The default is the whole run.
 
     Returns
     -------
     nbytes : list of int
-        Bytes of each bucket, in order of posting. Pass them to `step_time` as ``model_bytes``.
+        Bytes of each bucket, in order of posting. Pass this list to `step_time` as ``model_bytes``.
     ready_s : ndarray of float, shape (ranks, buckets)
-        Seconds since ``begin_s``. Pass them to `step_time` as ``ready_s``.
+        When each bucket was ready, in seconds since ``begin_s``. Pass this array to `step_time` as
+        ``ready_s``.
     """
     posted = [
         [
@@ -70,7 +71,7 @@ def bucket_sizes(
     bucket_bytes: float = BUCKET_BYTES,
     itemsize: int = 4,
 ) -> np.ndarray:
-    """Return the bytes of each bucket: full buckets and the rest, or the given sizes.
+    """Return the bytes of each bucket: full buckets and a smaller last one, or the given sizes.
 
     Examples
     --------
@@ -102,17 +103,17 @@ class Step(Tabled, DisplayMixin):
     ranks : int
     algorithm : str
     overlap : float
-        The share of backward during which buckets could be reduced. 0 means no overlap, and 1 means
+        The share of backward during which all_reduces could run. 0 means no overlap, and 1 means
         all of backward.
     forward_s, backward_s : float
-        Compute of the slowest rank.
+        Seconds of compute of the slowest rank.
     bucket_nbytes : ndarray of int
         Bytes of each bucket, in the order in which they become ready.
     ready_s, start_s, end_s : ndarray of float
         Three moments for each bucket: its gradients are ready, its all_reduce starts, and its
-        all_reduce ends. Each moment is that of the last rank. The step begins at 0.
+        all_reduce ends. Each moment is the moment of the last rank. The step begins at 0.
     time_s : float
-        The second at which the last rank has computed everything and has all sums.
+        The second at which the last rank has computed everything and has received all sums.
     compute_s : float
         Seconds of the step without communication.
     """
@@ -131,7 +132,7 @@ class Step(Tabled, DisplayMixin):
 
     @property
     def sync_s(self) -> float:
-        """Seconds of all all_reduces, added up."""
+        """Seconds that all all_reduces take, added up."""
         return float((self.end_s - self.start_s).sum())
 
     @property
@@ -182,10 +183,11 @@ def step_time(
 ) -> Step:
     """Time a step of data-parallel training, and the parts of this step.
 
-    Backward fills the buckets one after the other. The time of a bucket is proportional to its
-    bytes, or ``ready_s`` gives it. A bucket is all_reduced when it is full and the all_reduce of
-    the bucket before it has ended. With ``overlap`` the all_reduces run during backward, as in
-    `DistributedDataParallel`. Without ``overlap`` they run after backward.
+    Backward fills the buckets one after the other. The time to fill a bucket is proportional to the
+    bucket's bytes, or you set it with ``ready_s``. The all_reduce of a bucket starts when the
+    bucket is full and the all_reduce of the bucket before it has ended. With ``overlap`` the
+    all_reduces run during backward, as in `DistributedDataParallel`. Without ``overlap`` they run
+    after backward.
 
     Parameters
     ----------
@@ -194,13 +196,13 @@ def step_time(
     ranks : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds of compute. Give one number for all ranks, or one number for each rank.
+        Seconds of compute. Pass one number for all ranks, or one number for each rank.
     ready_s : array of float, shape (buckets,) or (ranks, buckets), optional
-        The seconds from the step's begin until the gradients of each bucket are ready. Give one row
+        The seconds from the step's start until the gradients of each bucket are ready. Pass one row
         for all ranks, or one row for each rank. These moments are within backward.
         `measured_buckets` reads them from a run.
     bucket_bytes : int
-        Gradients are collected in buckets of this many bytes. The default is 25 MiB, as in torch.
+        The size of the buckets that collect the gradients. The default is 25 MiB, as in torch.
         Torch's first bucket has only 1 MiB. To model that bucket, give the size of each bucket as
         ``model_bytes``.
     overlap : bool or float
@@ -214,14 +216,12 @@ def step_time(
     -------
     Step
 
-    Examples
-    --------
-    ResNet-50 has about 25 million parameters. Goyal et al. 2017 (arXiv 1706.02677) ran it on
-    servers of 8 GPUs with 50 Gbit/s each. Backward took 120 ms. They reduced in three phases: first
-    within each server, then across servers, then within each server again. An iteration took 12 %
-    longer on 352 GPUs than on 8. The model predicts 5 % more time with full overlap and 21 % more
-    with no overlap, and 17 % more for an overlap of 0.3. It assumes that forward takes half as long
-    as backward, and that a link in the server carries 20 GB/s:
+    Examples -------- ResNet-50 has about 25 million parameters. Goyal et al. 2017 (arXiv
+    1706.02677) ran it on servers of 8 GPUs with 50 Gbit/s each. Backward took 120 ms. They reduced
+    in three phases: first within each server, then across servers, then within each server again.
+    An iteration took 12 % longer on 352 GPUs than on 8. The model predicts 5 % more time with full
+    overlap, 17 % more with an overlap of 0.3, and 21 % more with no overlap. It assumes that
+    forward takes half as long as backward, and that a link in the server carries 20 GB/s:
 
     >>> import simlib
     >>> servers = simlib.Cluster(44, 8, simlib.Link(30e-6, 50e9 / 8), simlib.Link(5e-6, 20e9))
@@ -256,7 +256,7 @@ def step_time(
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """When and how gradients are reduced, with the keywords of `step_time`."""
+    """When and how ranks reduce gradients. The fields are keywords of `step_time`."""
 
     ready_s: np.ndarray | Sequence | None = None
     bucket_bytes: float = BUCKET_BYTES
@@ -289,18 +289,18 @@ class Training:
     def step(
         self, begins: np.ndarray, factor: float | np.ndarray = 1.0
     ) -> tuple[np.ndarray, list[tuple[float, float, float]]]:
-        """A step of all ranks, each of which begins at its own moment.
+        """A step of all ranks. Each rank begins at its own moment.
 
         Parameters
         ----------
         begins : ndarray of float, shape (ranks,)
         factor : float or ndarray of float, shape (ranks,)
-            Factor by which compute takes longer.
+            Compute takes this many times longer.
 
         Returns
         -------
         ends : ndarray of float, shape (ranks,)
-            When each rank has computed everything and has all sums.
+            When each rank has computed everything and has received all sums.
         moments : list of tuple of float
             For each bucket, on the last rank: when it is ready, starts, and ends.
         """
@@ -337,7 +337,7 @@ def ready_times(
     forward: np.ndarray,
     backward: np.ndarray,
 ) -> Callable[[int], np.ndarray]:
-    """``ready(bucket)``: when its gradients are there, on each rank."""
+    """A function ``ready(bucket)``: when the gradients of the bucket are ready, on each rank."""
     if ready_s is None:
         filled = np.cumsum(buckets) / max(1, buckets.sum())
         return lambda bucket: forward + backward * filled[bucket]
@@ -371,8 +371,8 @@ class Scaling(Tabled, DisplayMixin):
     Attributes
     ----------
     kind : {"strong", "weak"}
-        With "strong", all ranks together have the same work in a step for any number of ranks. With
-        "weak", each rank has the same work.
+        With "strong", the total work of a step is the same for any number of ranks. With "weak",
+        the work of each rank is the same.
     ranks : ndarray of int
     time_s : ndarray of float
         Seconds of a step.
@@ -406,7 +406,8 @@ class Scaling(Tabled, DisplayMixin):
         return self.speedup * self.base_ranks / self.ranks
 
     def relative_to(self, ranks: int) -> Scaling:
-        """The same times, with speedup and efficiency relative to another entry of ``ranks``."""
+        """The same times, but with speedup and efficiency relative to another entry of
+        ``ranks``."""
         (found,) = np.nonzero(self.ranks == ranks)
         if not len(found):
             there = ", ".join(map(str, self.ranks))
@@ -457,13 +458,13 @@ def strong_scaling(
         Seconds that the whole work takes on one rank.
     **options
         Other parameters of `step_time`: ``overlap``, ``algorithm``, ``bucket_bytes``... By default
-        gradients travel in buckets of 25 MiB, and each bucket pays its own latencies. With
-        ``bucket_bytes=model_bytes`` there is only one bucket.
+        gradients travel in buckets of 25 MiB, and each bucket adds its own latencies. With
+        ``bucket_bytes=model_bytes``, all gradients are in one bucket.
 
     Returns
     -------
     Scaling
-        Speedup and efficiency relative to one rank. One rank has nothing to communicate.
+        Times with speedup and efficiency relative to one rank. A single rank does not communicate.
 
     Examples
     --------
@@ -494,8 +495,8 @@ def weak_scaling(
 ) -> Scaling:
     """Time the same work on each rank, so that more ranks do more work.
 
-    The parameters are as for `strong_scaling`, but ``forward_s`` and ``backward_s`` are seconds of
-    compute of each rank.
+    The parameters are the same as for `strong_scaling`, but ``forward_s`` and ``backward_s`` are
+    seconds that each rank computes.
     """
     return _scaling("weak", ranks, model_bytes, cluster, (forward_s, backward_s), options)
 

@@ -1,4 +1,5 @@
-"""Pictures of scaling: time and efficiency over ranks; one step as two lanes."""
+"""Pictures of scaling (time and efficiency over ranks), and of one step (compute,
+communication)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def _figure(width_in, height_in, columns=1):
 
 
 def _unit(time_s):
-    """The factor by which seconds are multiplied, and the unit of the product."""
+    """A factor for seconds, and the unit of the product."""
     return (1.0, "s") if time_s >= 1 else (1e3, "ms")
 
 
@@ -73,7 +74,7 @@ def draw_scaling(scaling: Any) -> Figure:
 
 @own_style
 def draw_step(step: Any) -> Figure:
-    """Draw a `Step`: compute above, the all_reduces of the buckets below.
+    """Draw a `Step`, with compute above and the all_reduces of the buckets below.
 
     Returns
     -------
@@ -111,7 +112,7 @@ def draw_step(step: Any) -> Figure:
 
 @own_style
 def draw_pipeline(step: Any) -> Figure:
-    """Draw a `PipelineStep`, a lane per rank: forward light, backward dark, idle time empty.
+    """Draw a `PipelineStep`, a lane per rank. Forward is light, backward is dark.
 
     Returns
     -------

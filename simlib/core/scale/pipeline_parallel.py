@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 Unit: TypeAlias = tuple[str, int, int]
-"""One unit of compute: "F" or "B", stage, micro-batch."""
+"""One unit of compute: "F" or "B", the stage, and the micro-batch."""
 
 MAX_UNITS = 200_000
 
@@ -38,9 +38,10 @@ class PipelineStep(Tabled, DisplayMixin):
     time_s : float
         The second at which the last rank is done. The step begins at 0.
     compute_s : ndarray of float, shape (ranks,)
-        Seconds in which each rank computes.
+        Seconds that each rank computes.
     peak_microbatches : ndarray of int, shape (ranks,)
-        The most activations that a rank keeps at a time. One micro-batch in one stage counts as 1.
+        The most activations that each rank keeps at the same time. The activations of one
+        micro-batch in one stage count as 1.
     peak_activation_bytes : ndarray of int, shape (ranks,)
     units : list of tuple
         Each unit of compute as ``(rank, "F" or "B", stage, microbatch, start_s, end_s)``.
@@ -58,18 +59,19 @@ class PipelineStep(Tabled, DisplayMixin):
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time in which they do not compute."""
+        """The share of the ranks' time in which the ranks do not compute."""
         return float(1 - self.compute_s.sum() / (self.ranks * self.time_s)) if self.time_s else 0.0
 
     @property
     def even_bubble(self) -> float:
-        """The bubble if all stages are equal and messages take no time: (K - 1) / (V M + K - 1)."""
+        """The bubble with equal stages and messages that take no time: (K - 1) / (V M + K - 1)."""
         return (self.ranks - 1) / (self.stages_per_rank * self.num_microbatches + self.ranks - 1)
 
     def held(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how many activations a rank keeps at each moment.
 
-        The rank keeps an activation from the start of its forward to the end of its backward.
+        The rank keeps an activation from the start of the forward to the end of the backward of its
+        micro-batch.
 
         Parameters
         ----------
@@ -80,7 +82,7 @@ class PipelineStep(Tabled, DisplayMixin):
         times_s : ndarray of float
             The moments at which the number changes: a forward starts, or a backward ends.
         counts : ndarray of int
-            The number of activations from each moment on. The largest is
+            The number of activations from each moment on. The largest number is
             ``peak_microbatches[rank]``.
         """
         kinds, starts_s, ends_s = (
@@ -126,8 +128,8 @@ def pipeline_time(
 ) -> PipelineStep:
     """Time a step of a pipeline, and find its bubble and the activations that each rank keeps.
 
-    Messages travel while ranks compute. A rank posts all its receives when the step begins, sends
-    its results by `isend`, and waits for its sends at the end. Messages share links as in
+    Messages travel while ranks compute. A rank posts all its receives at the start of the step,
+    sends its results by `isend`, and waits for its sends at the end. Messages share links as in
     `simulate`.
 
     Parameters
@@ -135,19 +137,21 @@ def pipeline_time(
     ranks, num_microbatches : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds that one micro-batch takes in a stage. Give one number for all stages, or one number
+        Seconds that one micro-batch takes in a stage. Pass one number for all stages, or one number
         for each stage.
     message_bytes : int
         Bytes of activations that a stage sends to the next stage for one micro-batch. The next
-        stage sends back as many bytes of gradients.
+        stage sends back gradients of the same size.
     activation_bytes : int, optional
         Bytes that a stage keeps for one micro-batch until its backward. The default is
-        ``message_bytes``, the size of its input, which fits programs that recompute activations.
+        ``message_bytes``, the size of the stage's input. This is right for programs that recompute
+        activations.
     schedule : {"gpipe", "1f1b", "interleaved"}
         With ``"gpipe"`` a rank computes all forwards, and then all backwards, beginning with the
-        last micro-batch. With ``"1f1b"`` a rank computes some first forwards, and then one forward
-        and one backward in turn. ``"interleaved"`` is like ``"1f1b"`` with ``stages_per_rank``
-        stages on each rank. Micro-batches go through each stage in groups of ``ranks``.
+        last micro-batch. With ``"1f1b"`` a rank first computes some forwards, and then alternates
+        between one forward and one backward. ``"interleaved"`` is like ``"1f1b"``, but with
+        ``stages_per_rank`` stages on each rank, and micro-batches go through each stage in groups
+        of ``ranks``.
     stages_per_rank : int
         The number of stages on each rank. It is 1 except for ``"interleaved"``.
     placement
@@ -317,7 +321,7 @@ def _forward_and_backward(schedule, rank, ranks, count, per_rank):
 
 
 def most_held(order: list[Unit]) -> int:
-    """The most activations that a rank keeps at a time."""
+    """The most activations that a rank keeps at the same time."""
     changes = [1 if kind == "F" else -1 for kind, _, _ in order]
     return int(np.cumsum(changes).max())
 
@@ -333,17 +337,18 @@ def even_pipeline_time(
     backward_s: float,
     message_s: float = 0.0,
 ) -> float:
-    """Return the same seconds as `pipeline_time` for 1F1B with equal stages, in closed form.
+    """Return the seconds of a 1F1B step with equal stages, by a formula.
 
-    Every forward of rank 0 except the first K waits for a backward of the last rank, so compute
-    does not hide the messages. If messages take no time, a step takes (M + K - 1) (forward +
-    backward). A step has N = M + K - 2 rounds. In N - floor(N / K) of these rounds, a rank also
-    waits for one message to its neighbour and one message back.
+    The result is the same as from `pipeline_time`. Rank 0 computes its first K forwards at once.
+    Every later forward of rank 0 waits for a backward of the last rank, so compute does not hide
+    the messages. If messages take no time, a step takes (M + K - 1) (forward + backward). A step
+    has N = M + K - 2 rounds. In N - floor(N / K) of these rounds, a rank also waits for one message
+    to its neighbour and one message back.
 
     Parameters
     ----------
     ranks, num_microbatches : int
-        K and M.
+        K ranks and M micro-batches.
     forward_s, backward_s : float
         Seconds that one micro-batch takes in a stage.
     message_s : float
@@ -356,7 +361,7 @@ def even_pipeline_time(
     Raises
     ------
     InvalidCallError
-        If a message takes longer than a forward. Messages would then wait for one another.
+        A message takes longer than a forward, so messages would wait for other messages.
 
     Examples
     --------
@@ -393,21 +398,23 @@ def uneven_pipeline_ends(
     backward_s: Sequence[float],
     message_s: float = 0.0,
 ) -> list[float]:
-    """Compute when each stage of 1F1B ends its last backward, with the method of `pipeline_time`.
+    """Return when each stage of 1F1B ends its last backward. Stages may take different times.
 
-    A stage's gradients are complete when its last backward ends. Then its all_reduce over data
-    parallelism may begin. The pipeline's own time is the largest of these ends.
+    The order of units is the same as in `pipeline_time`. When the last backward of a stage ends,
+    the stage's gradients are complete, and their all_reduce over the data-parallel ranks may begin.
+    The time of the whole pipeline is the largest of these ends.
 
     Parameters
     ----------
     num_microbatches : int
-        M.
+        The number M of micro-batches.
     forward_s, backward_s : sequence of float
         Seconds that one micro-batch takes in each of the K stages.
     message_s : float
-        Seconds of a message to a neighbour. Messages from one stage to another travel one by one. A
-        stage may send or receive two at a time, one on each side. In `pipeline_time` these two
-        messages share the stage's card. Here neither message slows the other.
+        Seconds of a message to a neighbour. Messages from a stage to the same neighbour travel one
+        by one. A stage may send or receive two messages at a time, one on each side. In
+        `pipeline_time` these two messages share the link of the stage. In this function they do not
+        slow each other.
 
     Returns
     -------
@@ -417,12 +424,11 @@ def uneven_pipeline_ends(
     Raises
     ------
     InvalidCallError
-        If a message takes longer than a stage needs for a micro-batch, so that messages set the
-        pace.
+        A message takes longer than a stage needs for a micro-batch. Messages would then determine
+        the time.
 
-    Examples
-    --------
-    The last of four stages takes twice as long as the others, and sets the pace:
+    Examples -------- In the second call, the last of four stages takes twice as long as the others.
+    It determines the time of the step:
 
     >>> import simlib
     >>> even, last = [0.01] * 4, [0.01, 0.01, 0.01, 0.02]

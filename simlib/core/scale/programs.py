@@ -1,9 +1,9 @@
 """Ranks as short programs that compute, send and wait, on the simulated network.
 
-A program is a generator that yields seconds of compute, or a list of messages to wait for. So the
-model of a step lists the actions of each rank in order, like the code of a rank. Messages share
-links as in `simulate`. This file has the programs of steps with parameter servers;
-`pipeline_parallel` has the programs of pipelines.
+A program is a generator. It yields seconds of compute, or a list of messages for which the rank
+waits. So the model of a step lists the actions of each rank in order, like the code of a rank.
+Messages share links as in `simulate`. This file contains the programs of steps with parameter
+servers, and `pipeline_parallel` contains the programs of pipelines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .case import Placement, Seconds, Tabled, count_of, table_text
 
 ANY = None
 Program: TypeAlias = Iterator["float | list[Message]"]
-"""The program of a rank: it yields seconds of compute, or messages to wait for."""
+"""The program of a rank. It yields seconds of compute, or messages for which the rank waits."""
 
 
 class Message:
-    """One posted side of a message. ``end_s`` is its time of arrival, None before that."""
+    """One posted side of a message. ``end_s`` is the time of arrival, and None before arrival."""
 
     __slots__ = ("src", "dst", "tag", "nbytes", "end_s", "waiting")
 
@@ -47,10 +47,8 @@ class Machine:
     clocks : list of float
         The time that each rank has reached.
 
-    Notes
-    -----
-    A message starts when both sides have posted it. Ranks ready at the same moment go in order of
-    their numbers. **Cost** O(1) network events for each message.
+    Notes ----- A message starts when both sides have posted it. Ranks that are ready at the same
+    moment continue in the order of their numbers. **Cost** O(1) network events for each message.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -67,11 +65,11 @@ class Machine:
         self.clocks = [0.0] * topology.world_size
 
     def isend(self, src: int, dst: int, nbytes: int, tag: int = 0) -> Message:
-        """Post a send, now on the sender's clock."""
+        """Post a send at the present time of the sender's clock."""
         return self._post(self._sends, self._receives, Message(src, dst, tag, nbytes))
 
     def irecv(self, dst: int, src: int | None = ANY, tag: int = 0) -> Message:
-        """Post a receive from one rank or from any. Its ``src`` is set when it matches a send."""
+        """Post a receive from one rank or from any rank. ``src`` is set when it matches a send."""
         return self._post(self._receives, self._sends, Message(src, dst, tag, None))
 
     def _post(self, own, others, message):
@@ -147,14 +145,14 @@ class ServerSteps(Tabled):
         Each worker makes ``steps`` steps.
     asynchronous : bool
     end_s : ndarray of float, shape (steps, workers)
-        The second at which each worker has the new parameters of a step. The first step begins at
-        0.
+        The second at which each worker has received the new parameters of a step. The first step
+        begins at 0.
     compute_s : ndarray of float, shape (steps, workers)
-        Seconds in which each worker computes.
+        Seconds that each worker computes in each step.
     staleness : ndarray of int, shape (servers, gradients)
-        The staleness of each gradient that a server applied, in order. It is the number of updates
-        that the server made after it had sent its parameters to this worker. In synchronous steps
-        it is 0, because one update applies all gradients.
+        The staleness of each gradient that a server applied, in order. The staleness is the number
+        of updates that the server made after it had sent the worker the parameters for this
+        gradient. In synchronous steps it is 0, because one update applies all gradients.
     """
 
     workers: int
@@ -177,17 +175,18 @@ class ServerSteps(Tabled):
 
     @property
     def gradients_per_s(self) -> float:
-        """Gradients applied to the parameters per second: the sum of the rates of all workers.
+        """Gradients that servers apply per second: the sum of the rates of all workers.
 
-        Each worker's rate is taken over its own time. So a straggler that ends last does not lower
-        the rates of the others.
+        simlib computes each worker's rate over the worker's own time. So a straggler that ends last
+        does not lower the rates of the others.
         """
         through_s = self.end_s[-1]
         return float((self.steps / through_s).sum()) if through_s.all() else np.inf
 
     @property
     def updates_per_s(self) -> float:
-        """Updates of the parameters per second. Asynchronous servers make one for each gradient."""
+        """Updates of the parameters per second. Asynchronous servers make an update per
+        gradient."""
         return self.gradients_per_s / (1 if self.asynchronous else self.workers)
 
     @property
@@ -232,11 +231,11 @@ def parameter_server_time(
 
     Ranks 0 to ``workers - 1`` are workers. The ranks after them are servers, each with an equal
     part of the parameters. A worker computes, sends each server its part of the gradient, and waits
-    for new parameters from all servers. A synchronous server receives from all workers at once,
-    makes one update, and sends to all. An asynchronous server receives gradients one by one from
-    any worker, in the order in which the workers send them. It makes an update with each gradient,
-    and sends its new parameters to that worker by `isend`, while it receives the next gradient.
-    Messages share links as in `simulate`.
+    for new parameters from all servers. A synchronous server receives gradients from all workers at
+    the same time, makes one update, and sends the new parameters to all workers. An asynchronous
+    server receives gradients one by one from any worker, in the order in which the workers send
+    them. It makes an update with each gradient, and sends its new parameters to that worker by
+    `isend`, while it receives the next gradient. Messages share links as in `simulate`.
 
     Parameters
     ----------
@@ -244,18 +243,19 @@ def parameter_server_time(
         Bytes of all parameters; the gradients have the same number of bytes.
     workers, servers : int
     cluster : Cluster
-        It must have at least ``workers + servers`` ranks.
+        The cluster must have room for at least ``workers + servers`` ranks.
     forward_s, backward_s : float or array of float, shape (workers,) or (steps, workers)
-        Seconds of compute. Give one number for all workers, one number for each worker, or one
-        number for each worker in every step, for example from `jitter_factors`.
+        Seconds of compute. Pass one number for all workers, one number for each worker, or one
+        number for each worker in every step. For example, multiply the seconds by `jitter_factors`.
     update_s : float
         Seconds that a server takes for one update of its part.
     asynchronous : bool
     steps : int
         Steps of each worker.
     placement
-        Placement of workers and servers, as in `Topology`. If nodes have two ranks, and there are
-        as many servers as workers, ``"round_robin"`` puts a server in the node of each worker.
+        Placement of workers and servers, as in `Topology`. If each node has two ranks, and the
+        number of servers equals the number of workers, ``"round_robin"`` puts a server in the node
+        of each worker.
     itemsize : int
         Bytes of one parameter. simlib cuts parts between parameters.
 
@@ -295,8 +295,9 @@ def parameter_server_time(
     7.9 gradients/s, staleness 0.0
     16.9 gradients/s, staleness 2.5
 
-    **Cost** simlib follows 2 * workers * servers * steps messages through the network. This takes
-    0.2 s for 8,000 messages, or 8 s if 500 messages at a time share one link.
+    **Cost** simlib follows 2 * workers * servers * steps messages through the network. The
+    computation takes 0.2 s for 8,000 messages, or 8 s if 500 messages share one link at the same
+    time.
 
     **Source** Dean et al. 2012 (DistBelief); Li et al. 2014 (Scaling distributed machine learning
     with the parameter server, OSDI).
@@ -372,7 +373,7 @@ def _work(machine, worker, workers, parts, compute_s, end_s):
 
 @dataclass(frozen=True)
 class _Server:
-    """One server: its rank and its part of the parameters."""
+    """One server, with its rank and its part of the parameters."""
 
     machine: Machine
     rank: int

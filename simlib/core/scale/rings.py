@@ -1,4 +1,4 @@
-"""A ring of any size, in closed form: when each rank has done its part.
+"""Compute when each rank of a ring has done its part, in closed form for rings of any size.
 
 In round k rank r passes a chunk on to rank r + 1, as in `collectives.steps`. Let e be the end of
 that message. Then
@@ -6,12 +6,13 @@ that message. Then
     e(k, r) = step(k, r) + max(e(k-1, r-1), e(k-1, r), e(k-1, r+1)),
 
 because both ranks of a message wait for the messages that they sent and received before. So e is
-the largest sum of steps over all walks of k rounds. In each round, a walk stays, goes to the next
-rank, or goes to the rank before. If all steps take equally long, e is k steps after the latest
-start in reach. If some links are slow, the best walk goes straight to a slow link, stays there, and
-goes straight on. If some chunks are one element larger, it follows a large chunk round the ring.
+the largest sum of steps over all walks of k rounds. In each round, a walk stays at its rank, goes
+to the next rank, or goes to the rank before. If all steps take equally long, e is k steps after the
+latest start within k ranks. If some links are slow, the walk with the largest sum goes straight to
+a slow link, stays there, and leaves it straight. If some chunks are one element larger, this walk
+follows a large chunk round the ring.
 
-All other cases are computed round by round, for numbers of ranks for which this is quick.
+In all other cases simlib computes round by round, if the number of ranks is small enough.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class Ring:
 
     @cached_property
     def larger(self) -> int | None:
-        """The number of first chunks that are larger than the others, which are all alike.
+        """The number of first chunks that are larger than the other chunks, if those are all alike.
 
-        0 if all chunks are alike; None if the sizes have another pattern.
+        It is 0 if all chunks are alike, and None if the sizes have another pattern.
         """
         large, small = self.sizes.max(), self.sizes.min()
         count = int((self.sizes > small).sum())
@@ -126,7 +127,7 @@ def ring_of_ranks(
     times: int = 1,
     share: int = 1,
 ) -> np.ndarray | None:
-    """When some ranks have done their part of a ring. None if unknown.
+    """Compute when some ranks have done their part of a ring. None if the function does not know.
 
     Parameters
     ----------
@@ -136,7 +137,7 @@ def ring_of_ranks(
     last_only, share
         As for `ends_of_ring`.
     times : int
-        How many times all rounds are done, one after the other.
+        How many times the ranks do all rounds, one time after the other.
     """
     ranks, sizes, starts = members.ranks, members.sizes, members.starts
     after = np.roll(ranks, -1)
@@ -167,10 +168,10 @@ def ring_of_ranks(
 
 
 def ends_of_ring(ring: Ring, last_only: bool = False, share: int = 1) -> np.ndarray | None:
-    """When each rank has done its part: ndarray of float, shape (n,). None if unknown.
+    """When each rank has done its part: ndarray of float, shape (n,). None if not known.
 
-    With ``last_only`` only the largest value must be right. This ring is one of ``share`` rings,
-    whose computation together may take as long as for one.
+    With ``last_only`` only the largest value must be right. The caller computes ``share`` rings.
+    All of them together may take as long to compute as one ring otherwise.
     """
     if ring.n == 1:
         return ring.starts.copy()
@@ -181,7 +182,7 @@ def ends_of_ring(ring: Ring, last_only: bool = False, share: int = 1) -> np.ndar
 
 
 def in_closed_form(ring: Ring, last_only: bool = False) -> np.ndarray | None:
-    """As `ends_of_ring`, but without going round by round as its last resort."""
+    """Like `ends_of_ring`, but never compute round by round."""
     larger = ring.larger
     if larger is None:
         return None
@@ -202,7 +203,7 @@ def _all_alike(values):
 
 
 def _ranks_of(messages):
-    """A rank is done when the last message it sent and the last it received are done."""
+    """When each rank is done. A rank is done when its last send and its last receive are done."""
     return np.maximum(messages, np.roll(messages, 1))
 
 
@@ -214,9 +215,9 @@ def _after_the_latest(ring):
 def _following_large_chunks(ring):
     """Ends of the last messages, if links are alike and the first ``m`` chunks are larger.
 
-    Seen from a chunk, a walk goes 0, 1 or 2 chunks down in every round. It loses something on every
-    small chunk, and nothing as long as it stays among the large ones. A walk from the last small
-    chunk down to the large ones and on to the first small one just fits into n - 1 rounds.
+    Seen from a chunk, a walk goes 0, 1 or 2 chunks down in every round. A walk loses time on every
+    small chunk, and loses no time on large chunks. A walk from the last small chunk down to the
+    large chunks and on to the first small chunk just fits into n - 1 rounds.
     """
     n, m, rounds = ring.n, ring.larger, ring.rounds
     if ring.reduce_Bps < inf and not (ring.start_together and ring.adding < rounds):
@@ -238,7 +239,7 @@ def _following_large_chunks(ring):
 
 
 def by_rounds(ring: Ring) -> np.ndarray:
-    """Ends of any ring, found round by round.
+    """Ends of any ring, computed round by round.
 
     **Cost** O(n) operations for each round.
     """
@@ -265,9 +266,9 @@ def by_rounds(ring: Ring) -> np.ndarray:
 def even_chunks(ring: Ring) -> np.ndarray | None:
     """Ends of the last messages, if chunks are alike: ndarray of shape (n,). None if unknown.
 
-    A walk to a slow link and on to its end must not take more rounds than the ring has. The
-    function computes two answers. One allows walks that are too long, the other only short walks.
-    If the two answers agree, they are right.
+    A walk that goes to a slow link and then to its end may use only the rounds that the ring has.
+    The function computes two results. One result also allows walks that are too long, and the other
+    result allows only short walks. If both results are equal, they are right.
     """
     step_s = ring.light_s
     slow = step_s == step_s.max()
@@ -299,8 +300,8 @@ def uneven_chunks(ring: Ring, last_only: bool = False) -> np.ndarray | None:
     large chunk more than a walk that stays. If S - F is large enough compared with a, walks never
     change: they go straight to the next slow link, stay there, and leave it straight.
 
-    This is true for the last of all ends with any starts (``last_only``). It is true for every
-    single end if no start is so late that its walk reaches beyond the next slow link.
+    For the last of all ends (``last_only``), this is true with any starts. For every single end, it
+    is true if no start is so late that its walk goes beyond the next slow link.
     """
     light, heavy = ring.light_s, ring.heavy_s
     slow = light > light.min()
@@ -355,9 +356,9 @@ class _Ways:
     slow : ndarray of int
         The slow links.
     between : ndarray of int
-        Fast links between each slow one and the next.
+        The number of fast links between each slow link and the next slow link.
     left, right : ndarray of int, shape (n,)
-        The nearest slow link on each side; a slow link is its own nearest.
+        The nearest slow link on each side. For a slow link, this is the link itself.
     left_number, right_number : ndarray of int, shape (n,)
         The places of these links in ``slow``.
     to_left, to_right : ndarray of int, shape (n,)
@@ -387,15 +388,16 @@ class _Chunks:
             self._every_second[parity::2] = np.cumsum(thrice[parity::2])
 
     def in_turn(self, first, count):
-        """The number of large ones among ``count`` chunks first, first - 1, ... round the ring."""
+        """The number of large chunks among ``count`` chunks first, first - 1, ... round the
+        ring."""
         return self._below(first + 1) - self._below(first + 1 - count)
 
     def _below(self, chunk):
-        """The number of large ones among chunks 0 .. chunk - 1 of the unrolled ring."""
+        """The number of large chunks among chunks 0 .. chunk - 1 of the unrolled ring."""
         return chunk // self._n * self._m + np.minimum(chunk % self._n, self._m)
 
     def every_second(self, first, count):
-        """The number of large ones among ``count`` (below n) chunks first, first - 2, ..."""
+        """The number of large chunks among ``count`` (below n) chunks first, first - 2, ..."""
         top = first % self._n + 2 * self._n
         return self._every_second[top] - self._every_second[top - 2 * count]
 
@@ -409,7 +411,7 @@ class _Chunks:
 
 
 def in_turn(first_s: float, others_s: np.ndarray, steps_s: np.ndarray) -> np.ndarray:
-    """Ends of consecutive steps, each of which also waits for another rank.
+    """Ends of consecutive steps. Each step also waits for another rank.
 
     Parameters
     ----------
@@ -431,14 +433,14 @@ def in_turn(first_s: float, others_s: np.ndarray, steps_s: np.ndarray) -> np.nda
 
 
 def sweep(values: np.ndarray, costs: np.ndarray, reach: int) -> np.ndarray:
-    """The best value that a straight walk from either side brings to each place of a ring.
+    """For each place of a ring, the best value of a straight walk to it from either side.
 
     Parameters
     ----------
     values : ndarray of float, shape (n,)
         The value at each place, where a walk may begin.
     costs : ndarray of float, shape (n,)
-        The loss of a walk that enters a place; not negative.
+        What a walk loses when it enters a place. Not negative.
     reach : int
         The longest walk, in steps.
 

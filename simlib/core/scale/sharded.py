@@ -1,4 +1,4 @@
-"""Steps in which each rank has a part of the model: ZeRO 1 to 3, and tensor parallelism."""
+"""Steps in which each rank keeps a part of the model: ZeRO 1 to 3, and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .data_parallel import BUCKET_BYTES, bucket_sizes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShardedStep(Tabled):
-    """One training step of ranks that each have a part of the model.
+    """One training step in which each rank keeps a part of the model.
 
     Attributes
     ----------
@@ -30,7 +30,8 @@ class ShardedStep(Tabled):
     compute_s : float
         Seconds of the step without communication.
     parameter_bytes, gradient_bytes, optimizer_bytes : float
-        Bytes that each rank keeps through the step, without data that it gathers and frees.
+        Bytes that each rank keeps during the whole step. Data that the rank gathers and then frees
+        do not count.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ShardedStep(Tabled):
 
     @property
     def bytes_per_rank(self) -> float:
-        """Parameters, gradients and optimizer state together."""
+        """Bytes of parameters, gradients and optimizer state together."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def table(self) -> str:
@@ -83,35 +84,36 @@ def zero_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> ShardedStep:
-    """Time a step of data parallelism with ZeRO, which cuts the state into a part per rank.
+    """Time a step of data parallelism with ZeRO, which gives each rank a part of the state.
 
-    The model is cut into buckets, padded to multiples of ``ranks * itemsize`` bytes each.
-    Forward and backward take time in proportion to the bytes of a bucket. Collectives run during
-    compute, one after the other, in the order in which they are posted.
+    simlib cuts the model into buckets, and pads each bucket to a multiple of ``ranks * itemsize``
+    bytes. The time of forward and backward for a bucket is proportional to the bucket's bytes.
+    Collectives run during compute, one after the other, in the order in which they are posted.
 
-    In stages 1 and 2, a bucket of gradients is reduce_scattered when it is full. When all buckets
-    are done, each rank updates its part, and the buckets of parameters are all_gathered. Stages 1
-    and 2 differ only in the bytes that a rank keeps. In stage 3, a rank waits for a bucket's
+    In stages 1 and 2, ranks reduce_scatter a bucket of gradients when it is full. When all buckets
+    are done, each rank updates its part, and the ranks all_gather the buckets of parameters. Stages
+    1 and 2 differ only in the bytes that a rank keeps. In stage 3, a rank waits for a bucket's
     all_gather before it computes the bucket, forward or backward. Then it posts the all_gather of
-    the next bucket. Backward begins with the last bucket of forward, which the rank still has. Each
-    bucket of gradients is reduce_scattered when it is full. The update ends the step.
+    the next bucket. Backward begins with the last bucket of forward, which the rank has not freed.
+    Ranks reduce_scatter each bucket of gradients when it is full. The step ends with the update.
 
     Parameters
     ----------
     stage : {1, 2, 3}
-        Stage 1 cuts the state of the optimizer, stage 2 also gradients, stage 3 also parameters.
+        Stage 1 divides the optimizer's state among the ranks. Stage 2 also divides the gradients,
+        and stage 3 also the parameters.
     model_bytes : int or sequence of int
         Bytes of all parameters, or bytes of each bucket, in the order in which buckets become full
         in backward. The gradients have the same number of bytes.
     ranks : int
     cluster : Cluster
     forward_s, backward_s, update_s : float or sequence of float
-        Seconds of compute. Give one number for all ranks, or one number for each rank. ``update_s``
-        is the time of the update of one rank's part.
+        Seconds of compute. Pass one number for all ranks, or one number for each rank. ``update_s``
+        is the time in which a rank updates its part.
     optimizer_bytes : int, optional
         Bytes of the optimizer's state for the whole model. The default is twice ``model_bytes``, as
-        for Adam. In mixed precision, give six times ``model_bytes``: 12 bytes of state for each
-        parameter of 2 bytes.
+        for Adam. For mixed precision, pass six times ``model_bytes``, because each parameter of 2
+        bytes has 12 bytes of state.
     bucket_bytes, algorithm, placement, itemsize
         As for `step_time`. ``algorithm`` applies to all collectives of the step.
 
@@ -119,11 +121,9 @@ def zero_time(
     -------
     ShardedStep
 
-    Examples
-    --------
-    With 7.5 billion parameters in mixed precision, each of 64 ranks needs 31.4 GB in stage 1, 16.6
-    GB in stage 2 and 1.9 GB in stage 3. Without ZeRO it needs 120 GB (Rajbhandari et al. 2019,
-    arXiv 1910.02054):
+    Examples -------- With 7.5 billion parameters in mixed precision, each of 64 ranks needs 31.4 GB
+    in stage 1, 16.6 GB in stage 2 and 1.9 GB in stage 3. Without ZeRO, a rank needs 120 GB
+    (Rajbhandari et al. 2019, arXiv 1910.02054):
 
     >>> import simlib
     >>> cluster = simlib.clusters.nvlink_nodes(nodes=8)
@@ -185,7 +185,7 @@ def _whole_parameters(shares, times, through):
 
 
 def _parameters_in_parts(shares, times, through):
-    """Ends of the ranks in ZeRO-3. ``lane`` is when each rank has done all collectives so far."""
+    """Ends of the ranks in ZeRO-3. ``lane``: when each rank has done the collectives so far."""
     forward, backward, update = times
     count = len(shares)
     now = np.zeros(len(forward))
@@ -218,7 +218,7 @@ def tensor_parallel_time(
     placement: Placement = "block",
     itemsize: int = 4,
 ) -> ShardedStep:
-    """Time a step of tensor parallelism. A block is a layer cut by columns and a layer cut by rows.
+    """Time a step of tensor parallelism. In a block, ranks cut one layer by columns, one by rows.
 
     A block's forward ends with an all_reduce of the activations, and its backward ends with an
     all_reduce of their gradients. The rank waits for each of these two all_reduces. A transformer
@@ -228,11 +228,12 @@ def tensor_parallel_time(
     ----------
     blocks : int
     activation_bytes : int
-        Bytes that each all_reduce sums: the activations between blocks. Each rank has all of them.
+        Bytes that each all_reduce sums. These are the activations between blocks. Each rank keeps
+        all of these activations.
     ranks : int
     cluster : Cluster
     forward_s, backward_s : float or sequence of float
-        Seconds in which a rank computes its part of all blocks. Give one number for all ranks, or
+        Seconds in which a rank computes its part of all blocks. Pass one number for all ranks, or
         one number for each rank.
     model_bytes, optimizer_bytes : int
         Bytes of all parameters, and bytes of the optimizer's state. By default the state has twice

@@ -1,7 +1,7 @@
-"""Times of each algorithm of many rounds, without going through its rounds.
+"""Time algorithms of many rounds, without going through all rounds.
 
-A solver takes a `Case` and returns when each rank has done its part, or None if it does not know.
-`SOLVERS` lists them, and describes in words the cases that each solver covers.
+A solver takes a `Case`. It returns when each rank has done its part, or None if it cannot compute
+the times. `SOLVERS` lists them, and describes in words the cases that each solver covers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Nodes:
 
 
 def leader(case: Case) -> np.ndarray | None:
-    """all_reduce: down trees in nodes, round a ring of the nodes' first ranks, up the trees."""
+    """all_reduce: down trees in the nodes, round a ring of the first ranks, and up the trees."""
     nodes = Nodes(case.topology.node_of)
     ready = case.starts.copy()
     leaders = nodes.first_ranks
@@ -70,11 +70,11 @@ def _exchange(case, ready, src, dst, adds=False):
 def hierarchical(case: Case) -> np.ndarray | None:
     """all_reduce: rings in the nodes, rings across nodes, rings in the nodes.
 
-    There are as many lanes as the largest node has ranks. Each lane is a ring across the nodes. If
-    its owners begin together, they stay in step, because their messages share each node's link
-    alike. The ranks of a smaller node own several lanes. They are in step with the others if they
-    are ready before the others, and if no two smaller nodes are neighbours, because these would
-    begin earlier.
+    The number of lanes is the number of ranks of the largest node. Each lane is a ring across the
+    nodes. If the owners of a lane begin together, they stay in step, because their messages share
+    each node's link equally. The ranks of a smaller node own several lanes. These ranks are in step
+    with the others under two conditions. They are ready before the others, and no two smaller nodes
+    are neighbours, because such nodes would begin earlier.
     """
     members = by_node(case.n, case.topology.node_of)
     sizes = np.array([len(ranks) for ranks in members])
@@ -153,14 +153,15 @@ def ends_of_chain(
     sizes: np.ndarray,
     reduce_Bps: float = inf,
 ) -> np.ndarray | None:
-    """When each place of the line has done its part. None if this takes too long to compute.
+    """When each place of the chain has done its part. None if this takes too long to compute.
 
     Parameters
     ----------
     starts : ndarray of float, shape (n,)
-        By place.
+        When each place begins.
     step_s : callable
-        ``step_s(nbytes)``: seconds of a message of so many bytes, from each place to the next.
+        ``step_s(nbytes)`` returns the seconds of a message of this many bytes, from each place to
+        the next place.
     sizes : ndarray of int
         Bytes of each chunk.
     reduce_Bps : float
@@ -181,8 +182,9 @@ def ends_of_chain(
 def _even_links(n, chunks, larger, heavy_s, light_s):
     """The ends if steps differ only in the size of the chunk, and the first chunks are larger.
 
-    Place v has sent all chunks after v + chunks steps. The slowest sequence of steps meets the
-    fewest small chunks. It skips every second small chunk, if it can come back from places ahead.
+    Place v has sent all chunks after v + chunks steps. The slowest sequence of steps is the
+    sequence with the fewest small chunks. It skips every second small chunk, if it can come back
+    from places ahead.
     """
     if not larger:
         larger = chunks
@@ -246,7 +248,7 @@ class _Pipeline:
     begin : ndarray of int
         The pair of rounds in which each edge has its first chunk.
     sizes : ndarray of int
-        Bytes of each chunk; chunk 2 j + t is the j-th one of tree t.
+        Bytes of each chunk. Chunk 2 j + t is the j-th chunk of tree t.
     """
 
     def __init__(self, case, edges, begin, sizes, up):
@@ -302,7 +304,7 @@ class _Pipeline:
     def _alike_until(self, pair):
         """The first pair of rounds, from this one on, that differs.
 
-        Its chunks are smaller, or there are none.
+        The chunks of that pair are smaller, or it has no chunks.
         """
         first = 2 * (pair - self._height + 1)  # of the chunks under way
         if first < 0 or pair >= self._chunks:
@@ -350,7 +352,7 @@ def _runs(rows):
 
 
 def pairwise(case: Case) -> np.ndarray | None:
-    """all_to_all, reduce_scatter: in n - 1 rounds with each other rank.
+    """all_to_all, reduce_scatter: n - 1 rounds, each with a different other rank.
 
     After k rounds a rank has waited for all ranks up to k (k + 1) / 2 away, and so for every rank.
     If some parts are larger, a rank that gets a larger part gets one in every round, and is last.
@@ -367,7 +369,7 @@ def pairwise(case: Case) -> np.ndarray | None:
 
 
 def spread_to_all(case: Case) -> np.ndarray | None:
-    """all_to_all: all messages at once, on links that divide their bandwidth among them."""
+    """all_to_all: all messages at once. They share the bandwidth of the links."""
     sizes, cluster, n = case.parts(), case.topology.cluster, case.n
     if not (case.is_even and case.start_together) or sizes[0] != sizes[-1]:
         return None
@@ -399,7 +401,8 @@ def flat_in(case: Case) -> np.ndarray:
 
 
 def flat_in_and_out(case: Case) -> np.ndarray:
-    """all_reduce, barrier: one after the other to rank 0, and back."""
+    """all_reduce, barrier: one rank after the other sends to rank 0, which sends back in the same
+    way."""
     ready = case.starts.copy()
     others = _others(case)
     _root_receives(case, ready, others, case.nbytes, adds=True)
@@ -438,7 +441,7 @@ def scatter_all_gather(case: Case) -> np.ndarray | None:
 
 
 def chain(case: Case) -> np.ndarray | None:
-    """broadcast, reduce: in chunks along a line of all ranks."""
+    """broadcast, reduce: chunks travel along a chain of all ranks."""
     from_root = (case.root + np.arange(case.n)) % case.n
     line = from_root if case.kind == "broadcast" else from_root[::-1]
     if shares_a_link(case.topology, line[:-1], line[1:]):

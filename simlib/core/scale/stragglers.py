@@ -1,4 +1,4 @@
-"""Ranks whose compute varies: steps drawn with a seed, and the mean time of the slowest rank."""
+"""Ranks whose compute varies: random steps, and the mean time of the slowest rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class JitteredSteps(Tabled):
     ----------
     ranks : int
     factors : ndarray of float, shape (steps, ranks)
-        The factor by which each rank's compute was multiplied in each step.
+        In each step, each rank's compute took this many times longer.
     end_s : ndarray of float, shape (steps, ranks)
         The second at which each rank has done each step. The first step begins at 0.
     steady_s : float
-        Mean seconds of a step in the same number of steps whose compute does not vary.
+        Mean seconds of a step if compute does not vary, over the same number of steps.
     """
 
     ranks: int
@@ -47,7 +47,8 @@ class JitteredSteps(Tabled):
 
     @property
     def times_s(self) -> np.ndarray:
-        """Seconds of each step, from last rank to last rank: ndarray of float, shape (steps,)."""
+        """Seconds of each step: from the last rank's end of the step before to its end of this
+        step."""
         return np.diff(self.end_s.max(axis=1), prepend=0.0)
 
     @property
@@ -57,7 +58,7 @@ class JitteredSteps(Tabled):
 
     @property
     def slowdown(self) -> float:
-        """An average step takes this many times as long as a step in which no compute varies."""
+        """The time of an average step, divided by the time of a step without variation."""
         return self.step_s / self.steady_s if self.steady_s else 1.0
 
     def table(self) -> str:
@@ -88,9 +89,9 @@ def jittered_time(
 ) -> JitteredSteps:
     """Time consecutive steps of data-parallel training in which each rank's compute varies.
 
-    Each step is as in `step_time`, with two differences. Forward, backward and the moments of
-    ``ready_s`` are multiplied by a factor that depends on the step and the rank. A rank begins its
-    next step as soon as it has computed everything and has all sums. All ranks wait for the slowest
+    Each step is as in `step_time`, with two differences. A factor that depends on the step and the
+    rank multiplies forward, backward and the moments of ``ready_s``. A rank begins its next step as
+    soon as it has computed everything and has received all sums. All ranks wait for the slowest
     rank. So the mean time of a step grows with the number of ranks, although the mean compute of
     each rank stays the same.
 
@@ -146,23 +147,25 @@ def jittered_time(
 def jitter_factors(
     jitter: str | Jitter | Callable, steps: int, ranks: int, *, spread: float = 0.1, seed: int = 0
 ) -> np.ndarray:
-    """Factors by which compute varies, for each step and rank: mean 1, the same in each call.
+    """Return random factors for the compute of each step and rank. Their mean is 1.
 
     Parameters
     ----------
     jitter : {"normal", "lognormal", "exponential"}, Jitter or callable
-        The distribution. With ``"normal"`` a value below 0 counts as 0. A ``"lognormal"`` value is
-        never below 0, and large values are more frequent. An ``"exponential"`` value is ``1 -
-        spread`` plus an exponential time with mean ``spread``. If the spread is 1, the value is
-        only the exponential time. A `Jitter` gives the factors that a simulation with
-        ``slow=jitter`` applies to each rank's first pieces. A function ``jitter(random, (steps,
-        ranks))`` draws the factors from a `numpy.random.Generator`.
+        The distribution. With ``"normal"``, a value below 0 counts as 0. With ``"lognormal"``,
+        values are never below 0, and large values are more frequent. An ``"exponential"`` value is
+        ``1 - spread`` plus an exponential time with mean ``spread``. If the spread is 1, the value
+        is only the exponential time. With a `Jitter`, the factors are those that a simulation with
+        ``slow=jitter`` applies to each rank's first pieces of computing. A function
+        ``jitter(random, (steps, ranks))`` draws the factors from a `numpy.random.Generator`.
     steps, ranks : int
     spread : float
-        Standard deviation. It has no effect if ``jitter`` is a function or a `Jitter`.
+        Standard deviation of the factors. It has no effect if ``jitter`` is a function or a
+        `Jitter`.
     seed : int
-        The same seed gives the same factors. More steps leave the first factors unchanged. It has
-        no effect if ``jitter`` is a `Jitter`, which has its own seed.
+        The same seed gives the same factors. If you ask for more steps, the factors of the first
+        steps stay the same. The seed has no effect if ``jitter`` is a `Jitter`, which has its own
+        seed.
 
     Returns
     -------
@@ -207,7 +210,7 @@ def _checked(factors, shape):
 # -- how long the slowest of many ranks takes: the expected maximum of R draws ---------------------
 
 FAR = 40.0
-"""Normal values are integrated up to this many deviations. The rest is too small for a float."""
+"""Integrate normal values up to this many deviations. The rest is too small for a float."""
 HALVINGS = 50
 
 
@@ -220,23 +223,25 @@ def expected_max(
 ) -> Any:
     """Return E[max]: the expected seconds until the last of R ranks is done, if times vary.
 
-    If ranks wait for each other in every step, a step takes this time on average. It grows with R,
-    although the mean of each rank stays the same.
+    If ranks wait for each other in every step, an average step takes E[max]. E[max] grows with R,
+    although the mean time of each rank stays the same.
 
     Parameters
     ----------
     ranks : int or sequence of int
         R. The ranks' times are independent and have the same distribution.
     times : {"normal", "lognormal", "exponential"}, Jitter, callable or array of float
-        The distribution, as for `jitter_factors`; a `Jitter`; a quantile function; or measured
-        seconds. A quantile function ``times(u)``, for 0 < u < 1, returns the seconds that a rank
-        exceeds with probability 1 - u. Measured seconds are all equally likely, so no rank takes
-        longer than the largest value. If the longest times matter, give R times as many values.
+        The name of a distribution, as for `jitter_factors`, or a `Jitter`, a quantile function or
+        measured seconds. A quantile function ``times(u)``, for 0 < u < 1, returns the seconds that
+        a rank exceeds with probability 1 - u. If you pass measured seconds, all values are equally
+        likely, and no rank takes longer than the largest value. If rare long times matter, pass
+        many more values than R.
     mean_s : float
-        Mean of one rank's seconds. It has no effect with a function or values. A `Jitter` makes
-        these seconds longer.
+        Mean of one rank's seconds. It has no effect if ``times`` is a function or an array. A
+        `Jitter` multiplies these seconds by its factors.
     spread : float
-        Standard deviation divided by the mean. It has an effect only with a distribution's name.
+        Standard deviation divided by the mean. It has an effect only if ``times`` is the name of a
+        distribution.
 
     Returns
     -------
@@ -257,7 +262,8 @@ def expected_max(
     >>> expected_max([1, 8, 64, 512], lambda u: 0.1 if u < 0.99 else 0.2).round(4).tolist()
     [0.101, 0.1077, 0.1474, 0.1994]
 
-    **Cost** It takes one millisecond for each R, and calls a quantile function a few hundred times.
+    **Cost** The function takes one millisecond for each R, and calls a quantile function a few
+    hundred times.
 
     **Source** order statistics: the largest of R independent values is at most x with probability
     F(x)^R. For exponential times, E[max] is the mean times 1 + 1/2 + ... + 1/R.
@@ -332,7 +338,7 @@ def _harmonic(n):
 
 
 def _tail(z):
-    """Probability that a standard normal value is above each of these."""
+    """The probability that a standard normal value is above z, for each z."""
     return np.array([erfc(value / sqrt(2)) / 2 for value in z.tolist()])
 
 
