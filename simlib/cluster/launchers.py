@@ -277,14 +277,15 @@ FORMS = "a line is a host's name, alone or as `node1:2` or `node1 slots=2`"
 
 
 def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:
-    """The hosts of a hostfile, each once, in order, with the number of ranks on each.
+    """The hosts of a hostfile, in order and without repetitions, with the number of ranks on each.
 
-    The number is None if the file does not give it. The numbers of a repeated host are added up.
+    The number is None if the file does not contain it. If a host is repeated, simlib adds up its
+    numbers.
 
     Raises
     ------
     InvalidCallError
-        If there is no such file, it names no host, or a line cannot be understood.
+        There is no such file, the file names no host, or simlib cannot understand a line.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")

@@ -121,7 +121,7 @@ def meet(comm):
     Raises
     ------
     InvalidCallError
-        If no address of rank 0 answers all ranks.
+        No address of rank 0 answers all ranks.
     """
     listening = listen() if comm.rank == 0 else None
     place = (own_addresses(), listening.getsockname()[1]) if comm.rank == 0 else None

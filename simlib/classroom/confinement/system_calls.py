@@ -252,7 +252,7 @@ def enforce(kind="strict"):
     Raises
     ------
     OSError
-        If Linux refuses the filter.
+        Linux refuses the filter.
     """
     found = filter_for(kind)
     if found is None:

@@ -130,7 +130,7 @@ def place_beside(submissions):
     Raises
     ------
     ValueError
-        If students may write there.
+        Students may write to the folder.
     """
     place, above = Path("report"), Path(submissions).resolve()
     if above in place.resolve().parents:
@@ -152,12 +152,12 @@ def report_folder(folder):
 
 
 def check_roster(roster, files):
-    """Refuse a roster if none of its students handed in anything: all of them would get 0.
+    """Refuse a roster if none of its students handed in a notebook. All students would get 0.
 
     Raises
     ------
     ValueError
-        If this is so.
+        No student of the roster handed in a notebook.
     """
     students = sorted({one.student for one in files})
     known = [one.student for one in roster]
@@ -208,7 +208,7 @@ def check_numbers(options):
     Raises
     ------
     ValueError
-        If one of them is too small, or no hidden tests can be made for the seed.
+        A number is too small, or simlib can make no hidden tests for the seed.
     """
     time_s, memory_mb = options.time, options.memory
     if time_s is not None and not (math.isfinite(time_s) and time_s >= LEAST_TIME_S):
@@ -241,7 +241,7 @@ def chosen_exercises(exercises, numbers):
     Raises
     ------
     ValueError
-        If one of them does not exist.
+        One of the exercises does not exist.
     """
     if not numbers:
         return exercises
@@ -254,12 +254,13 @@ def chosen_exercises(exercises, numbers):
 
 
 def exercises_of_report(exercises, files, is_chosen, roster):
-    """The exercises of a report: the ones named in the call, or the ones that were handed in.
+    """The exercises of a report: those that the call names, or else those that students handed in.
 
     Raises
     ------
     ValueError
-        If no student handed in any of these, and there is no roster. Then there is no report.
+        No student handed in any of these exercises, and there is no roster. Then there is no
+        report.
     """
     found = {one.exercise for one in files}
     if not is_chosen:
@@ -270,12 +271,12 @@ def exercises_of_report(exercises, files, is_chosen, roster):
 
 
 def rules_of(options):
-    """The call's rules for late notebooks, by the names in `late.Rules`; None if it has none.
+    """The rules for late notebooks in the call, by the names in `late.Rules`. None without rules.
 
     Raises
     ------
     ValueError
-        If a rule cannot be read.
+        A rule cannot be read.
     """
     rules = {"counts": options.counts}
     for name, option, read in (

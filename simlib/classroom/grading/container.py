@@ -328,7 +328,7 @@ def image_of_links(links):
     Raises
     ------
     OSError
-        If docker does not make it. The message is docker's.
+        Docker does not make the container. The message comes from docker.
     """
     name = f"simlib-grading:{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
     if _ask("docker", "image", "inspect", name).returncode == 0:

@@ -36,9 +36,9 @@ class OwnFolder:
     Raises
     ------
     NotOwn
-        If it is a link, belongs to another account, or others can write to it.
+        The folder is a link, belongs to another account, or other accounts can write to it.
     OSError
-        If it cannot be made or opened.
+        simlib cannot make or open the folder.
     """
 
     def __init__(self, path, mode=0o755, above=None):

@@ -226,7 +226,7 @@ def students_to_regrade(wanted, names, files):
     Raises
     ------
     ValueError
-        If a student is named who handed in nothing.
+        One of the named students handed in nothing.
     """
     found = {student_of(readable(one), names) or readable(one) for one in wanted}
     students = sorted({one.student for one in files})

@@ -141,7 +141,7 @@ class Cache:
         Raises
         ------
         ValueError
-            If another process writes it now.
+            Another process is writing the report.
         """
         with open(self._folder.open("lock", os.O_WRONLY | os.O_CREAT), "w") as file:
             try:

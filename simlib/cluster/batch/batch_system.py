@@ -114,7 +114,7 @@ class Scheduler(ABC):
         Raises
         ------
         QueueError
-            If the queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
+            The queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
         """
 
     @abstractmethod
@@ -313,7 +313,7 @@ class Queued(Resources):
         Raises
         ------
         QueueError
-            If the queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
+            The queue refuses the job. Without a scheduler it is a `NoSchedulerError`.
         """
         script = folder.file("batch.sh")
         words = [sys.executable, "-I", LAUNCH, str(folder.path)]

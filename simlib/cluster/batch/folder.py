@@ -100,7 +100,7 @@ class JobFolder:
         Raises
         ------
         InvalidCallError
-            If another account can have written it.
+            Another account may have written the folder.
         """
         file = self.open(name, rank)
         if file is None:
@@ -169,7 +169,7 @@ class JobFolder:
         Raises
         ------
         GoneError
-            If somebody has deleted it.
+            Somebody has deleted the folder.
         """
         content = self.read(name)
         if content is None:
@@ -312,15 +312,17 @@ class TakenError(JobError):
 def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterator[JobFolder]:
     """A new folder NAME-NUMBER. Only this account may read it, because it has the learner's data.
 
-    With ``is_exact`` it is called NAME. If simlib cannot make or fill it, for example because the
-    disk is full, simlib removes it, and also the folder around it if that is new.
+    With ``is_exact``, the folder is called NAME. If simlib cannot make or fill the folder, for
+    example because the disk is full, simlib removes the folder, and also the folder around it if
+    simlib made that one too.
 
     Raises
     ------
     JobError
-        If it cannot be made or filled; a `TakenError` if the exact name is taken.
+        simlib cannot make or fill the folder. If the exact name is taken, the error is a
+        `TakenError`.
     InvalidCallError
-        If other accounts could replace it.
+        Other accounts could replace the folder.
     """
     parent = Path(within).absolute()
     is_new = not parent.exists()

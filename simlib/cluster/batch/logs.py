@@ -185,7 +185,7 @@ def load_answer(content: bytes, may_call: bool) -> Any:
     Raises
     ------
     UnpicklingError
-        If it is a pickle and may not be read.
+        The answer is a pickle, and ``may_call`` is False.
     """
     if content.startswith(PLAIN):
         return loads_tree(content[len(PLAIN) :])

@@ -231,7 +231,7 @@ class RemoteState:
         return self._said("words") or ""
 
     def reason(self) -> str:
-        """Why the job still waits, in words."""
+        """A text that says why the job still waits."""
         return self._said("reason") or ""
 
     def cancel(self) -> None:
@@ -240,7 +240,7 @@ class RemoteState:
         Raises
         ------
         JobError
-            If it cannot be reached, or refuses.
+            simlib cannot reach the remote side, or the remote side refuses.
         """
         folder = self.folder
         try:

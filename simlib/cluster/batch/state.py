@@ -67,7 +67,7 @@ class JobInQueue:
         Raises
         ------
         JobError
-            If the scheduler refuses.
+            The scheduler refuses.
         """
         if self._scheduler is None or self._is_over:
             return

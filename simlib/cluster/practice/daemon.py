@@ -38,7 +38,7 @@ def bring_up(
     Raises
     ------
     InvalidCallError
-        If a cluster is up already, or this machine can have none.
+        A practice cluster is already running, or this machine cannot run one.
     """
     remove_leftovers()
     reader, writer = os.pipe()

@@ -162,7 +162,7 @@ class Network:
         Raises
         ------
         InvalidCallError
-            If time would go back, or there is no such message.
+            Time would go back, or there is no such message.
         """
         self._check_time(time_s)
         path = self._path(src, dst, way)

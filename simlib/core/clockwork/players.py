@@ -44,14 +44,15 @@ def play(
     simulation : Simulation
         The simulation at its end.
     players : dict of int to Player
-        By rank. A rank that did not take part has the player of the rank that stood for it.
+        The player of each rank. A rank that did not run has the player of the rank that represents
+        it.
 
     Raises
     ------
     InvalidCallError
-        If ranks of one class are not equal.
+        Two ranks of one class are not equal.
     DeadlockError
-        If they wait for each other for ever.
+        Ranks wait for each other for ever.
     """
     size = rehearsal.topology.world_size
     if size > MIRRORED and rehearsal.topology.cluster.backbone is None:

@@ -520,7 +520,7 @@ def answer_of(connection: Connection) -> bytes:
     Raises
     ------
     OSError, EOFError
-        If the other end has ended, or sends no valid answer.
+        The other end has ended, or sends no valid answer.
     """
     answer = connection.recv_bytes(MAX_ANSWER_BYTES)
     if not answer:

@@ -42,7 +42,7 @@ def refuse_untested_torch() -> None:
     Raises
     ------
     SimlibError
-        If the canary does not pass.
+        The canary does not pass.
     """
     if is_untested() and IN_CANARY not in os.environ:
         found = _outcome()

@@ -79,7 +79,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, Value]]:
     Raises
     ------
     ValueError
-        If the bytes are not Chakra's. The message names no file.
+        The bytes are not Chakra's. The message names no file.
     """
     size = path.stat().st_size
     if size > MOST_BYTES:

@@ -113,8 +113,8 @@ def calls_of(trace: KinetoTrace, rank: int, world: Group, groups: dict[str, Grou
     Raises
     ------
     ValueError
-        If it contains a call that torch does not write, or a call of an unknown group. The words
-        are the end of a sentence about the file.
+        The file contains a call that torch does not write, or a call of an unknown group. The
+        message is the end of a sentence about the file.
 
     **Cost** O(n log n) for n events.
     """

@@ -377,7 +377,7 @@ def asked_by(job: LiveJob) -> DebugServers | Pipes:
     Raises
     ------
     ValueError
-        If the job has opened none.
+        The ranks of the job have opened no way to ask them.
     """
     ways: tuple[Callable, ...] = (DebugServers.of, Pipes.of)
     found = next(filter(None, (way(job) for way in ways)), None)

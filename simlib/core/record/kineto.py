@@ -95,9 +95,9 @@ def read_kineto(path: str | Path) -> KinetoTrace:
     Raises
     ------
     ValueError
-        If the file is no trace of torch's profiler.
+        The file is no trace of torch's profiler.
     OSError
-        If it cannot be read.
+        simlib cannot read the file.
 
     **Cost** O(n log n) for n events, all of them in memory.
     """
@@ -114,9 +114,9 @@ def read_json(path: str | Path) -> Any:
     Raises
     ------
     ValueError
-        If it has more than 2 GiB.
+        The file has more than 2 GiB.
     OSError
-        If it cannot be read.
+        simlib cannot read the file.
     """
     path = Path(path)
     open_it: Any = gzip.open if path.suffix == ".gz" else open

@@ -59,15 +59,15 @@ MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
 
 
 def dumps(value: Any, otherwise: Callable[..., bytes] = pickle.dumps) -> bytes:
-    """A rank's data as bytes for `loads`; ``otherwise`` makes them if ranks are trusted.
+    """A rank's data as bytes for `loads`; ``otherwise`` makes the bytes if ranks are trusted.
 
-    For a subclass of Python's containers, numbers and texts, only its contents are sent, because
-    checks compare only the contents.
+    If an object is of a subclass of Python's containers, numbers or texts, simlib sends only its
+    contents, because checks compare only the contents.
 
     Raises
     ------
     PicklingError
-        If it contains something that cannot be sent as data.
+        The value contains an object that cannot be sent as data.
     """
     return otherwise(value) if are_ranks_trusted() else dumps_tree(value)
 

@@ -1,8 +1,8 @@
 """Labs: sliders over a picture, for topics that you learn better by trying values than by reading.
 
-Each lab has two functions. ``draw_...`` takes a state and returns its figure. A lesson shows the
-default state with it, so readers without a kernel see it too. ``..._lab`` returns the sliders above
-the same picture. It needs a running kernel::
+Each lab has two functions. ``draw_...`` takes a state and returns its figure. A lesson uses it to
+show the default state, so readers without a kernel see a picture, too. ``..._lab`` returns the
+sliders above the same picture. The sliders need a running kernel::
 
     from simlib import labs
 

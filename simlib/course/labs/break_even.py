@@ -29,13 +29,14 @@ FORWARD_SHARE = 1 / 3  # of T_comp: backward takes twice as long, and only that 
 
 
 def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
-    """T_sync(R): seconds to add up a gradient over ranks that have a link each.
+    """T_sync(R): seconds to add up a gradient over ranks, if each rank has its own link.
 
     Parameters
     ----------
     algorithm : {"ring", "tree", "linear"}
-        ``"ring"``: a ring in chunks. ``"tree"``: down and up a binomial tree. ``"linear"``: all to
-        one rank, one after the other, and back.
+        ``"ring"`` is a ring in chunks. ``"tree"`` goes down and up a binomial tree. With
+        ``"linear"`` all ranks send to one rank, one after the other, and this rank sends back in
+        the same way.
     ranks : int or ndarray of int
     nbytes : float
     latency_s, bandwidth_Bps : float
@@ -44,7 +45,8 @@ def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
     -------
     float or ndarray of float
 
-    **Cost** as from `simlib.scale.time_of` for a gradient that all ranks divide evenly.
+    The result is the same as from `simlib.scale.time_of`, if the ranks can divide the gradient
+    evenly.
     """
     ranks = np.asarray(ranks)
     whole_s = latency_s + nbytes / bandwidth_Bps
@@ -56,19 +58,20 @@ def sync_s(algorithm, ranks, nbytes, latency_s, bandwidth_Bps):
 
 
 def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
-    """Work of all ranks, divided by the work of one rank in the same time.
+    """The work of all ranks, divided by the work that one rank does in the same time.
 
     Parameters
     ----------
     compute_s : float
-        T_comp of each rank's step (weak), or of the step that all ranks share (strong).
+        T_comp: the compute of each rank's step (weak), or of the step that all ranks share
+        (strong).
     synced_s : float or ndarray of float
         T_sync of these ranks.
     ranks : int or ndarray of int
     scaling : {"weak", "strong"}
     overlap : {"none", "backward"}
-        ``"none"``: a step takes the sum of both times. ``"backward"``: it takes forward, plus the
-        longer of backward and T_sync.
+        With ``"none"`` a step takes the sum of both times. With ``"backward"`` a step takes
+        forward, plus the longer of backward and T_sync.
 
     Returns
     -------
@@ -81,7 +84,7 @@ def speedup(compute_s, synced_s, ranks, scaling="weak", overlap="none"):
 
 
 def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"):
-    """The least T_comp with which ranks have this efficiency. At 1 / ranks they break even.
+    """The smallest T_comp for this efficiency. With an efficiency of 1 / ranks, ranks break even.
 
     Parameters
     ----------
@@ -99,7 +102,7 @@ def needed_compute_s(efficiency, synced_s, ranks, scaling="weak", overlap="none"
 
 
 def _visible_share(overlap):
-    """The share of T_comp in which nothing can be sent."""
+    """The share of T_comp during which ranks cannot send."""
     return 1.0 if overlap == "none" else FORWARD_SHARE
 
 
@@ -132,21 +135,22 @@ def draw_break_even(
     scaling: str = "weak",
     overlap: str = "none",
 ) -> View:
-    """Draw a map of efficiency over ranks and T_comp, with your own point on it.
+    """Draw a map of efficiency over ranks and T_comp, with a point for your own values.
 
     Parameters
     ----------
     compute_s : float
-        T_comp, the seconds that a step computes on one rank.
+        T_comp: the seconds that a step computes on one rank.
     nbytes : float
         Bytes of the gradient.
     latency_s, bandwidth_Bps : float
         Latency and bandwidth of each rank's link.
     ranks : int
-        2 to 1,024.
+        The number of ranks, 2 to 1,024.
     algorithm : {"ring", "tree", "linear"}
     scaling : {"weak", "strong"}
-        Whether each rank has T_comp ("weak"), or T_comp is divided among all ranks ("strong").
+        With "weak", each rank computes for T_comp. With "strong", the ranks divide T_comp among
+        themselves.
     overlap : {"none", "backward"}
 
     Returns
@@ -156,7 +160,7 @@ def draw_break_even(
     Raises
     ------
     InvalidCallError
-        If a number is not above zero, ranks are out of range, or a word is none of the choices.
+        A number is not above zero, ranks are out of range, or a text is not one of the choices.
     """
     state = compute_s, nbytes, latency_s, bandwidth_Bps, ranks, algorithm, scaling, overlap
     return _BreakEven(), *state
@@ -168,7 +172,7 @@ break_even_lab = lab_of(draw_break_even, "sliders for all its parameters")
 class Work(
     namedtuple("Work", "compute_s nbytes latency_s bandwidth_Bps ranks algorithm scaling overlap")
 ):
-    """A training step, and how it is cut and synchronised, with parameters of `draw_break_even`."""
+    """A training step, and how ranks divide and synchronise it. See `draw_break_even`."""
 
     def sync_s(self, ranks):
         """T_sync(R)."""
@@ -180,7 +184,7 @@ class Work(
 
 
 class _BreakEven(Layers):
-    """The map. Axes and legend stay; bands, the line of T_comp, the point and titles move."""
+    """The map. Axes and legend stay. Bands, the line of T_comp, the point and titles change."""
 
     controls = {
         "compute_s": slider(
@@ -230,7 +234,7 @@ class _BreakEven(Layers):
 
 
 def _draw_bands(axes, on, work):
-    """Draw areas of efficiency from the bottom up, and the break-even as a thick line."""
+    """Draw areas of efficiency from the bottom up, and a thick line where ranks break even."""
     efficiencies = [1 / on, *(np.full(len(on), edge) for edge, _ in list(BANDS.values())[1:-1])]
     edges = [
         needed_compute_s(e, work.sync_s(on), on, work.scaling, work.overlap) for e in efficiencies

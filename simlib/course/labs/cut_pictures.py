@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: a matrix product cut in two, a cut transformer block, shards of ZeRO."""
+"""Pictures of lesson 12: matrix products and a transformer block on two ranks, and ZeRO."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _arrow(axes, start, end, **looks):
 
 @own_style
 def draw_matrix_cuts() -> Figure:
-    """Draw x A with A cut by columns, and x B with B cut by rows, on two ranks.
+    """Draw two products on two ranks: x A with A cut by columns, and x B with B cut by rows.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def _legend(axes, left, y, *entries):
 
 
 SORTS = ("parameters", 4), ("gradients", 4), ("optimizer state", 8)
-"""The data that training keeps, with bytes per parameter, for Adam in float32."""
+"""The kinds of data that training keeps, and their bytes per parameter, for Adam in float32."""
 
 
 @own_style
@@ -203,7 +203,7 @@ def draw_block_cuts() -> Figure:
 
 
 def _meet(axes, x, text, lanes, height):
-    """An Enter or a Leave: an arrow between the lanes, dashed if it is for backward."""
+    """An Enter or a Leave, as an arrow between the lanes. The arrow is dashed for backward."""
     style = "-" if text == "Leave" else (0, (4, 2))
     ends = (x, lanes[0] + height / 2), (x, lanes[1] + height / 2)
     _arrow(axes, *ends, arrowstyle="<|-|>", lw=1.6, linestyle=style, mutation_scale=10)
@@ -211,7 +211,7 @@ def _meet(axes, x, text, lanes, height):
 
 
 def _past(axes, begin, end, lanes, height):
-    """The way past a pair of matrices, above the first lane and below the second."""
+    """A line that goes past a pair of matrices, above the first lane and below the second lane."""
     rims = lanes[0] - 0.2, lanes[1] + height + 0.3
     for top, rim, way in zip(lanes, rims, (0, height), strict=True):
         axes.plot([begin, begin, end], [top + height / 2, rim, rim], color=GREY, lw=0.9, zorder=1)

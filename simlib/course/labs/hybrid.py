@@ -1,4 +1,4 @@
-"""The hybrid lab: what data parallelism, FSDP and HSDP send on nodes of several ranks."""
+"""The hybrid lab: how long ranks send with data parallelism, FSDP and HSDP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .sliders import (
 )
 
 INSIDE = Link(5e-6, 150e9)
-"""Between two ranks of a node."""
+"""The link between two ranks of a node."""
 STATE = 8  # bytes of parameter, gradient and Adam in mixed precision, for each byte of parameters
 NODES = tuple(2**k for k in range(1, 11))
 OVER = np.arange(2, NODES[-1] + 1)  # the nodes of the curves
@@ -35,29 +35,29 @@ WAYS = {  # name: colour, dashes
 
 
 def sent_s(nodes, per_node, nbytes, latency_s, bandwidth_Bps, microbatches):
-    """Seconds of a step in which ranks send, by the names of `WAYS`.
+    """For each way in `WAYS`, the seconds of a step in which ranks send.
 
     All collectives are rings. A node has one network card, which its ranks share. A message between
-    nodes takes the latency of a link inside and of the link between. Data parallelism all_reduces
-    once. FSDP gathers twice and reduce_scatters once for each micro-batch. HSDP does so inside
-    nodes, and all_reduces once between them.
+    nodes takes the latency of a link inside a node plus the latency of the link between nodes. Data
+    parallelism does one all_reduce. FSDP does two all_gathers and one reduce_scatter for each
+    micro-batch. HSDP does the same inside nodes, and one all_reduce between nodes.
 
     Parameters
     ----------
     nodes : int or ndarray of int
-        2 or more.
+        The number of nodes, 2 or more.
     per_node : int
     nbytes : float
         Bytes of all parameters.
     latency_s, bandwidth_Bps : float
-        Of the link between two nodes.
+        Latency and bandwidth of the link between two nodes.
     microbatches : int
 
     Returns
     -------
     dict of str to float or ndarray of float
 
-    **Cost** as from `simulate`, if ranks divide the bytes evenly.
+    The times are the same as with `simulate`, if the ranks can divide the bytes evenly.
     """
     nodes = np.asarray(nodes)
     ranks, far_s = nodes * per_node, latency_s + INSIDE.latency_s
@@ -82,16 +82,16 @@ def draw_hybrid(
 ) -> View:
     """Draw how long ranks send in a step with data parallelism, FSDP and HSDP.
 
-    HSDP cuts the parameters over the ranks of a node. Nothing overlaps. The title says how many
-    bytes of parameters, gradients and Adam's state a rank keeps. These are 8 bytes for each byte of
-    parameters.
+    With HSDP, the ranks of a node divide the parameters among themselves. Communication and compute
+    do not overlap. The title says how many bytes of parameters, gradients and Adam's state a rank
+    keeps. Together these take 8 bytes for each byte of parameters.
 
     Parameters
     ----------
     nodes : int
-        2 to 1,024.
+        The number of nodes, 2 to 1,024.
     per_node : int
-        Ranks of a node, at least 2.
+        The number of ranks of a node, at least 2.
     nbytes : float
         Bytes of all parameters.
     latency_s, bandwidth_Bps : float
@@ -106,7 +106,7 @@ def draw_hybrid(
     Raises
     ------
     InvalidCallError
-        If a number is out of its range.
+        A number is out of its range.
     """
     return _Hybrid(), nodes, per_node, nbytes, latency_s, bandwidth_Bps, microbatches
 
@@ -135,7 +135,7 @@ class _Hybrid(Layers):
         check_above_zero(**{name: named[name] for name in names})
 
     def background_state(self, nodes, *job, **named):
-        """The decades of seconds on the upright axis."""
+        """The decades of seconds on the vertical axis."""
         times_s = list(sent_s(OVER, *job, **named).values())
         low, high = np.log10(np.min(times_s)), np.log10(np.max(times_s))
         return int(np.floor(low)), int(np.ceil(high))
@@ -164,7 +164,8 @@ class _Hybrid(Layers):
 
 
 def _write_title(figure, nodes, per_node, nbytes, here):
-    """Write which of FSDP and HSDP sends for a shorter time, all times, and what a rank keeps."""
+    """Write whether FSDP or HSDP sends for a shorter time, all times, and the bytes that a rank
+    keeps."""
     ranks, best = nodes * per_node, min(("FSDP", "HSDP"), key=here.get)
     times = max(here["FSDP"], here["HSDP"]) / here[best]
     kept = {"data parallel": 1, "FSDP": ranks, "HSDP": per_node}

@@ -1,4 +1,4 @@
-"""The mesh lab: ranks cut into data, tensor and pipeline parallelism, for a transformer."""
+"""The mesh lab: data, tensor and pipeline parallelism for the ranks that train a transformer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HEAD = {"fontsize": TEXT_PT, "weight": "bold", "va": "bottom"}
 
 
 def picture_of_cuts():
-    """A figure and its axes, with names and frames of the map and of the bars of time and bytes."""
+    """A figure and its axes, with names and frames for the map and for the bars."""
     figure, axes = pen.picture_in_inches(WIDTH, HEIGHT)
     axes.text(0.1, TIMES - 0.06, "time of a step, by tp and pp", **HEAD)
     axes.text(NAMES, TIMES - 0.06, "time of a step, part after part", **HEAD)
@@ -73,7 +73,7 @@ def picture_of_cuts():
 
 
 def add_row_names(axes, top, names):
-    """Write the names of bars below one another, and mark where they begin."""
+    """Write the names of bars below one another, and mark where the bars begin."""
     looks = {"ha": "right", "va": "center", "fontsize": TEXT_PT}
     for k, name in enumerate(names):
         axes.text(BARS - 0.1, top + (k + 0.5) * ROW, name, **looks)
@@ -87,7 +87,7 @@ def draw_cut(axes, cells, cut, what, more=""):
     ----------
     axes : matplotlib.axes.Axes
     cells : dict
-        For each tp and pp a `MeshStep`, or a word and a sentence that say why there is none.
+        For each tp and pp, a `MeshStep`, or a word and a sentence that say why the cut has no step.
     cut : Cut
         The chosen cut.
     what : str
@@ -118,7 +118,7 @@ def _parts_in_words(step):
 
 
 def _fastest_in_words(cells):
-    """The fastest cut of the map that fits."""
+    """A text about the fastest cut of the map that fits into memory."""
     steps = {key: step for key, step in cells.items() if not isinstance(step, tuple)}
     fitting = {key: step.time_s for key, step in steps.items() if step.fits}
     if not fitting:
@@ -163,7 +163,8 @@ def _cells_at(x, y, inset=0.02):
 
 
 def _fill(outcome, fastest_s):
-    """The colour: grey if a cut has no step, white if it does not fit, else green, pale if slow."""
+    """The colour of a cut: grey without a step, white if it does not fit, else green, pale if
+    slow."""
     if isinstance(outcome, tuple):
         return OUT
     if not outcome.fits:
@@ -197,7 +198,7 @@ def layers_text(layers):
 
 
 def draw_memory(axes, step):
-    """Draw the data that the rank keeps, one after the other, and the memory that it has."""
+    """Draw the parts of the data that the rank keeps, one after the other, and its memory."""
     kept = np.array([step.kept_bytes[role] for role in ROLES])
     is_limited = np.isfinite(step.limit_bytes)
     scale = BARS_WIDTH / max(step.nbytes, step.limit_bytes if is_limited else 0)
@@ -227,7 +228,7 @@ def draw_rows(axes, top, lefts, widths, colors, texts):
 
 
 def draw_axes(axes, cut, cluster):
-    """Draw, for each axis, the nodes that a group is on, and rank 0's group on the first two."""
+    """Draw the nodes of a group for each axis, and the group of rank 0 on the first two axes."""
     texts = []
     for axis in AXES:
         size, nodes = cut.size(axis), len(set(nodes_of(cut, axis, cluster)))
@@ -272,13 +273,13 @@ def draw_mesh(
     cluster: Cluster | None = None,
     **model: Any,
 ) -> View:
-    """Draw a step of a transformer on dp x tp x pp ranks, with its time, its bytes and its nodes.
+    """Draw a training step of a transformer on dp x tp x pp ranks: time, bytes and nodes.
 
     The map shows the time of a step for every tp and pp, or the reason why a cut is impossible.
     Next to the map the picture shows the chosen cut. It shows the parts of the step, one after the
-    other, and the bytes of the rank with the most bytes. For each axis it shows the number of nodes
-    of a group. `simlib.scale` computes the times: `time_of` those of rings, and
-    `uneven_pipeline_ends` those of 1F1B.
+    other, and the bytes of the rank with the most bytes. For each axis, it shows on how many nodes
+    a group is. `simlib.scale` computes the times, with `time_of` for rings and
+    `uneven_pipeline_ends` for 1F1B.
 
     Parameters
     ----------
@@ -292,17 +293,17 @@ def draw_mesh(
         The stage of ZeRO over dp. 0 means no ZeRO. From stage 2 on, ranks reduce gradients after
         each micro-batch.
     recompute : bool
-        Whether activations are computed again in backward.
+        Whether ranks compute activations again in backward.
     order : str
-        The axes, beginning with the axis of neighbouring ranks. With ``"tp dp pp"`` tp stays within
-        nodes if it fits.
+        The order of the axes, beginning with the axis of neighbouring ranks. With ``"tp dp pp"``,
+        the ranks of a tp group are in the same node if the node has room for them.
     cluster : Cluster, optional
-        A cluster with as many nodes as the ranks need. By default a node has eight GPUs of a
-        DGX-2H. Each GPU has 32 GB, computes 62.4 Tflop/s (see docs/published.md), and has its own
-        network card of 25 GB/s.
+        A cluster with room for all ranks. By default a node has eight GPUs of a DGX-2H. Each GPU
+        has 32 GB, computes 62.4 Tflop/s (see docs/published.md), and has its own network card of 25
+        GB/s.
     **model : int
         ``layers``, ``hidden``, ``heads``, ``sequence``, ``batch``, ``vocabulary`` of the
-        transformer. ``batch`` counts sequences of a step, on all ranks together.
+        transformer. ``batch`` is the number of sequences of a step, on all ranks together.
 
     Returns
     -------
@@ -312,7 +313,7 @@ def draw_mesh(
     Raises
     ------
     InvalidCallError
-        If a number is out of the picture's range, or the cluster has no devices.
+        A number is out of the picture's range, or the cluster has no devices.
     """
     mesh = _Mesh(Transformer(**GPT | model), cluster)
     return mesh, ranks, tp, pp, num_microbatches, zero, recompute, order
@@ -335,7 +336,7 @@ MEMORY_CONTROLS = {
 
 
 def machine():
-    """A node of a DGX-2H; see `clusters.nvlink_nodes` and docs/published.md for its figures."""
+    """A node of a DGX-2H. See `clusters.nvlink_nodes` and docs/published.md for its figures."""
     device = Device(flops_per_s=62.4e12, memory_bytes=32e9)
     return clusters.nvlink_nodes(1, inter=Link(2e-6, 25e9), rails=8, device=device)
 
@@ -392,13 +393,13 @@ PANEL, FIRST, GROUP_COLORS = 2.5, (0.45, 1.27), [OKABE_ITO[k] for k in (0, 1, 2,
 def draw_groups(order: str = "tp dp pp") -> Figure:
     """Draw which of 2 x 2 x 2 ranks form a group along tp, along dp and along pp.
 
-    The eight ranks are the corners of a cube, which is drawn three times. Each time the groups of
-    one axis have a colour each. A grey band joins the two ranks of a node.
+    The eight ranks are the corners of a cube. The picture shows the cube three times, once for each
+    axis. Each group of this axis has its own colour. A grey band joins the two ranks of a node.
 
     Parameters
     ----------
     order : str
-        The axes, beginning with the axis of neighbouring ranks, as for `draw_mesh`.
+        The order of the axes, beginning with the axis of neighbouring ranks, as for `draw_mesh`.
 
     Returns
     -------
@@ -407,7 +408,7 @@ def draw_groups(order: str = "tp dp pp") -> Figure:
     Raises
     ------
     InvalidCallError
-        If ``order`` is not an order of the three axes.
+        ``order`` is not an order of the three axes.
     """
     check_choice("order", order, ORDERS)
     figure, axes = pen.picture_in_inches(3 * PANEL + 0.05, 2.5)
@@ -432,7 +433,7 @@ def draw_groups(order: str = "tp dp pp") -> Figure:
 
 
 def _draw_cube(axes, place, stride, groups):
-    """Ranks at their places, bands of nodes, thin edges, and a thick one for each group."""
+    """Ranks at their places, bands of nodes, thin edges, and a thick edge for each group."""
     ends = [(one, one + far) for far in stride.values() for one in place if not one // far % 2]
     round_ends = {"solid_capstyle": "round"}
     for one, two in ends:

@@ -28,7 +28,7 @@ from .sliders import (
 )
 
 Points: TypeAlias = Sequence[tuple[float, float]]
-"""Bytes of messages, and the seconds that they took."""
+"""Bytes of messages, and the seconds that the messages took."""
 
 PARTS = {
     "measured": {
@@ -76,7 +76,7 @@ def draw_ping_pong(
     Parameters
     ----------
     points : sequence of (int, float)
-        The bytes of a message, and the seconds that it took. Give at least two points.
+        At least two points. A point is the bytes of a message, and the seconds that it took.
     latency_s, bandwidth_Bps : float, optional
         Latency and bandwidth of the model. The default is the result of `fit_ping_pong`.
     nbytes : float
@@ -89,7 +89,7 @@ def draw_ping_pong(
     Raises
     ------
     InvalidCallError
-        If the points are invalid, or a number is not above zero.
+        The points are invalid, or a number is not above zero.
     """
     fitted = fit_ping_pong(points)
     return (
@@ -119,9 +119,9 @@ def _columns(points):
 
 
 class _PingPong(Layers):
-    """The points and the line. Axes and legend stay; the line, the message and the titles move.
+    """The points and the line. Axes and legend stay. The line, the message and the titles change.
 
-    The points are drawn with the moving parts, because they are above the line.
+    The class draws the points again with the line, because the points must be above the line.
     """
 
     def __init__(self, points, fitted):
@@ -176,7 +176,7 @@ def _name_beside(axes, name, at, on_the_right, edge):
 
 
 def _draw_half(axes, half):
-    """Draw the size that uses half of the bandwidth, at which both parts of the time are equal."""
+    """Draw the size with half of the bandwidth. At this size both parts of the time are equal."""
     low, high = axes.get_xlim()
     if not low < half < high:
         return []
@@ -241,9 +241,9 @@ def draw_crossover(
     *,
     intra: Link | None = INTRA,
 ) -> View:
-    """Draw the time of each all_reduce over the size of the vector, and the fastest one.
+    """Draw the time of each all_reduce over the size of the vector, and the fastest all_reduce.
 
-    Times are from `simlib.scale.time_of`, for vectors that all ranks divide evenly.
+    `simlib.scale.time_of` computes the times, for vectors that the ranks can divide evenly.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def draw_crossover(
     latency_s, bandwidth_Bps : float
         Latency and bandwidth of the link of each node into the network.
     intra : Link, optional
-        The link of each rank into its node. It has an effect if a node has several ranks.
+        The link of each rank into its node. It matters only if a node has several ranks.
 
     Returns
     -------
@@ -260,7 +260,7 @@ def draw_crossover(
     Raises
     ------
     InvalidCallError
-        If ranks or links are invalid, or there are fewer than two or too many ranks.
+        Ranks or links are invalid, or there are fewer than two or too many ranks.
     """
     return _Crossover(intra), nodes, ranks_per_node, latency_s, bandwidth_Bps
 
@@ -273,9 +273,9 @@ def times_of(cluster):
     """Seconds of each algorithm for each of `SIZES`: ``{name: ndarray}``.
 
     If all ranks have equal chunks and all messages of a round are alike, a time is a number of
-    latencies plus a number of bytes, so two sizes determine the line. This is not so if the number
-    of ranks is no power of two, some ranks are folded into others, and ranks share a node's link.
-    In this case these algorithms are left out.
+    latencies plus a number of bytes. Then two sizes determine the line. It is not so if some ranks
+    are folded into others (because their number is not a power of two) and ranks share a node's
+    link. In this case the function leaves out these algorithms.
     """
     n = cluster.max_ranks
     is_power = n & (n - 1) == 0
@@ -297,7 +297,7 @@ def _line(algorithm, n, cluster):
 
 
 def crossing(times_s, one, other):
-    """Bytes at which two algorithms take equally long. None if there are none within `SIZES`."""
+    """The size at which two algorithms take equally long. None if `SIZES` has no such size."""
     if one not in times_s or other not in times_s:
         return None
     ahead = times_s[one] - times_s[other]
@@ -324,7 +324,7 @@ def fastest(times_s):
 
 
 class _Crossover(Layers):
-    """Curves over the size. The axes, the axes of the strip above them, and the legend stay."""
+    """Curves over the size. The axes, the strip above the axes, and the legend stay."""
 
     controls = {
         "nodes": slider("nodes", NODES),

@@ -21,7 +21,7 @@ NOTHING, NO_CODES = np.empty((0, 2)), np.empty(0, dtype=Path.code_type)
 
 
 def boxes_at(x, y, width, height):
-    """Rectangles with these upper left corners: array (count, 4, 2)."""
+    """The corners of rectangles with these upper left corners: array (count, 4, 2)."""
     xs, ys = np.stack([x, x + width, x + width, x], 1), np.stack([y, y, y + height, y + height], 1)
     return np.stack([xs, ys], axis=2)
 
@@ -34,7 +34,7 @@ def add_boxes(axes, boxes, zorder, **looks):
 
 
 def add_numbers(axes, x, y, numbers, colors, zorder=4):
-    """Write a number around each point, readable on its box's colour. Returns the artists.
+    """Write a number at each point, readable on the colour of its box. Returns the artists.
 
     There is one artist for each different number.
     """
@@ -47,9 +47,9 @@ def add_numbers(axes, x, y, numbers, colors, zorder=4):
 
 
 def add_words(axes, x, y, texts, colors=INK, left=False):
-    """Write a text around each point, or to the right of it. Returns one artist for all texts.
+    """Write a text centred on each point, or to its right. Returns one artist for all texts.
 
-    The label of the artist has all texts, one per line.
+    The label of the artist contains all texts, one per line.
     """
     paths = [_word(text, left) for text in texts]
     return _add_outlines(axes, paths, x, y, colors, 4, label="\n".join(texts))
@@ -74,7 +74,7 @@ def _outline(number):
 
 @lru_cache(4096)
 def _word(text, left):
-    """The outline of a text, in points, made letter by letter, which is 20 times as fast."""
+    """The outline of a text, in points. It is made letter by letter, which is 20 times as fast."""
     letters = [_letter(letter) for letter in text]
     starts = np.cumsum([0.0] + [advance for _, advance in letters])
     height = _letter("0")[0].vertices[:, 1].max()
@@ -151,7 +151,7 @@ def add_log_axes(figure, place, x_text, x_name, y_name, grid=True, **y_looks):
 
 
 def picture_in_inches(width, height):
-    """A figure, and axes over all of it with inches as units, from the upper left corner."""
+    """A figure, and axes that cover it. Their unit is an inch, from the upper left corner."""
     figure = Picture(figsize=(width, height), dpi=DPI, facecolor=PAPER)
     axes = figure.add_axes([0, 0, 1, 1], facecolor=PAPER)
     axes.set_xlim(0, width)
@@ -161,13 +161,13 @@ def picture_in_inches(width, height):
 
 
 def write_head(axes, title, *more):
-    """Write a title in the upper left corner of axes in inches, and a smaller line below it."""
+    """Write a title in the upper left corner of axes in inches, and a smaller line below."""
     title = axes.text(0.1, 0.1, title, fontsize=TITLE_PT, va="top")
     return [title, *(axes.text(0.1, 0.34, text, fontsize=TEXT_PT, va="top") for text in more)]
 
 
 def write_title(figure, y, *lines):
-    """Write lines below one another: the title from ``y`` down, then smaller lines."""
+    """Write lines below one another, from ``y`` down: first the title, then smaller lines."""
     sizes = TITLE_PT, TEXT_PT, TEXT_PT
     places = y, y - 0.056, y - 0.103
     return [

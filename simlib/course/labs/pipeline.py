@@ -1,4 +1,4 @@
-"""The pipeline lab: when ranks compute, when they are idle, and the activations that they keep."""
+"""The pipeline lab: when ranks compute, when they are idle, and which activations they keep."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Lanes:
 
 
 def cell_color(kind, part, parts):
-    """The colour of a cell, by its kind, and paler for later stages of its rank."""
+    """The colour of a cell, by the kind of the cell. Later stages of a rank are paler."""
     return mix(COLORS[kind], PAPER, PALER * part / (parts - 1) if parts > 1 else 0.0)
 
 
@@ -77,7 +77,7 @@ def draw_lanes(lanes, step):
 
 
 def draw_held(lanes, step):
-    """Draw the micro-batches that each rank keeps over time, in all its stages, and the most."""
+    """Draw how many micro-batches each rank keeps over time, in all its stages, and the maximum."""
     parts = step.stages_per_rank
     peaks = step.peak_microbatches / parts
     outlines = []
@@ -157,28 +157,29 @@ def draw_pipeline(
     slow_stage: int = 0,
     link: float = 0,
 ) -> View:
-    """Draw one step of a pipeline, with a lane, the idle time and the kept data of each rank.
+    """Draw one step of a pipeline: when each rank computes and is idle, and what it keeps.
 
-    The unit of time is a rank's forward of one micro-batch, through all its stages. A backward
-    takes two units. Times are from `simlib.scale.pipeline_time`. The strip below a lane shows the
-    number of micro-batches whose activations the rank keeps, and the bar next to it shows the most
-    at a time. If a rank has several stages, one micro-batch in one stage counts as ``1 / v``.
+    The unit of time is a rank's forward of one micro-batch, through all stages of the rank. A
+    backward takes two units. `simlib.scale.pipeline_time` computes the times. The strip below a
+    lane shows the number of micro-batches whose activations the rank keeps. The bar next to the
+    strip shows the largest number. If a rank has several stages, one micro-batch in one stage
+    counts as ``1 / v``.
 
     Parameters
     ----------
     K : int
-        Ranks, 1 to 8.
+        The number of ranks, 1 to 8.
     M : int
-        Micro-batches, 1 to 32, with ``K * v * M`` at most 256. For ``"interleaved"`` a multiple of
-        K.
+        The number of micro-batches, 1 to 32. ``K * v * M`` must be at most 256. For
+        ``"interleaved"``, M must be a multiple of K.
     schedule : {"gpipe", "1f1b", "interleaved"}
     v : int
-        Stages on each rank, 1 to 4. Only ``"interleaved"`` uses it.
+        The number of stages on each rank, 1 to 4. Only ``"interleaved"`` uses it.
     slow : float
-        One stage takes this many times as long as the others, in forward and backward.
+        One stage takes this many times as long as the other stages, in forward and backward.
     slow_stage : int
-        The number of this stage. There are K stages, or ``v * K`` for ``"interleaved"``. Stage s is
-        on rank s modulo K.
+        The number of the slow stage. There are K stages, or ``v * K`` for ``"interleaved"``. Stage
+        s is on rank s modulo K.
     link : float
         The time that a message of activations or gradients takes when it is alone on its link.
 
@@ -189,7 +190,7 @@ def draw_pipeline(
     Raises
     ------
     InvalidCallError
-        If the schedule is unknown, a number is out of its range, or K does not divide M.
+        The schedule is unknown, a number is out of its range, or K does not divide M.
     """
     return _Pipeline(), K, M, schedule, v, slow, slow_stage, link
 
@@ -226,7 +227,7 @@ def step_of(*state, **named):
 
 
 class _Pipeline(Layers):
-    """Lanes and bars. Names, the axis of time and the key stay; the axis grows in large steps."""
+    """Lanes and bars. Names, the axis of time and the key stay. The axis grows in large steps."""
 
     controls = {
         "K": slider("ranks K", range(1, MAX_STAGES + 1)),
@@ -262,7 +263,7 @@ class _Pipeline(Layers):
         check_choice("slow_stage", slow_stage, range(K * parts))
 
     def tie(self, widgets):
-        """Limit micro-batches and the slow stage to values that the others allow, now and later."""
+        """Limit micro-batches and the slow stage to the values that the other controls allow."""
         ranks, microbatches, schedule, stages, _, slow_stage, _ = widgets.values()
 
         def fit(_change=None):

@@ -1,4 +1,4 @@
-"""The records lab: what eight ranks have left of their calls, where one of them goes wrong."""
+"""The records lab: the calls in eight ranks' buffers after one rank has gone wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import pen
 from .sliders import Layers, View, check_choice, lab_of, menu, picture, slider
 
 RANKS, CALLS = 8, 24
-"""Each layer calls twice: attention's all_reduce has an odd number, the MLP's an even one."""
+"""Each layer calls all_reduce twice. Attention's call has an odd number, the MLP's an even one."""
 FAULTS = {
     "leaves": "leaves instead of call {}",
     "skips": "leaves out call {}",
@@ -28,14 +28,15 @@ KINDS = {
 
 
 class Buffer(NamedTuple):
-    """The calls that a rank's buffer holds: ``{number: kind}``, and the one that is open."""
+    """The calls in a rank's buffer, as ``{number: kind}``, and the call that has not completed."""
 
     calls: dict
     open: int | None
 
 
 def buffers_of(fault, odd, call, held):
-    """The `Buffer` of each rank, if rank ``odd`` goes wrong at this call; buffers hold ``held``."""
+    """The `Buffer` of each rank, with room for ``held`` calls. Rank ``odd`` goes wrong at
+    ``call``."""
     found = []
     for rank in range(RANKS):
         kinds = ["AM"[n % 2] for n in range(CALLS)]
@@ -59,7 +60,7 @@ def buffers_of(fault, odd, call, held):
 
 
 def differences(fault, odd, call, held):
-    """The first number at which op or size differ or a rank is missing, and that of other lines."""
+    """The first number at which op, size or ranks differ, and the first at which lines differ."""
     buffers = buffers_of(fault, odd, call, held)
     own, other = buffers[odd].calls, buffers[odd - 1].calls
     lines = [number for number in own if number in other and own[number] != other[number]]
@@ -73,7 +74,7 @@ HEIGHT = TOP + ROW * RANKS + 0.42
 
 @picture
 def draw_records(fault: str = "skips", odd: int = 5, call: int = 10, held: int = 24) -> View:
-    """Draw the calls that eight ranks' buffers hold after one rank has gone wrong.
+    """Draw the calls in eight ranks' buffers after one rank has gone wrong.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def draw_records(fault: str = "skips", odd: int = 5, call: int = 10, held: int =
         The number of the call at which the rank goes wrong. It is an even number from 2 to 24,
         because these calls are all_reduces of the MLP.
     held : int
-        How many calls a buffer holds, 4 to 24.
+        The number of calls for which a buffer has room, 4 to 24.
 
     Returns
     -------
@@ -93,7 +94,7 @@ def draw_records(fault: str = "skips", odd: int = 5, call: int = 10, held: int =
     Raises
     ------
     InvalidCallError
-        If a value is out of range.
+        A value is out of range.
     """
     return _Records(), fault, odd, call, held
 
@@ -102,7 +103,7 @@ records_lab = lab_of(draw_records, "controls for the fault, the rank, the call a
 
 
 class _Records(Layers):
-    """A row for each rank, a column for each number. Names and the key stay."""
+    """A row for each rank, and a column for each number. Names and the key stay."""
 
     controls = {
         "fault": menu("fault", {fault: fault for fault in FAULTS}),
@@ -155,7 +156,7 @@ class _Records(Layers):
 
 
 def _words_of(fault, odd, call, held):
-    """The title, and what a comparison of the buffers finds."""
+    """The title, and a text about what a comparison of the buffers shows."""
     shown, line = differences(fault, odd, call, held)
     what = "is missing" if fault in ("leaves", "skips") else "differs"
     title = f"rank {odd} {FAULTS[fault].format(call)}; at call {shown} it {what}"

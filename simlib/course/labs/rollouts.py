@@ -1,8 +1,9 @@
 """The rollouts lab: 64 ranks divided into generators and trainers, with a bound on staleness.
 
-The model is that of lesson 20. A batch of rollouts is learned when it is complete and the trainers
-are free. Rollouts begin in the order of their numbers, each as soon as a generator is free and the
-bound allows it. `simulate` would need seconds for each split; this module computes the same times.
+The model is the same as in lesson 20. The trainers learn a batch of rollouts when the batch is
+complete and the trainers are free. Rollouts begin in the order of their numbers. Each rollout
+begins as soon as a generator is free and the bound on staleness allows it. `simulate` would need
+seconds for each split. This module computes the same times faster.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Split(NamedTuple):
     Attributes
     ----------
     batch_s : float
-        Seconds from one version of the weights to the next, without the first two batches.
+        Mean seconds from one version of the weights to the next version, without the first two
+        batches.
     ages : tuple of int
         The staleness of each rollout.
     trainers_busy, generators_busy : float
-        The share of the whole time in which they work.
+        The share of the whole time in which trainers or generators work.
     """
 
     batch_s: float
@@ -51,14 +53,14 @@ class Split(NamedTuple):
 
 @lru_cache(8)
 def tokens_of(spread):
-    """The lengths of all rollouts: their logarithm has this standard deviation."""
+    """The lengths of all rollouts. The logarithm of the lengths has this standard deviation."""
     drawn = torch.randn(8192, generator=torch.Generator().manual_seed(0))
     return (MEDIAN * (spread * drawn).exp()).int().clamp(max=LONGEST)[: B * BATCHES].tolist()
 
 
 @lru_cache(4096)
 def split_of(trainers, k, spread):
-    """The `Split` of 64 ranks into these trainers and the other ranks, generators."""
+    """The `Split` of 64 ranks into this many trainers, and generators."""
     tokens, generators = tokens_of(spread), RANKS - trainers
     free_s, version_s, begun_s = [0.0] * generators, [0.0], []
     for batch in range(BATCHES):
@@ -82,7 +84,7 @@ def split_of(trainers, k, spread):
 
 
 def formula_s(k, spread):
-    """Seconds a batch for each split, if no rank ever waits for a single rollout: an array."""
+    """Seconds per batch for each split, if no rank ever waits for a single rollout: an array."""
     trainers = np.array(TRAINERS)
     mean = sum(tokens_of(spread)) / BATCHES
     parts = WRITE_S * mean / (RANKS - trainers), LEARN_S * mean / trainers
@@ -91,17 +93,18 @@ def formula_s(k, spread):
 
 @picture
 def draw_rollouts(trainers: int = 13, k: int = 2, spread: float = 1.0) -> View:
-    """Draw the seconds a batch for each split of 64 ranks, and the staleness of one split.
+    """Draw the seconds per batch for each split of 64 ranks, and the staleness of one split.
 
-    A batch has 128 rollouts. A token takes 10 ms to write and 2.5 ms to learn. An answer has a
-    median of 600 tokens, and is cut off after 4,096. Times are as in `simlib.simulate`.
+    A batch has 128 rollouts. A generator writes a token in 10 ms. A trainer learns a token in 2.5
+    ms. The median length of an answer is 600 tokens, and answers end after 4,096 tokens. Times are
+    the same as with `simlib.simulate`.
 
     Parameters
     ----------
     trainers : int
         The number of trainers, 4 to 44. The other ranks of the 64 are generators.
     k : int
-        The largest staleness that is allowed, 0 to 8. With 0 training is synchronous.
+        The largest allowed staleness, 0 to 8. With 0, training is synchronous.
     spread : {0.0, 0.5, 1.0, 1.5}
         Standard deviation of the logarithm of the answers' lengths.
 
@@ -112,7 +115,7 @@ def draw_rollouts(trainers: int = 13, k: int = 2, spread: float = 1.0) -> View:
     Raises
     ------
     InvalidCallError
-        If a value is none of the choices.
+        A value is none of the choices.
     """
     return _Rollouts(), trainers, k, spread
 

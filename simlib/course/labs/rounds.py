@@ -1,4 +1,4 @@
-"""The rounds lab: step through an all_reduce, and see which ranks' data are in each chunk."""
+"""The rounds lab: step through an all_reduce, and see the ranks whose data are in each chunk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from .sliders import Layers, View, lab_of, menu, picture, slider, whole_numbers
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """The schedule of an all_reduce, carried out on sets of contributions.
+    """The schedule of an all_reduce, and which ranks' contributions are in each sum after each
+    round.
 
     Attributes
     ----------
     held : tuple of ndarray of bool, shape (n, chunks, n)
-        ``held[k][r, c, s]``: after k rounds, rank r's sum of chunk c includes the data of rank s.
+        ``held[k][r, c, s]`` is True if rank r's sum of chunk c includes the data of rank s after k
+        rounds.
     sent : tuple of ndarray of float, shape (n,)
-        The data that each rank has sent after k rounds, in whole vectors.
+        ``sent[k]``: the data that each rank has sent after k rounds, in vectors.
     rounds : tuple of Round
     """
 
@@ -63,7 +65,8 @@ def steps_of(algorithm, n):
 
 
 def messages_of(round_, chunks):
-    """The messages of a round: sender, receiver, chunks, and whether they are added."""
+    """The messages of a round: sender, receiver, chunks, and whether the receiver adds the
+    chunks."""
     columns = (round_.src, round_.dst, round_.first, round_.count, round_.adds)
     for src, dst, first, count, adds in zip(*columns, strict=True):
         yield int(src), int(dst), (first + np.arange(count)) % chunks, bool(adds)
@@ -80,7 +83,7 @@ PARTIAL = 0.62  # share of white in a sum that is not yet complete
 
 
 class Grid:
-    """The places of parts, in inches, row by row: cells, their slots and the bars."""
+    """The places of parts in inches: cells, the slots of cells, and the bars."""
 
     def __init__(self, steps, axes=None):
         self.axes = axes
@@ -133,7 +136,7 @@ def draw_cells(grid, steps, rounds_done):
 
 
 def draw_messages(grid, steps, rounds_done):
-    """Draw the messages of a round in the gaps next to their chunks, and the data they brought."""
+    """Draw the messages of a round in gaps next to their chunks, and the data that they brought."""
     messages = list(messages_of(steps.rounds[rounds_done - 1], grid.chunks))
     in_gap = {}
     for message in messages:
@@ -159,7 +162,7 @@ def draw_messages(grid, steps, rounds_done):
 
 
 def _draw_arrows(grid, x, src, dst):
-    """Draw upright arrows from row to row: dots, lines and points."""
+    """Draw vertical arrows from row to row, with dots, lines and heads."""
     colors = [_dark(who) for who in src]
     start, end = grid.middle(src), grid.middle(dst)
     foot = end - np.sign(end - start) * 0.09
@@ -209,11 +212,11 @@ MAX_RANKS = 8
 
 @picture
 def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> View:
-    """Draw the sum that every rank has in every chunk after some rounds of an all_reduce.
+    """Draw which contributions each rank has summed in each chunk, after rounds of an all_reduce.
 
-    A cell lists the ranks whose contributions are summed in it. Arrows are the messages of the last
-    round. Bars on the right show the data that each rank has sent so far. They also show the bound
-    of 2 (n-1)/n of the data.
+    A cell lists the ranks whose contributions are in the sum. Arrows are the messages of the last
+    round. Bars on the right show the data that each rank has sent so far. A line shows the lower
+    bound of 2 (n-1)/n of the data.
 
     Parameters
     ----------
@@ -221,7 +224,7 @@ def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Vi
     n : int
         Number of ranks, 2 to 8.
     rounds_done : int
-        The number of rounds that are done. 0 means the beginning.
+        The number of rounds that are over. 0 shows the beginning.
 
     Returns
     -------
@@ -230,7 +233,7 @@ def draw_rounds(algorithm: str = "ring", n: int = 4, rounds_done: int = 0) -> Vi
     Raises
     ------
     InvalidCallError
-        If the algorithm is unknown, or the number of ranks or rounds is out of range.
+        The algorithm is unknown, or the number of ranks or rounds is out of range.
     """
     return _Rounds(), algorithm, n, rounds_done
 

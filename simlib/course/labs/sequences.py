@@ -1,4 +1,4 @@
-"""Pictures of one sequence on many ranks, and of the ways of tokens to experts."""
+"""Pictures of one sequence on many ranks, and of tokens that travel to experts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PANEL_TOP, RADIUS, NODE_WIDTH, NODE_HEIGHT = 0.42, 0.74, 0.62, 0.44
 
 
 def draw_ring(R: int = 4) -> Figure:
-    """Draw which rank has which keys in each step of ring attention.
+    """Draw which keys are on which rank in each step of ring attention.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def draw_ring(R: int = 4) -> Figure:
 
 
 def _node(axes, x, y, rank, owner):
-    """The queries of a rank above the keys and values that it has; returns the frame of both."""
+    """Draw a rank's queries above the keys and values on this rank. Returns the frame of both."""
     left, half = x - NODE_WIDTH / 2, NODE_HEIGHT / 2
     _box(axes, (left, y - half, NODE_WIDTH, half), _light(rank), f"$q_{rank}$")
     _box(axes, (left, y, NODE_WIDTH, half), _light(owner), f"$k_{owner}$, $v_{owner}$")
@@ -105,7 +105,7 @@ BLOCK, MATRIX_LEFT, MATRIX_TOP = 0.62, 1.5, 0.5
 
 
 def draw_weights(R: int = 4) -> Figure:
-    """Draw the matrix of attention's weights, a row and a column of it, and their sums.
+    """Draw the matrix of attention weights, with a row, a column, and their sums.
 
     Parameters
     ----------
@@ -174,14 +174,15 @@ CHUNKS_TOP = 0.92
 
 
 def draw_chunks(R: int, cuts: Mapping[str, Cut]) -> Figure:
-    """Draw the pairs of chunks that a causal mask leaves, with the rank and step of each pair.
+    """Draw the pairs of chunks that a causal mask allows, with the rank and step of each pair.
 
     Parameters
     ----------
     R : int
         Number of ranks, 2 to 4. There are 2 R chunks.
     cuts : dict of callable
-        One or two cuts ``{name: chunks}``: ``chunks(rank, R)`` returns the two chunks of a rank.
+        One or two ways to cut the sequence, as ``{name: chunks}``. ``chunks(rank, R)`` returns the
+        two chunks of a rank.
 
     Returns
     -------
@@ -218,7 +219,7 @@ def _work(R, holder):
 
 
 def _draw_pairs(axes, left, R, holder):
-    """The matrix of chunks: the rank that computes a pair, and the step."""
+    """Draw the matrix of chunks. Each pair shows the rank that computes it, and the step."""
     names = {"fontsize": TEXT_PT} | CENTRED
     middle = R * CELL
     axes.text(left + middle, CHUNKS_TOP - 0.36, "chunk of keys", **names)

@@ -1,4 +1,4 @@
-"""The serving lab: load, memory and tp against how long users wait for their tokens."""
+"""The serving lab: how load, memory and tp change the time for which users wait for tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TICKS_S = (0.001, 0.01, 0.1, 1, 10, 100)
 def draw_serving(per_s: float = 20, most: int = 100_000, tp: int = 1) -> View:
     """Draw how a server of Llama 3 8B answers 300 requests with continuous batching.
 
-    The model is that of lesson 21. The left part shows how many requests run and wait over time.
-    The right part shows, for each time, the share of the requests that wait no longer than that.
+    The model is the same as in lesson 21. The left part shows how many requests run and how many
+    wait, over time. The right part shows which share of the requests waits at most a given time.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def draw_serving(per_s: float = 20, most: int = 100_000, tp: int = 1) -> View:
     Raises
     ------
     InvalidCallError
-        If a number is out of its range.
+        A number is out of its range.
     """
     return _Serving(), per_s, most, tp
 
@@ -68,7 +68,7 @@ def step_s(new, held, tp=1):
 
 @lru_cache(32)
 def arrivals(count, per_s):
-    """Requests as (seconds of arrival, tokens of the prompt, tokens of the answer)."""
+    """Requests, each as (second of arrival, tokens of the prompt, tokens of the answer)."""
     chance, at_s, requests = Random(21), 0.0, []
     for _ in range(count):
         at_s += chance.expovariate(per_s)
@@ -78,12 +78,12 @@ def arrivals(count, per_s):
 
 
 def served(requests, most, tp):
-    """What continuous batching does with requests.
+    """Serve requests with continuous batching.
 
     Returns
     -------
     steps : ndarray of float, shape (steps, 3)
-        The end of each step in seconds, and how many requests run and wait in it.
+        For each step: its end in seconds, and how many requests run and wait during the step.
     first, last : ndarray of int
         The steps that write the first and the last token of each request.
     """
@@ -117,7 +117,7 @@ def served(requests, most, tp):
 
 
 class _Serving(Layers):
-    """Two axes, whose frames stay. The left one changes with the end of the run."""
+    """Two axes, whose frames stay. The scale of the left axes changes with the end of the run."""
 
     controls = {
         "per_s": slider("requests a second", LOADS, "{:g}".format),

@@ -1,4 +1,4 @@
-"""A parameter server in shards: the ranks' data, and their pushes and fetches."""
+"""A picture of a parameter server in shards: the ranks' data, and their pushes and fetches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BOX, GAP, SIDE = 1.5, 0.3, 0.15  # inches
 TOP, HIGH, LOW = 0.5, 0.62, 2.6
 BAR = 0.16
 PAIR = 0.045
-"""Half of the distance between the arrows of a push and of its fetch."""
+"""Half of the distance between the arrow of a push and the arrow of its fetch."""
 
 
 @own_style
 def draw_shards(shards=3, replicas=4, parameters=6634):
-    """Draw the ranks of Downpour SGD, their data, and the messages between them.
+    """Draw the ranks of Downpour SGD, the ranks' data, and the messages between ranks.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def draw_shards(shards=3, replicas=4, parameters=6634):
     Raises
     ------
     InvalidCallError
-        If there are more ranks than the picture has room for, or fewer numbers than shards.
+        There are more ranks than the picture has room for, or fewer numbers than shards.
     """
     for name, count, most in (
         ("shards", shards, MOST_SHARDS), ("replicas", replicas, MOST_REPLICAS),
@@ -98,7 +98,7 @@ def _draw_box(axes, middle, top, rank, name, holds):
 
 
 def _draw_theta(axes, middle, top, shards, held):
-    """Theta as a bar of its parts. The parts that a rank has are filled."""
+    """Draw theta as a bar of parts. The parts that a rank has are filled."""
     wide = (BOX - 0.2) / shards
     for s in range(shards):
         fill = mix(rank_color(s), PAPER, 0.25) if s in held else PAPER

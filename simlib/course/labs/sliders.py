@@ -1,8 +1,8 @@
 """The common code of all labs: sliders over a picture.
 
 A picture is PNG bytes in an image widget, light or dark like the page's theme. A slider sends its
-next value only after the kernel has answered to the last one (ipywidgets' throttling). So if
-drawing is slower than a drag, some values in between are skipped, but the last one is always drawn.
+next value only after the kernel has answered to the value before (ipywidgets' throttling). So if
+drawing is slower than a drag, the lab skips some values, but it always draws the last value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from ...core.model.words import short_bytes
 
 
 class Theme(anywidget.AnyWidget):
-    """The page's theme, which the page reports. The widget is invisible.
+    """An invisible widget by which the page reports its theme.
 
     Attributes
     ----------
     dark : bool
-        At first the value that the page reported last, so that a new lab is not light for a moment.
+        Whether the theme is dark. A new widget starts with the theme that the page reported last,
+        so that a lab does not flash.
     """
 
     _esm = """
@@ -69,13 +70,14 @@ class Theme(anywidget.AnyWidget):
 class Layers:
     """The layers of a lab's picture: the base class of all labs' pictures.
 
-    A state is the values of the lab's controls, in their order or by their names. The background is
-    drawn once for many states. The foreground lies above it, and is drawn again for each state.
+    A state consists of the values of the lab's controls, in order or by name. simlib draws the
+    background once for many states. The foreground is above the background, and simlib draws it
+    again for each state.
 
     Attributes
     ----------
     controls : dict of str to Control
-        The controls by the names of a state's values, in their order.
+        The controls, in order, by the names of a state's values.
     """
 
     controls: dict[str, Control] = {}
@@ -87,7 +89,7 @@ class Layers:
                 check_choice(name, value, control.choices)
 
     def background_state(self, *state, **named):
-        """The values on which the background depends: the arguments of `background`, hashable."""
+        """The values on which the background depends, as hashable arguments of `background`."""
         return ()
 
     def background(self, *background_state):
@@ -95,7 +97,7 @@ class Layers:
         raise NotImplementedError
 
     def foreground(self, figure, *state, **named):
-        """Add the rest to the figure. Returns the artists."""
+        """Add all other parts to the figure. Returns their artists."""
         return []
 
     @own_style
@@ -115,11 +117,12 @@ class Layers:
         return Lab(self, widgets)
 
     def tie(self, widgets):
-        """Let some widgets follow others, or remove some, in place."""
+        """Make some widgets follow other widgets, or remove widgets. Changes ``widgets`` in
+        place."""
 
 
 View: TypeAlias = tuple[Any, ...]
-"""The result of a view: `Layers`, and then the values of a state."""
+"""The result of a view: `Layers`, followed by the values of a state."""
 P = ParamSpec("P")
 
 
@@ -142,7 +145,7 @@ def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
     draw : callable
         A function made by `picture`.
     what : str
-        Words about the controls, for the docstring of the lab.
+        A description of the controls, for the docstring of the lab.
     """
     view = unwrap(draw)
 
@@ -153,12 +156,12 @@ def lab_of(draw: Callable[P, Figure], what: str) -> Callable[P, Lab]:
 
     lab.__name__ = lab.__qualname__ = f"{draw.__name__.removeprefix('draw_')}_lab"
     parameters = ", ".join(signature(view).parameters)
-    lab.__doc__ = f"""The picture of `{draw.__name__}` with {what}.
+    lab.__doc__ = f"""Show the picture of `{draw.__name__}` with {what}.
 
     Parameters
     ----------
     {parameters}
-        The first values of the controls, as for `{draw.__name__}`.
+        The values with which the controls start, as for `{draw.__name__}`.
 
     Returns
     -------
@@ -182,7 +185,7 @@ STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)  # of a decade: what people call ro
 
 
 class Lab(widgets.VBox):
-    """Controls above the picture that they move.
+    """Controls above the picture that they change.
 
     Parameters
     ----------
@@ -214,26 +217,27 @@ class Lab(widgets.VBox):
         self._theme.observe(self._change_theme, names="dark")
 
     def draw_ahead(self, name):
-        """Draw the pictures of all values of a control in advance, so that a drag shows them."""
+        """Draw the pictures of all values of a control in advance, so that a drag is smooth."""
         self._ahead.append(name)
         for _, value in self.controls[name].options:
             self._picture(self._theme.dark, **self._state() | {name: value})
 
     def strips(self, most=7):
-        """The pictures of each control at its positions, with the others fixed: a static lab.
+        """For a lab without a kernel: pictures at each control's positions, with other controls
+        fixed.
 
         Parameters
         ----------
         most : int
-            The most positions of one control. If a control has more, this number is taken,
-            including both ends and the current position.
+            The largest number of positions of one control. If a control has more, simlib chooses
+            this many positions, including both ends and the current position.
 
         Returns
         -------
         list of dict
-            A dict for each control that changes the picture, in their order. ``name`` is its name;
-            ``positions`` is a list of texts; ``start`` is the index of the current position;
-            ``pictures`` are PNG bytes, light and dark, for each position.
+            One dict for each control that changes the picture, in order. ``name`` is the name of
+            the control, ``positions`` is a list of texts, and ``start`` is the index of the current
+            position. ``pictures`` contains PNG bytes for each position, light and dark.
         """
         strips = [self._strip(name, most) for name in self.controls]
         return [strip for strip in strips if len(set(strip["pictures"])) > 1]
@@ -309,7 +313,7 @@ def _stops(control):
 
 
 def _spread(count, start, most):
-    """At most ``most`` of ``range(count)``, evenly: both ends, and ``start`` for its neighbour."""
+    """At most ``most`` of ``range(count)``, evenly spread, with both ends and ``start``."""
     if count <= most:
         return list(range(count))
     taken = {round(place) for place in np.linspace(0, count - 1, most)}
@@ -320,7 +324,7 @@ def _spread(count, start, most):
 
 
 def _png(canvas):
-    """PNG bytes, made in a third of the time that the smallest file would take."""
+    """PNG bytes. The fast compression takes a third of the time of the best compression."""
     buffer = io.BytesIO()
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     pixels.save(buffer, format="png", compress_level=1)
@@ -328,9 +332,9 @@ def _png(canvas):
 
 
 class Control(NamedTuple):
-    """A control of a lab: ``widget(value)`` makes it, and ``choices`` are its possible values.
+    """A control of a lab. ``widget(value)`` makes its widget. ``choices`` are its possible values.
 
-    Without ``choices`` other values are possible, too.
+    If ``choices`` is empty, all values are possible.
     """
 
     widget: Callable
@@ -345,11 +349,12 @@ def slider(name, values, text=str, only=False):
     name : str
         The name next to the slider.
     values : collection
-        The values. If the slider's first value is not among them, it is inserted in its place.
+        The values. If the value with which the slider starts is not among these, the slider adds
+        it.
     text : callable
         ``text(value)`` is the text for a value.
     only : bool
-        Whether the slider may have no other values.
+        Whether the slider accepts only these values.
     """
 
     def widget(value):
@@ -370,7 +375,7 @@ def menu(name, options):
 
 
 def whole_numbers(name, low, high):
-    """A slider over ``low``, ... ``high``, or up to its first value. Its ends may be moved."""
+    """A slider over ``low``, ... ``high``, or up to its start value. Code may move its ends."""
 
     def widget(value):
         return widgets.IntSlider(min=low, max=max(high, value), **_looks(name, value))
@@ -397,13 +402,13 @@ def round_numbers(low, high):
 
 
 def check_choice(name, value, choices):
-    """Refuse a value that is not one of the choices. 2.0 is not 2."""
+    """Refuse a value that is not one of the choices. 2.0 does not count as 2."""
     if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise InvalidCallError(f"{name} is {value!r}: choose one of {', '.join(map(str, choices))}")
 
 
 def check_above_zero(**numbers):
-    """Refuse a value that is no number above zero."""
+    """Refuse a value that is not a number above zero."""
     for name, value in numbers.items():
         check_number(name, value, above=True)
 

@@ -1,8 +1,9 @@
-"""The staleness lab: training apart with a parameter server, and the same training together.
+"""The staleness lab: asynchronous training with a parameter server, and synchronous training.
 
-The gradients are real: a net of two layers on real digits, computed in numpy. `simulate` would need
-a second for about 256 gradients of 32 examples. So this module only computes the same order: the
-moments at which each rank computes, and the order of messages at the server.
+The gradients are real: numpy computes them for a net of two layers and real digits. `simulate`
+would need a second for about 256 gradients of 32 examples. So this module computes only the moments
+at which each rank computes, and the order of messages at the server. Both are the same as in a
+simulation.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHAPES = (PIXELS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)
 ENDS = list(accumulate(prod(shape) for shape in SHAPES))
 SLICES = [slice(begin, end) for begin, end in zip([0, *ENDS], ENDS, strict=False)]
 AT_ONCE = 25
-"""The number of images that numpy multiplies on one core. More cores would wait for busy ones."""
+"""numpy multiplies this many images on one core. More cores would wait for busy cores."""
 SPREAD = 0.1
 GRADIENT_S = 1e-3
 
@@ -45,12 +46,12 @@ class Training(NamedTuple):
     Attributes
     ----------
     gradients, times_s, losses : tuple
-        The curve, with a point every 16 gradients: their number, the time, and the loss on all
-        images.
+        The curve, with a point every 16 gradients: the number of gradients, the time, and the loss
+        on all images.
     ages, workers : tuple of int
-        For each gradient, in order of arrival: how many gradients of other workers were applied to
-        theta between its worker's fetch and its arrival; and its worker. Empty for training
-        together.
+        For each gradient, in order of arrival, its age and its worker. The age is the number of
+        gradients of other workers that the server applied to theta after this worker's fetch and
+        before the gradient arrived. Empty for training together.
     """
 
     gradients: tuple
@@ -65,18 +66,18 @@ class Training(NamedTuple):
         return self.losses[-1]
 
     def reaches(self, loss):
-        """Seconds until the curve is first at this loss or below; inf if never."""
+        """Seconds until the loss first is at most this value, or inf if this never happens."""
         pairs = zip(self.times_s, self.losses, strict=True)
         return next((time_s for time_s, each in pairs if each <= loss), inf)
 
 
 @lru_cache(64)
 def apart(workers, slow, n_fetch, rate, message_s, seed):
-    """Downpour SGD with one server: rank 0; ranks 1 to ``workers`` compute, rank 1 slowly.
+    """Downpour SGD. Rank 0 is the server. Ranks 1 to ``workers`` compute, and rank 1 is slow.
 
-    A worker computes a gradient, takes a step of its own, and pushes the gradient. After every
-    ``n_fetch`` gradients it fetches theta. The server takes one message after the other, in the
-    order in which they were posted.
+    A worker computes a gradient, takes a step with its own copy of theta, and pushes the gradient.
+    After every ``n_fetch`` gradients it fetches theta. The server handles one message after the
+    other, in the order in which workers posted the messages.
     """
     factors = _factors(workers + 1, slow, seed)
     theta, version, free_s = start(), 0, 0.0
@@ -104,7 +105,7 @@ def apart(workers, slow, n_fetch, rate, message_s, seed):
 
 @lru_cache(64)
 def losses_together(workers, rate):
-    """The losses of synchronous SGD, which adds gradients up. Times do not change them."""
+    """The losses of synchronous SGD, which adds gradients up. They do not depend on times."""
     theta, losses = start(), []
     for step in range(GRADIENTS // workers):
         theta = theta - rate * sum(gradient(theta, examples(r)[step]) for r in range(workers))
@@ -115,7 +116,7 @@ def losses_together(workers, rate):
 
 @lru_cache(64)
 def together(workers, slow, rate, message_s, seed):
-    """Synchronous SGD of ranks 0 to ``workers - 1``, rank 1 slow, with a ring per gradient."""
+    """Synchronous SGD of ranks 0 to ``workers - 1``. Rank 1 is slow. Rings add up gradients."""
     factors = _factors(workers, slow, seed)[: GRADIENTS // workers]
     ring_s = sync_s("ring", workers, 1.0, 0.0, 1 / message_s) if message_s else 0.0
     ends_s = np.cumsum(GRADIENT_S * factors.max(axis=1) + ring_s)
@@ -129,7 +130,7 @@ def together(workers, slow, rate, message_s, seed):
 
 @lru_cache(64)
 def _factors(ranks, slow, seed):
-    """Factors by which each rank's k-th gradient takes longer: array (gradients, ranks)."""
+    """How many times longer each rank's k-th gradient takes: array (gradients, ranks)."""
     factors = Jitter("lognormal", spread=SPREAD, seed=seed).factors(GRADIENTS + 1, ranks)
     factors[:, 1] *= slow
     return factors
@@ -140,7 +141,7 @@ def _factors(ranks, slow, seed):
 
 @lru_cache(1)
 def data():
-    """Images of 14 x 14 pixels around 0, one a row, and their labels."""
+    """Images of 14 x 14 pixels with values around 0, one per row, and their labels."""
     images, labels = load()[0].tensors
     small = torch.nn.functional.avg_pool2d(images - images.mean(), 2)
     return small.flatten(1).numpy(), labels.numpy()
@@ -201,7 +202,7 @@ def gradient(theta, at):
 
 @np.errstate(all="ignore")
 def loss_of(theta):
-    """The loss on all images; inf if theta is not a number any more."""
+    """The loss on all images, or inf if theta is no longer finite."""
     images, labels = data()
     some = images.reshape(-1, AT_ONCE, PIXELS)
     scores = _forward(_layers(theta), some)[1].reshape(-1, CLASSES)
@@ -235,23 +236,24 @@ def draw_staleness(
     message: float = 0.03,
     seed: int = 0,
 ) -> View:
-    """Draw the loss of training apart and together against time, and the staleness of gradients.
+    """Draw the loss of asynchronous and synchronous training over time, and gradients' staleness.
 
     "Apart" is Downpour SGD with one server, as in lesson 13. Each worker pushes every gradient, and
-    fetches theta after every ``n_fetch`` gradients. "Together" trains the same net, and as many
-    ranks add up their gradients with a ring. A gradient takes 1 ms, plus or minus about a tenth.
-    Losses come from real training, not from a formula. Times are as in `simlib.simulate`.
+    fetches theta after every ``n_fetch`` gradients. "Together" trains the same net on as many
+    ranks, which add up their gradients with a ring. A gradient takes 1 ms, plus or minus about a
+    tenth. Losses come from real training, not from a formula. Times are the same as with
+    `simlib.simulate`.
 
     Parameters
     ----------
     workers : {2, 4, 8, 16}
-        Number of workers. The server is one more rank.
+        The number of workers. The server is an additional rank.
     slow : float
-        A gradient takes this many times as long on rank 1 as on other ranks.
+        On rank 1, a gradient takes this many times as long as on other ranks.
     n_fetch : int
         The number of gradients from one fetch to the next, 1 to 256.
     rate : float
-        The learning rate of each gradient.
+        The learning rate for each gradient.
     message : float
         Milliseconds that a message of all parameters takes.
     seed : int
@@ -264,7 +266,7 @@ def draw_staleness(
     Raises
     ------
     InvalidCallError
-        If ``workers`` is none of the choices, or a number is out of its range.
+        ``workers`` is none of the choices, or a number is out of its range.
     """
     return _Staleness(), workers, slow, n_fetch, rate, message, seed
 
@@ -273,7 +275,7 @@ staleness_lab = lab_of(draw_staleness, "sliders for all its parameters")
 
 
 def trainings_of(workers, slow, n_fetch, rate, message, seed):
-    """Training apart and training together, for a lab's state."""
+    """The asynchronous and the synchronous training for the values of the lab's controls."""
     message_s = message * 1e-3
     return (
         apart(workers, slow, n_fetch, rate, message_s, seed),
@@ -282,7 +284,8 @@ def trainings_of(workers, slow, n_fetch, rate, message, seed):
 
 
 def counted(training, end):
-    """Percent of all gradients in each bar, for rank 1 and for the others: two arrays."""
+    """The percentage of all gradients in each bar, for rank 1 and for the other ranks: two
+    arrays."""
     ages, is_slow = np.array(training.ages), np.array(training.workers) == 1
     edges = np.arange(0, end + 1, max(1, end // MAX_BARS))
     return [np.histogram(ages[mine], edges)[0] * (100 / len(ages)) for mine in (is_slow, ~is_slow)]
@@ -371,7 +374,7 @@ def _write(axes, x_end, y_end, y_parts, note):
 
 
 def _draw_curves(axes, one, other):
-    """Draw losses against time. A curve above the picture's range leaves it at the upper edge."""
+    """Draw losses over time. A curve above the range of the picture ends at the upper edge."""
     last_ms = 1e3 * max(one.times_s[-1], other.times_s[-1])
     decade = 10.0 ** floor(log10(last_ms))
     end_ms = next(step * decade for step in STEPS if step * decade >= last_ms)
@@ -385,7 +388,7 @@ def _draw_curves(axes, one, other):
 
 
 def _draw_bars(axes, training):
-    """Draw the number of gradients of each age, with those of rank 1 on top."""
+    """Draw how many gradients have each age, with the gradients of rank 1 on top."""
     end = next(end for end in OLDEST if end > max(training.ages))
     shares = counted(training, end)
     most = next(share for share in SHARES if share >= sum(shares).max())

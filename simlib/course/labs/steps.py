@@ -1,4 +1,4 @@
-"""The same training step of several runs, aligned in time: what each rank computes and sends."""
+"""A picture of the same training step in several runs, on one scale of time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ LEAST = 0.003
 def draw_steps(runs: Mapping[str, Any], step: int = 1) -> Figure:
     """Draw one training step of several runs below one another, on one scale of time.
 
-    A step begins when the first rank begins its piece of work called ``"forward"``, see
-    `simlib.span`. It ends when the first rank begins the next such piece, or when the run ends.
+    A step begins when the first rank begins its piece of work called ``"forward"`` (see
+    `simlib.span`). The step ends when the first rank begins the next such piece, or when the run
+    ends.
 
     Parameters
     ----------
@@ -99,7 +100,7 @@ def _window(name, run, step):
 
 
 def _draw_lanes(axes, run, begin, end, least_s):
-    """The bars of all ranks; returns the number of rank 0's calls of each kind."""
+    """Draw the bars of all ranks. Returns the number of rank 0's calls of each kind."""
     bars = [
         (p.rank, p.start_s, p.end_s, WORK[p.name], 0.84) for p in run.trace.pieces if p.name in WORK
     ]

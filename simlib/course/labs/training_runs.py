@@ -1,4 +1,4 @@
-"""Two labs of whole training runs: how often to save, and the planned hours and costs."""
+"""Two labs of whole training runs: how often to save, and how many hours a run takes and costs."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def draw_checkpoint(
 ) -> View:
     """Draw the goodput of a long run over the seconds of work between two checkpoints.
 
-    The curve is `simlib.scale.goodput`. Upright lines are the intervals of Young and Daly. Each
-    point is one random life of the machine with 40 failures. Each interval has 16 lives. Lives
-    depend only on a seed, so they do not change at random when you move a slider.
+    The curve is `simlib.scale.goodput`. Vertical lines are the intervals of Young and Daly. Each
+    point is one random life of the machine with 40 failures. Each interval has 16 lives. All random
+    numbers come from a fixed seed, so lives do not change at random when you move a slider.
 
     Parameters
     ----------
     ranks : int
-        1 to 1,000,000. The machine fails when any rank fails.
+        The number of ranks, 1 to 1,000,000. The machine fails when any rank fails.
     mtbf_s : float
         Mean time between failures of one rank, in seconds.
     checkpoint_s : float
         Seconds that saving takes. Ranks compute nothing in this time.
     restart_s : float
-        Seconds from a failure until the work continues; 0 is allowed.
+        Seconds from a failure until the work continues. It may be 0.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def draw_checkpoint(
     Raises
     ------
     InvalidCallError
-        If a number is out of its range.
+        A number is out of its range.
     """
     return _Checkpoint(), ranks, mtbf_s, checkpoint_s, restart_s
 
@@ -95,15 +95,15 @@ def duration_text(time_s):
 
 @lru_cache(1)
 def _unit_lives():
-    """Times between failures with mean 1: one row of lives for each place on the axis."""
+    """Times between failures, with mean 1: one row of lives for each place on the axis."""
     return np.random.default_rng(14).exponential(size=(POINTS, LIVES, FAILURES))
 
 
 def lives(interval_s, machine_s, checkpoint_s, restart_s):
     """Goodputs of random lives at each of the intervals: an array (`POINTS`, `LIVES`).
 
-    Each failure is followed by a restart, and then by intervals of work with a checkpoint each,
-    until the next failure. The work of the unfinished interval is lost.
+    A restart follows each failure. Then intervals of work follow, each with a checkpoint, until the
+    next failure. This failure loses the work of the unfinished interval.
     """
     between_s = machine_s * _unit_lives()
     piece_s = (interval_s + checkpoint_s)[:, None, None]
@@ -112,7 +112,7 @@ def lives(interval_s, machine_s, checkpoint_s, restart_s):
 
 
 class _Checkpoint(Layers):
-    """Curve, points and two upright lines. The axes change by decades, and the legend stays."""
+    """Curve, points and two vertical lines. The axes change by decades, and the legend stays."""
 
     controls = {
         "ranks": slider("ranks R", RANKS, "{:,}".format),
@@ -181,7 +181,7 @@ def _intervals(ranks, mtbf_s, checkpoint_s):
 
 
 def _write_title(figure, ranks, mtbf_s, checkpoint_s, restart_s, intervals):
-    """Write the machine, the two intervals with their goodputs, and the uses of other time."""
+    """Write the machine, the two intervals and their goodputs, and how the other time is used."""
     machine_s, (young_s, daly_s) = mtbf_s / ranks, intervals
     young, daly = (
         goodput(time_s, checkpoint_s, mtbf_s, ranks, restart_s=restart_s) for time_s in intervals
@@ -216,12 +216,12 @@ def draw_plan(
     recompute: bool = True,
     minutes: float = 60,
 ) -> View:
-    """Draw a planned training run: the step and the memory of every cut, the hours and the costs.
+    """Draw a planned training run: every cut's step and memory, and the run's hours and costs.
 
     The map and the bars of a step are as in `draw_mesh`, with tp on neighbouring ranks, then dp,
-    then pp. Below them the picture shows three parts of the hours of the whole run: the steps, the
-    checkpoints, and the expected time that failures cost (`simlib.scale.time_with_failures`). The
-    picture also shows the hours that the run may take.
+    then pp. Below the map, the picture shows three parts of the hours of the whole run: the steps,
+    the checkpoints, and the expected time that failures cost (`simlib.scale.time_with_failures`).
+    The picture also shows the hours that the run may take.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def draw_plan(
     zero : {0, 1, 2, 3}
         The stage of ZeRO over dp. 0 means no ZeRO.
     recompute : bool
-        Whether activations are computed again in backward.
+        Whether ranks compute activations again in backward.
     minutes : float
         Minutes from one checkpoint to the next.
 
@@ -246,7 +246,7 @@ def draw_plan(
     Raises
     ------
     InvalidCallError
-        If a number is out of the picture's range, or ``job`` is no `Training`.
+        A number is out of the picture's range, or ``job`` is not a `Training`.
     """
     return _Plan({"": job}), "", tp, pp, sequences, zero, recompute, minutes
 
@@ -260,14 +260,14 @@ def plan_lab(
     recompute: bool = True,
     minutes: float = 60,
 ) -> Lab:
-    """The picture of `draw_plan` with a menu of jobs and sliders for the choice.
+    """Show the picture of `draw_plan` with a menu of jobs, and with sliders for the plan.
 
     Parameters
     ----------
     jobs : dict of str to Training
-        Jobs by name. The lab begins with the first one.
+        Jobs by name. The lab starts with the first job.
     tp, pp, sequences, zero, recompute, minutes
-        The first values of the sliders, as for `draw_plan`.
+        The values with which the sliders start, as for `draw_plan`.
 
     Returns
     -------
@@ -331,7 +331,8 @@ def _hours(time_s):
 
 
 def _draw_run(axes, job, plan):
-    """Draw hours for steps, checkpoints and losses one after the other, and the hours allowed."""
+    """Draw the hours of steps, checkpoints and losses one after the other, and the hours
+    allowed."""
     times = np.array([plan.times_s[part] for part in RUN_PARTS]) / 3600
     scale = mesh.BARS_WIDTH / max(times.sum(), job.hours)
     ends = mesh.BARS + np.cumsum(times) * scale

@@ -20,7 +20,7 @@ from .sliders import Layers, View, lab_of, picture, slider
 STRIP_IN = 0.42
 NEAREST_PX = 26  # numbers closer than this would cover one another
 SLOWNESS = (1, 1.5, 2, 3, 4)
-"""Factors by which rank 0 may take longer for its work than the others."""
+"""The factors that the lab offers for the time of rank 0's work."""
 
 
 def simulate_sizes(
@@ -35,17 +35,17 @@ def simulate_sizes(
 ) -> dict[tuple[int, float], Run]:
     """Simulate a function on several world sizes, and with a slow rank 0, to prepare a lab.
 
-    Each size is simulated once. For a slow rank 0, `Run.replay` computes the times of that run
-    again.
+    The function simulates each size once. For a slow rank 0, `Run.replay` computes the times of the
+    same run again.
 
     Parameters
     ----------
     function : callable
-        A rank function. It should print nothing, because its output appears for every size.
+        A rank function. It should not print, because the output would appear once for every size.
     sizes : iterable of int
         World sizes.
     slow : iterable of float
-        Factors by which rank 0 takes longer for its work (`simlib.compute`, `time.sleep`).
+        Rank 0 takes so many times longer for its work (`simlib.compute`, `time.sleep`).
     args, cluster, placement
         As for `simulate`. A cluster must have room for the largest size.
     **options
@@ -72,7 +72,7 @@ def simulate_sizes(
 
 @picture
 def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: float = 1) -> View:
-    """Draw the timeline of one of several runs, with the ends of the others on the same axis.
+    """Draw the timeline of one of several runs, and the ends of all runs on the same axis.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: f
         Runs from `simulate_sizes`.
     world_size : int
     slow : float
-        Rank 0 takes this many times as long for its work as without this factor.
+        Rank 0 takes this many times as long for its work as in the original run.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def draw_world_size(runs: dict[tuple[int, float], Run], world_size: int, slow: f
     Raises
     ------
     InvalidCallError
-        If there is no such run.
+        There is no such run.
     """
     return _WorldSizes(runs), world_size, slow
 
@@ -101,7 +101,8 @@ world_size_lab = lab_of(
 
 
 class _WorldSizes(Layers):
-    """The timeline of one run. All of it changes with the state, so all of it is background."""
+    """The timeline of one run. The whole picture changes with the state, so it is all
+    background."""
 
     def __init__(self, runs):
         self.runs = runs
@@ -185,7 +186,8 @@ def _draw_ends(figure, ends_s, world_size, scale):
 
 
 def _together(ends_s, nearest_s):
-    """World sizes that end at nearly the same time, as (sizes, seconds of the first)."""
+    """World sizes whose runs end at nearly the same time, as (sizes, end of the first in
+    seconds)."""
     groups = []
     for size, end_s in sorted(ends_s.items(), key=lambda item: (item[1], item[0])):
         if groups and end_s - groups[-1][1] < nearest_s:

@@ -150,7 +150,8 @@ class CachingAllocator:
         Raises
         ------
         NoMemoryLeftError
-            If the device has not that much memory, even after it got all cached segments back.
+            The device does not have so much memory, even after the allocator has freed all cached
+            segments.
         """
         self._is_busy = True
         size = -(-nbytes // ROUND_BYTES) * ROUND_BYTES

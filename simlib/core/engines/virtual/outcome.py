@@ -137,10 +137,10 @@ def outcome_of(func: Any, args: tuple, kwargs: dict, given: Sequence[Tensor]) ->
     Raises
     ------
     DataDependentOutputException, DynamicOutputShapeException
-        If values decide.
+        The outcome depends on the values of tensors.
     InvalidCallError
-        If the result is sparse. Other errors are torch's own, for example if it cannot run an op
-        without data.
+        The result is sparse. All other errors come from torch, for example if torch cannot run an
+        op without data.
 
     **Cost** one or two milliseconds for the first op with some shapes, microseconds for later ones.
     """
