@@ -1,8 +1,9 @@
-"""Classes of equal ranks: two of each class run, and the first of them stands for all others.
+"""Classes of equal ranks. Two ranks of each class run, and the first represents all others.
 
-Without data, the program of a rank does not depend on other ranks' messages. So it is a list of
-steps, a `Script`: kernels of some seconds, ops of torch.distributed, events of streams. `players`
-goes through it for every rank of the class.
+Without data, the program of a rank does not depend on other ranks' messages. So the program is a
+list of steps, a `Script`. A step is a kernel that takes some seconds, an op of torch.distributed,
+or an event of a stream. `players` goes through the script for every rank of the class. A
+*rehearsal* is the simulation that records the scripts. In it, communication takes no time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .streams import Extent, Moment, Stream, Streams
 
 
 class PlacesDiffer(InvalidCallError):
-    """Ranks that stand for others would not do the same at the same time."""
+    """A rank and the ranks that it represents would not do the same at the same time."""
 
 
 TICK_S = 1e-9
@@ -49,23 +50,23 @@ class Classes:
 
     @cached_property
     def running(self) -> tuple[int, ...]:
-        """The ranks that run: the first of each class, and the last, which must do the same."""
+        """The ranks that run: the first and the last rank of each class. Both must do the same."""
         ends = {one for ranks in self.members.values() for one in (ranks[0], ranks[-1])}
         return tuple(sorted(ends))
 
     def first(self, rank: int) -> int:
-        """The rank that runs for this one."""
+        """The rank that runs and represents this rank."""
         return self.members[self.key_of[rank]][0]
 
     def split(self, place_of: Sequence[int]) -> Classes:
-        """Finer classes, in which equal ranks also have equal places."""
+        """Finer classes. Ranks of such a class also have equal places in a group."""
         numbers: dict[tuple, int] = {}
         pairs = zip(self.key_of, place_of, strict=True)
         return Classes(tuple(numbers.setdefault(pair, len(numbers)) for pair in pairs))
 
 
 def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[int, list[int]]:
-    """Which present member of a group enters a collective for which other members.
+    """For each present member of a group, the members for which it also enters a collective.
 
     Parameters
     ----------
@@ -74,12 +75,12 @@ def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[i
     present : set of int
         Ranks that enter by themselves.
     key_of : sequence of int
-        By rank, a key that is equal for ranks which may stand for each other.
+        By rank, a key. Ranks with equal keys may represent each other.
 
     Returns
     -------
     dict of int to list of int
-        Position of a present member -> positions for which it stands.
+        Position of a present member -> positions that it represents.
     """
     found: dict[int, list[int]] = {at: [] for at, rank in enumerate(ranks) if rank in present}
     standing = {key_of[ranks[at]]: at for at in reversed(found)}
@@ -96,7 +97,8 @@ def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[i
 
 
 def sisters(lists: Sequence[tuple[int, ...]], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The groups that were made together with a group: neighbours of its size without its ranks.
+    """The groups that belong to a group: neighbours in the list, of the same size, with other
+    ranks.
 
     Parameters
     ----------
@@ -134,9 +136,10 @@ class Step:
     gap_s : float
         Seconds for which the rank itself worked before the step.
     kernels : list of (float, float)
-        The kernels that it launched meanwhile: moment since the last step, seconds of the device.
+        The kernels that the rank launched before the step: the moment since the last step, and the
+        seconds of the device.
     start : int
-        The op's place in the log; 0 if the step is no op.
+        The op's place in the log. 0 if the step is not an op.
     clock_s : float
         The rank's clock in the rehearsal.
     """
@@ -150,7 +153,8 @@ class Step:
 
     @cached_property
     def chain(self) -> tuple[float, float]:
-        """Several kernels as one: their seconds, and the least time from the step before."""
+        """Several kernels as one kernel: its seconds, and the shortest time after the step
+        before."""
         whole_s = least_s = 0.0
         for launched_s, seconds in self.kernels:
             whole_s += seconds
@@ -179,11 +183,11 @@ class Script:
         self._events = 0
 
     def pass_time(self, seconds: float) -> None:
-        """The rank computes, or sleeps."""
+        """Note that the rank computes or sleeps."""
         self._gap_s += seconds
 
     def launch(self, launch_s: float, seconds: float) -> None:
-        """The rank puts a kernel into its current stream."""
+        """Note that the rank puts a kernel into its current stream."""
         self._gap_s += launch_s
         self._kernels.append((self._gap_s, seconds))
 
@@ -196,7 +200,7 @@ class Script:
         return number
 
     def add(self, what: str, *args: Any, start: int = 0) -> None:
-        """The rank takes a step."""
+        """Note a step of the rank."""
         self.steps.append(
             Step(what, args, self._gap_s, self._kernels, start, self._clocks[self.rank])
         )
@@ -210,7 +214,7 @@ class Script:
         return (self.steps[-1].what, self.steps[-1].args[-1:]) == (what, (number,))
 
     def take_back(self) -> None:
-        """The last step does not count."""
+        """Remove the last step."""
         step = self.steps.pop()
         self._gap_s, self._kernels = step.gap_s, step.kernels
 
@@ -225,7 +229,7 @@ class Script:
 
 
 class RecordedStream(Stream):
-    """A stream whose waits are written down."""
+    """A stream in a rehearsal. It writes its waits into the script."""
 
     def __init__(self, scheduler: Any, script: Script, number: int) -> None:
         super().__init__(scheduler)
@@ -248,7 +252,7 @@ class RecordedStream(Stream):
 
 
 class RecordedStreams(Streams):
-    """The streams of a rank in a rehearsal. The rank's calls on them are written down."""
+    """The streams of a rank in a rehearsal. They write the rank's calls into the script."""
 
     def __init__(self, simulation: Any, rank: int, launch_s: float, script: Script) -> None:
         self.script = script

@@ -1,10 +1,10 @@
-"""The collectives of a group on their way: a schedule's messages, timed as ranks arrive.
+"""The collectives of a group that are under way. simlib times their messages as ranks arrive.
 
-Most collectives have their part of the network to themselves from their first message to their
-last. simlib times them in one step when all members have arrived (`collectives.timing`). But
-another transfer may need one of their links, or a rank might leave before all have arrived. Then
-the past of the collective is played again in a network of its own. This network joins the common
-one, and the collective continues message by message. Both ways give the same times.
+Most collectives share no link with other transfers, from their first message to their last. simlib
+times such a collective in one step when all members have arrived (`collectives.timing`). But
+another transfer may need one of its links, or a rank may leave before all have arrived. Then simlib
+plays the past of the collective again in a separate network. It joins this network to the common
+network, and the collective continues message by message. Both ways give the same times.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ class Plan:
     ----------
     schedule : Schedule
     way : Topology
-        The topology as its messages cross it.
+        The topology with the paths of its messages.
     links : frozenset of int
         Ids of all links that its messages cross.
     are_links_own : bool
-        Whether each link belongs to one member, and no message is eager. When a member begins the
-        group's next collective, it has done its part of this one. Then the two collectives do not
-        share links. An eager message may still be on its way.
+        Whether each link belongs to one member, and no message is eager. A member begins the
+        group's next collective after it has done its part of this collective. So in this case two
+        collectives of the group do not share links. With eager messages they may, because an eager
+        message may still be under way.
     lasts_s : list of float or None
-        By position, its time if all begin together and alone; None until it is needed.
+        By position, the seconds that the collective takes if all members begin together and no
+        other transfer is under way. None until simlib needs it.
     """
 
     schedule: Schedule
@@ -73,7 +75,8 @@ class Transfers:
     wire : list of WireLog or None
         The messages of each collective, if the caller wants them.
     are_mirrored : bool
-        Whether some ranks stand for others, whose messages are not simulated.
+        Whether some ranks represent others. simlib does not simulate the messages of represented
+        ranks.
     """
 
     def __init__(self, topology: Topology, scheduler: Scheduler, options: Options) -> None:
@@ -102,7 +105,8 @@ class Transfers:
         on_end: Callable,
         way: Topology | None = None,
     ) -> Transfer:
-        """Start a message between two ranks of the world; ``on_end(transfer)`` is called."""
+        """Start a message between two ranks of the world. It calls ``on_end(transfer)`` at its
+        end."""
         if self._lazy:
             self._wake(self.network.links(src, dst, way))
         start_s = max(time_s, self.scheduler.now_s)
@@ -121,7 +125,8 @@ class Transfers:
         self._on_end.pop(transfer)(transfer)
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
-        """Whether a collective has its links to itself from now on. It is woken when this ends."""
+        """Reserve the links of a collective if they are free. Wakes it when another transfer needs
+        one."""
         self._wake(in_flight.links, in_flight.queue)
         if any(self._users[link] for link in in_flight.links):
             self._share(in_flight)
@@ -142,7 +147,7 @@ class Transfers:
             in_flight.wake()
 
     def _share(self, in_flight):
-        """A collective shares links with others. The links of represented ranks are unknown."""
+        """Note that a collective shares links with others. Represented ranks have unknown links."""
         if self.are_mirrored:
             raise PlacesDiffer(
                 f"with alike= and more than 1,024 ranks, one rank enters {in_flight.kind} for all "
@@ -202,7 +207,7 @@ class Transfers:
 
 
 class CollectiveInFlight:
-    """One collective of one group: timed when its members enter, with a report for each member.
+    """One collective of one group. simlib times it as members enter, and reports to each member.
 
     Parameters
     ----------
@@ -211,13 +216,13 @@ class CollectiveInFlight:
     members : tuple of int
         Ranks of the world, by position.
     on_through : callable
-        It is called as ``on_through(position, end_s)``.
+        simlib calls ``on_through(position, end_s)`` when a member has done its part.
     wire : WireLog or None
-        It gets each message, when all members are through.
+        The log that gets each message, when all members have done their parts.
     on_failed : callable, optional
-        It is called as ``on_failed(position, dead, time_s)`` for a member that needs a dead one.
+        simlib calls ``on_failed(position, dead, time_s)`` for a member that needs a dead member.
     queue : object, optional
-        The same object for collectives that each member begins one after the other.
+        An object. Collectives with the same object are begun by each member one after the other.
     """
 
     def __init__(
@@ -248,7 +253,7 @@ class CollectiveInFlight:
         self._solution = 0
 
     def enter(self, position: int, time_s: float) -> None:
-        """A member begins. The times never decrease."""
+        """A member begins. The times of calls never decrease."""
         scheduler = self._transfers.scheduler
         first = not self._entered
         self._entered[position] = time_s
@@ -281,19 +286,19 @@ class CollectiveInFlight:
         self._live.go_through(send, self._transfers.scheduler.at)
 
     def member_died(self, position: int, time_s: float) -> None:
-        """A member is dead. A member that needs it fails, now or when it reaches that message."""
+        """A member is dead. Members that need it fail, now or when they reach its message."""
         self._has_lost = True
         self._go_on_singly()
         self._messages().member_died(position, time_s)
 
     def member_left(self, position: int) -> None:
-        """A member has given the collective up. Members that need it wait."""
+        """A member has given up the collective. Members that need this member wait."""
         self._go_on_singly()
         self._through.add(position)
         self._messages().member_left(position)
 
     def _go_on_singly(self):
-        """From now on continue message by message, even if it has its links to itself."""
+        """From now on continue message by message, even if no other transfer needs the links."""
         if self._is_lazy:
             self._transfers.release(self)
             self.wake()
@@ -325,7 +330,7 @@ class CollectiveInFlight:
             self._transfers.scheduler.at(end_s, lambda position=position: through(position))
 
     def _ends(self):
-        """When each member is through, and the messages if the caller wants them."""
+        """When each member has done its part, and the messages if the caller wants them."""
         starts = [self._entered[position] for position in range(self._schedule.n)]
         solve = partial(
             time_of,
@@ -344,11 +349,13 @@ class CollectiveInFlight:
         return [starts[0] + seconds for seconds in self._plan.lasts_s], None
 
     def _tell_soon(self, position, end_s):
-        """Report it as a separate event: the member may begin a collective on these links."""
+        """Report a member's end as a separate event, because it may begin a collective on these
+        links."""
         self._transfers.scheduler.at(end_s, lambda: self._tell(position, end_s))
 
     def _fail_soon(self, position, dead, time_s):
-        """Report it after all other events of this moment: others then begin what they can."""
+        """Report a failure after all other events of this moment, so that others begin what they
+        can."""
 
         def tell():
             if position not in self._through:
@@ -381,7 +388,7 @@ class CollectiveInFlight:
 
 
 class Channel:
-    """The collectives of one group. Each member begins one when it has ended the one before.
+    """The collectives of one group. A member begins a collective when it has ended the one before.
 
     This order is the communication clock of the group. A member may have posted several collectives
     (DDP does this) while its compute clock advances.
@@ -415,7 +422,7 @@ class Channel:
             self._simulation.scheduler.block(rank)
 
     def is_last_here(self, rank: int) -> bool:
-        """As `gather`, for a rank without a thread; returns whether it need not wait."""
+        """Like `gather`, for a rank without a thread. Returns whether all members have arrived."""
         scheduler = self._simulation.scheduler
         self._here.append(rank)
         if len(self._here) < self._present:
@@ -427,14 +434,14 @@ class Channel:
         return True
 
     def post(self, position: int, call: Call) -> Meeting:
-        """A member calls its next collective. It begins it when it has ended the earlier ones."""
+        """A member calls its next collective. It begins the collective after the earlier ones."""
         number = self.join(position, call)
         meeting = self._meetings[number]
         self.reach(position, number, self._simulation.scheduler.clocks[call.rank])
         return meeting
 
     def meeting(self, number: int) -> Meeting:
-        """The collective of this number, while some member has not ended it."""
+        """The collective with this number, as long as some member has not ended it."""
         return self._meetings[number]
 
     def join(self, position: int, call: Call) -> int:
@@ -487,7 +494,7 @@ class Channel:
                 self._enter_all(meeting, position, time_s)
 
     def _enter_all(self, meeting, position, time_s):
-        """A member enters, together with the members for which it stands."""
+        """A member enters, together with the members that it represents."""
         for one in (position, *self._enter_together.get(position, ())):
             meeting.in_flight.enter(one, time_s)
 
@@ -521,7 +528,7 @@ class Channel:
         return through
 
     def _fail(self, position, meeting, dead, time_s):
-        """A member's part of a collective needs a dead one."""
+        """A member's part of a collective needs a dead member."""
         if position in self._dead or meeting.calls[position].request is None:
             return
         meeting.entries.pop(position, None)
@@ -544,7 +551,8 @@ class Channel:
         self._through(position, meeting, self._simulation.scheduler.now_s)
 
     def _through(self, position, meeting, end_s):
-        """A member has ended a collective. It begins the next if it has called that already."""
+        """A member has ended a collective. It begins the next one if it has already called that
+        one."""
         number = self._ended[position]
         self._free_s[position] = end_s
         call = meeting.calls[position]
@@ -569,7 +577,7 @@ class Rehearsed:
         self._entered: list[int] = []
 
     def enter(self, position: int, time_s: float) -> None:
-        """A member begins. It is through at once if it needs no other member."""
+        """A member begins. It has done its part at once if it needs no other member."""
         call = self._meeting.calls[position]
         if call.kind in LEAVE_EARLY and not call.has_data:
             self._tell(position, time_s)

@@ -14,11 +14,11 @@ from ..record.transports.plain_group import hand_over
 class Post:
     """One send or receive that has been posted.
 
-    ``src`` and ``dst`` are positions in the group; ``src`` is None for a receive of any source.
-    ``content`` is a copy of the sent tensor, or the tensor that receives. ``arrived_s`` is the
-    arrival of an eager send's message, and ``met`` is the other end; both are None before. A send
-    ``is_lost`` if its sender died before any rank had asked for it. ``is_here`` means that its
-    stream has reached it.
+    ``src`` and ``dst`` are positions in the group. ``src`` is None for a receive from any source.
+    ``content`` is a copy of the sent tensor, or the tensor that receives. ``arrived_s`` is the time
+    at which an eager send's message arrived, or None before. ``met`` is the matching send or
+    receive, or None before they match. A send ``is_lost`` if its sender died before any rank had
+    posted a receive for it. ``is_here`` means that the stream of the op has reached the op.
     """
 
     src: int | None
@@ -87,7 +87,7 @@ class Mailbox:
             self._fail_if_dead(post, post.src, self._receives)
 
     def _fail_if_dead(self, post, peer, queue):
-        """A post without a partner, whose peer is dead, fails."""
+        """Let a post fail if it has no partner and its peer is dead."""
         rank = self.members[peer]
         if rank in self._simulation.deaths and post in queue:
             queue.remove(post)
@@ -98,7 +98,7 @@ class Mailbox:
         self._simulation.when_seen(dead, time_s, partial(request.fail, closed_by(dead)))
 
     def withdraw(self, post: Post) -> None:
-        """The rank that posted this has waited too long for it."""
+        """Withdraw a post, because its rank has waited too long for it."""
         for queue in (self._receives, self._sends[post.src]):
             if post in queue:
                 queue.remove(post)
@@ -106,8 +106,9 @@ class Mailbox:
     def member_died(self, position: int, time_s: float) -> None:
         """Posts that wait for a dead member fail at this moment.
 
-        Its eager messages have left it, and arrive. Messages that it has only offered stay, as on
-        Gloo: a receive of any source that takes one of them fails, and so does the next one.
+        The member's eager messages have already left it, so they arrive. Messages that it has only
+        offered stay, as with Gloo. A receive from any source that takes such a message fails, and
+        so does the next receive.
         """
         if position == self._dst:
             lost = [send for queue in self._sends.values() for send in queue]
@@ -155,7 +156,8 @@ class Mailbox:
                     return
 
     def _first_come(self, closed):
-        """The message that a receive of any source takes: the first one offered or arrived."""
+        """The message that a receive from any source takes: the first message offered or
+        arrived."""
         there = [queue[0] for src, queue in self._sends.items() if queue and src not in closed]
         there = [send for send in there if not send.is_eager or send.arrived_s is not None]
         return min(there, key=self._order, default=None)
@@ -165,7 +167,8 @@ class Mailbox:
         return (send.arrived_s if send.is_eager else send.posted_s), send.src
 
     def _choose(self):
-        """With a seed: nothing else can continue, so a receive may take any present message.
+        """Let a receive take a random present message. With a seed, this happens when all else
+        waits.
 
         Returns whether a receive of any source has got its message.
         """

@@ -1,4 +1,5 @@
-"""One collective of a group: members arrive, agree or not, and exchange data. No time passes."""
+"""One collective of a group. Members arrive, simlib compares their calls, and they exchange
+data."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ from ..record.transports.plain_group import (
 LEAVE_EARLY = frozenset({"broadcast", "scatter", "gather", "reduce"})
 """Kinds of collectives in which a rank may be done before all members have arrived."""
 PAIRWISE = ("scatter", "all_to_all")
-"""Collectives in which each pair of ranks has a part of its own."""
+"""Collectives in which each pair of ranks exchanges a separate part."""
 
 
 def uncounted(mode: Any, function: Callable, *args: Any) -> Any:
-    """The result of ``function(*args)``. The rank's dispatch mode, or None, does not count it."""
+    """The result of ``function(*args)``, which ``mode`` (the rank's dispatch mode) does not
+    count."""
     if mode is None:
         return function(*args)
     before, mode.paused = mode.paused, True
@@ -58,7 +60,8 @@ class Call:
 
     @property
     def terms(self) -> tuple:
-        """The facts on which members must agree, except if each pair of them has its own part."""
+        """The facts on which all members must agree, unless each pair of members has a separate
+        part."""
         return self.kind, self.peer, self.reduce_op, self.dtype, self.shapes
 
 
@@ -70,7 +73,8 @@ class Meeting:
     size : int
         The number of members.
     present : int, optional
-        The members that arrive themselves, and stand for the rest; by default all.
+        The number of members that arrive themselves and represent the rest. The default is all
+        members.
     """
 
     def __init__(self, size: int, present: int | None = None) -> None:
@@ -85,9 +89,9 @@ class Meeting:
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def join(self, position: int, call: Call, twins: Sequence[int] = ()) -> None:
-        """Accept a call, unless it disagrees with an earlier one. Then no data move any more.
+        """Accept a call. If it disagrees with an earlier call, no more data move.
 
-        ``twins`` are the positions of the members for which it stands.
+        ``twins`` are the positions of the members that this member represents.
         """
         self.is_held = self.is_held or self._disagrees(call)
         for one in (position, *twins):
@@ -156,7 +160,7 @@ class Meeting:
         self._waiting.append((position, wake))
 
     def let_go(self, position: int) -> None:
-        """This member's op has failed. It no longer waits for data."""
+        """This member's op has failed, so the member no longer waits for data."""
         self._wake(lambda other: other == position)
 
     def _wake(self, may_go_on):
@@ -203,7 +207,7 @@ def reduced(tensors: Sequence[torch.Tensor], reduce_op: Any) -> torch.Tensor:
 def _totals(parts, opts):
     """The reduction of each tensor, over the tensors that all members contribute.
 
-    As with Gloo, members of a coalesced call may divide the same elements in other ways.
+    As with Gloo, members of a coalesced call may divide the same elements into tensors differently.
     """
     lists = [part.brings for part in parts]
     if len({tuple(tensor.numel() for tensor in tensors) for tensors in lists}) > 1:
@@ -217,7 +221,7 @@ def _of_all(parts):
 
 
 def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
-    """The results by position of a collective that no rank leaves before all have arrived.
+    """The results of a collective that no rank leaves before all have arrived, by position.
 
     Parameters
     ----------
@@ -249,7 +253,7 @@ def results_of_all(kind: str, parts: list[Call], opts: Any) -> list:
 
 
 def result_of_rooted(kind: str, parts: list[Call], opts: Any, position: int) -> Sequence:
-    """One position's results of a collective with a root. Other members may be missing yet."""
+    """One member's results of a collective with a root. Other members may not have arrived yet."""
     root = opts.rootRank
     if kind == "broadcast":
         return parts[root].brings

@@ -1,4 +1,4 @@
-"""The messages of one collective. Each starts when both its ends have entered its round.
+"""The messages of one collective. A message starts when both ends have entered its round.
 
 An eager message starts when its sender has entered the round, and the sender is then done. The
 receiver is done when the message has arrived and the receiver is in the round.
@@ -21,14 +21,14 @@ from .network import Transfer
 
 @dataclass(frozen=True)
 class Tell:
-    """The functions that get the outcome for members of a collective.
+    """The functions that simlib calls with the outcome for members of a collective.
 
     Attributes
     ----------
     through : callable
-        It is called as ``through(position, time_s)`` when a member has done its part.
+        simlib calls ``through(position, time_s)`` when a member has done its part.
     failed : callable
-        It is called as ``failed(position, dead, time_s)`` for a member that needs a dead one.
+        simlib calls ``failed(position, dead, time_s)`` for a member that needs a dead member.
     """
 
     through: Callable[[int, float], None]
@@ -48,9 +48,9 @@ class Messages:
     reduce_Bps : float
         Bytes per second at which a member adds up received data, before its next round.
     wire : WireLog or None
-        It gets each message.
+        The log that gets each message.
     eager_limit_bytes : float
-        A message of at most so many bytes is eager.
+        A message of at most this many bytes is eager.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Messages:
                 return
 
     def _is_done_on_entering(self, message, position, time_s):
-        """Start a message if it may start; returns whether this member is done with it."""
+        """Start a message if it may start. Returns whether this member is done with the message."""
         _, _, src, _, nbytes, _ = message
         if nbytes > self._eager_limit_bytes:
             if message in self._one_end_ready:
@@ -155,7 +155,8 @@ class Messages:
         return 0 <= at < len(steps) and steps[at][0][0] == number
 
     def _has_to_add(self, position, time_s):
-        """A member has all messages of a round; returns whether it first adds some of them up."""
+        """A member has received all messages of a round. Returns whether it has to add some of them
+        up."""
         if self._reduce_Bps == inf:
             return False
         step = self._steps[position][self._at[position]]
@@ -169,7 +170,7 @@ class Messages:
     def member_died(self, position: int, time_s: float) -> None:
         """A member stops sending and receiving. Members that wait for it in a round fail now.
 
-        Its eager messages have left it, and arrive.
+        The member's eager messages have already left it, so they arrive.
         """
         others = (other for other in range(len(self._at)) if other != position)
         waiting = {other: number for other in others if (number := self._awaits(other, position))}
@@ -184,7 +185,8 @@ class Messages:
                 self.enter(other, time_s)
 
     def _miss(self, position, dead, time_s):
-        """A member gets no message from a dead one. It fails, or serves the others first."""
+        """A member gets no message from a dead member. It fails, or first serves the other
+        members."""
         if position == self._server:
             self._missed = dead
         else:
@@ -244,7 +246,7 @@ class Messages:
 
 
 def _steps_by_position(schedule):
-    """By position, its rounds: (round, number, src, dst, nbytes, adds) for each message."""
+    """The rounds of each position: (round, number, src, dst, nbytes, adds) for each message."""
     steps = [[] for _ in range(schedule.n)]
     for number, round_ in enumerate(schedule.rounds):
         columns = (round_.src, round_.dst, round_.nbytes, round_.adds)
@@ -298,7 +300,7 @@ class WireLog:
         return [WireMessage(self.kind, self.group, *row) for row in zip(*columns, strict=True)]
 
     def transfers(self, reduce_Bps: float = inf) -> dict[int, list[tuple[float, float]]]:
-        """When data moved to or from each rank, or were added up by it.
+        """When data moved to or from each rank, or when the rank added them up.
 
         Parameters
         ----------
@@ -329,7 +331,8 @@ class WireLog:
 
 
 def _additions(wire, reduce_Bps):
-    """Ranks, starts and ends: in each round a rank adds when the last message has arrived."""
+    """Ranks, starts and ends of additions. A rank adds when the last message of a round has
+    arrived."""
     last = int(wire.round.max()) + 1
     place, group = np.unique(wire.dst * last + wire.round, return_inverse=True)
     added = np.bincount(group, wire.nbytes * wire.adds)

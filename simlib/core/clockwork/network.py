@@ -1,14 +1,14 @@
-"""The fluid network: the rate of each transfer at each moment. Event driven, exact, deterministic.
+"""The fluid network: it computes the rate of each transfer at each moment, exactly.
 
-A transfer pays its latency, then draws bandwidth. Transfers that draw share each link max-min
-fairly. The link that gives the least to each of its transfers is a bottleneck, and divides its
-bandwidth equally. These transfers leave bandwidth over on other links. The other transfers get it
-in the same way ("progressive filling", Bertsekas and Gallager, Data Networks, 2nd ed., section
-6.5.2).
+A transfer waits for its latency, and then uses ("draws") bandwidth. Transfers that draw share each
+link max-min fairly. The link with the smallest share for each of its transfers is a bottleneck, and
+divides its bandwidth equally among its transfers. These transfers do not use all bandwidth of other
+links. The other transfers divide the rest in the same way ("progressive filling", Bertsekas and
+Gallager, Data Networks, 2nd ed., section 6.5.2).
 
-Messages from one rank to another use one connection, in the order in which they start. Each draws
-when its latency is over and the earlier ones are through. (If `Cluster.in_order` is False, they
-share bandwidth like messages of different ranks.)
+Messages from one rank to another use one connection, in the order in which they start. A message
+draws when its latency is over and the earlier messages have arrived. If `Cluster.in_order` is
+False, these messages share bandwidth like messages of different ranks.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Transfer:
     nbytes : int
         Bytes of the message, without the cluster's envelope.
     start_s : float
-        When both sides were ready, in seconds.
+        The second at which both sides were ready.
     end_s : float or None
-        When it had arrived; None before that.
+        The second at which the message had arrived. None before.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Transfer:
         return self._path.links
 
     def _draw_at(self, rate_Bps, time_s):
-        """From now on, draw at this rate. The count of bytes restarts only if the rate changes.
+        """Draw at this rate from now on. The count of bytes restarts only if the rate changes.
 
         So a transfer whose rate never changes ends at exactly start + latency + bytes / rate.
         """
@@ -113,16 +113,17 @@ class Network:
     Attributes
     ----------
     next_event_s : float
-        The next moment at which something changes; infinite if nothing is under way. This need not
-        be an end: a transfer may begin to draw, and slow down others.
+        The next moment at which something changes. Infinite if no transfer is under way. The change
+        may be the end of a transfer. It may also be that a transfer begins to draw and slows others
+        down.
 
     Notes
     -----
     Times given to `start` and `advance` never decrease.
 
     **Cost** O(links on its path + log(transfers)) for a transfer that shares no link. If a transfer
-    begins or ends among others: O(size) for each bottleneck of the transfers that share links with
-    it, directly or through others.
+    shares links with others, directly or through other transfers, its beginning and its end cost
+    O(size) for each bottleneck among these transfers.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -152,12 +153,12 @@ class Network:
             Two different ranks.
         nbytes : int
         way : Topology, optional
-            The topology as this message crosses it: `Topology.of_ring`.
+            The topology with the paths of this message: see `Topology.of_ring`.
 
         Returns
         -------
         Transfer
-            It ends in a later call of `advance`.
+            The transfer ends in a later call of `advance`.
 
         Raises
         ------
@@ -260,7 +261,7 @@ class Network:
         return sorted(ended, key=_order) if len(ended) > 1 else ended
 
     def _draws(self, transfer, moment_s, touched):
-        """A transfer may draw now. Returns whether it needs bandwidth, and draws from now on.
+        """A transfer may draw now. Returns whether the transfer needs bandwidth and begins to draw.
 
         If it is alone on its links, it gets all their bandwidth. Otherwise the links are
         ``touched``.
@@ -293,7 +294,7 @@ class Network:
         return queue[0] if queue and queue[0]._due_s == inf else None
 
     def _foresee(self, transfer):
-        """Note the transfer's next event. An earlier note with another moment becomes stale."""
+        """Note the transfer's next event. An earlier note with another moment becomes invalid."""
         self._noted += 1
         heapq.heappush(self._events, (transfer._due_s, transfer._order, self._noted, transfer))
 
@@ -309,9 +310,9 @@ class Network:
         return transfer.end_s is not None or due_s != transfer._due_s
 
     def _components(self, touched):
-        """Transfers that draw from these links, share a link with such a transfer, and so on.
+        """Transfers that draw from these links, transfers that share a link with them, and so on.
 
-        Links without a connection give separate lists.
+        Transfers that are not connected in this way are in separate lists.
         """
         seen = set()
         for link in touched:
@@ -379,7 +380,7 @@ def _order(transfer):
 
 
 class Past:
-    """A separate network in which a collective is played again up to the present."""
+    """A separate network in which simlib plays a collective again up to the present."""
 
     def __init__(self, topology: Topology) -> None:
         self.network = Network(topology)

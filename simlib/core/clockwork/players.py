@@ -1,4 +1,4 @@
-"""Each rank of a class goes through the script of the rank that ran. Nothing is executed.
+"""Time each rank of a class by the script of the rank that ran, without running the program.
 
 The clocks, the network and the collectives are the same as in any simulation.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .simulation import Simulation
 
 MIRRORED, FOLLOWED = 64, 1024
-"""With more ranks than the first number, only ranks of different classes or places in the node take
-part. If this is not exact, all ranks take part, unless they are more than the second number. With
-a backbone, which all nodes share, all ranks take part."""
+"""If a simulation has more ranks than the first number, only ranks that differ in class or in their
+place in the node take part. If this is not exact, all ranks take part, up to the second number of
+ranks. If the cluster has a backbone, all ranks take part, because all nodes share the backbone."""
 
 
 def play(
@@ -70,7 +70,7 @@ def play(
 
 
 def _play(rehearsal, lists, mirror):
-    """`play`, with the ranks that take part if some stand for others."""
+    """Do the work of `play`. ``mirror`` says which ranks take part, and which they represent."""
     classes = rehearsal.classes
     scripts: dict[int, Script] = {rank: rehearsal.scripts[rank] for rank in classes.running}
     simulation = rehearsal.again(mirror)
@@ -97,7 +97,7 @@ def _play(rehearsal, lists, mirror):
 
 
 class Families:
-    """By number of a rank's group: the groups of all ranks that were made together with it."""
+    """For each group of the rank that ran, the corresponding groups of the other ranks."""
 
     def __init__(self, script: Script, lists: Sequence[tuple[int, ...]]) -> None:
         self._of = []
@@ -118,7 +118,7 @@ class Families:
 
 
 class Player:
-    """One rank. It goes through the steps of its class, and stops when it has to wait.
+    """One rank that goes through the steps of its class, and stops when it has to wait.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Player:
     families : Families
     rank : int
     is_shown : bool
-        Whether the rank ran. If so, its moments and each of its kernels are kept.
+        Whether the rank ran. If so, simlib keeps the times of its ops and of each kernel.
 
     Attributes
     ----------
@@ -171,7 +171,8 @@ class Player:
         }
 
     def go_on(self) -> None:
-        """Take steps until one has to wait. The scheduler calls this again when it may continue."""
+        """Take steps until the rank has to wait. The scheduler calls this again when the wait is
+        over."""
         scheduler, rank = self._simulation.scheduler, self.rank
         clocks, steps = scheduler.clocks, self._steps
         while self._at < len(steps):
@@ -334,7 +335,7 @@ class Player:
         return {number: extent for number, (_, extent) in self._pieces.items()}
 
     def when(self, clock_s: float) -> float:
-        """The moment of this rank that belongs to a clock in the rehearsal."""
+        """Convert a time of the rank's clock in the rehearsal to a time of this rank."""
         at = bisect.bisect(self._times, (clock_s, float("-inf")))
         if at == len(self._times):
             return self._times[-1][2]

@@ -1,4 +1,4 @@
-"""A recorded run under another network: the same ops, timed again. Nothing is executed."""
+"""Time the ops of a recorded run again on another network, without running the program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) -> tuple:
-    """A recorded run on another cluster; see `Run.replay`.
+    """Time a recorded run on another cluster: see `Run.replay`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def replay(recorded: Trace, cluster: Cluster, placement: Any, options: Options) 
 def transfers_of(
     recorded: Trace, cluster: Cluster, placement: Any, options: Options
 ) -> dict | None:
-    """When data moved in the collectives of a simulated run, from a replay on its own cluster.
+    """When data moved in the collectives of a simulated run. Replays it on its own cluster.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def transfers_of(
     Returns
     -------
     dict or None
-        ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None if the run cannot
-        be replayed, or the replay differs. An example is a run that was ended.
+        ``{(rank, seq): [(start_s, end_s), ...]}`` of the ops of collectives. None if simlib cannot
+        replay the run, or if the replay differs, for example because the run was ended.
     """
     options = replace(options, expand=True, slow={}, kill={}, on_death="end")
     options = replace(options, seed=None, compute="flops")
@@ -154,7 +154,7 @@ def _pieces_at_new_times(recorded, trace):
 
 
 class _Moments:
-    """A rank's moments in a replay. Its own work is as long as before; waits may change."""
+    """A rank's moments in a replay. Its own work takes as long as before, but waits may change."""
 
     def __init__(self):
         self._first, self._last = {}, {}
@@ -168,7 +168,8 @@ class _Moments:
                 self._last[old_s] = max(new_s, self._last.get(old_s, -inf))
 
     def of_piece(self, start_s, end_s):
-        """Start and end of a piece: after all moments at its start, before all at its end."""
+        """New start and end of a piece: it starts as late, and ends as early, as its moments
+        allow."""
         start = self._at(start_s, self._last)
         return start, None if end_s is None else max(start, self._at(end_s, self._first))
 
@@ -199,7 +200,7 @@ def _check_all_left(ranks):
 
 
 class _Rank:
-    """One rank of a replay. It goes through its recorded steps, and stops when it has to wait."""
+    """One rank of a replay, which goes through its recorded steps and stops when it has to wait."""
 
     def __init__(self, simulation, number, ops, span):
         self.number = number
@@ -218,7 +219,8 @@ class _Rank:
         return self.ops[self._steps[self._at].number].site
 
     def go_on(self):
-        """Take steps until one has to wait. The scheduler calls this again when it may continue."""
+        """Take steps until the rank has to wait. The scheduler calls this again when the wait is
+        over."""
         scheduler = self._simulation.scheduler
         clocks = scheduler.clocks
         while self._at < len(self._steps):
@@ -245,7 +247,7 @@ class _Rank:
                 op.end_s = self._requests[number].end_s
 
     def _waited(self, number):
-        """Whether the op is complete. If not, this rank is called when it completes."""
+        """Whether the op is complete. If not, this rank continues when the op completes."""
         clocks = self._simulation.scheduler.clocks
         op, request = self.ops[number], self._requests[number]
         if op.wait_s is None:

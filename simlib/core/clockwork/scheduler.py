@@ -1,10 +1,10 @@
-"""Decides which rank runs, and what time it is: the rank with the least virtual clock runs.
+"""Decide which rank runs next: the rank whose virtual clock shows the earliest time.
 
-Each rank is a thread. A thread runs while it holds the baton. It passes the baton on if its rank
+Each rank is a thread. A thread runs while it holds the *baton*. It passes the baton on if its rank
 has to wait, or if another rank or the network is behind it in virtual time. So when a rank acts at
-its time t, everything before t has already happened: the simulation is exact, and every repeat is
-the same. If no rank and no event can continue, the other ranks wait for ever. This sign is exact.
-No torch here.
+its time t, all events before t have already happened. Therefore the simulation is exact, and every
+repeat is the same. If no rank and no event can continue, the remaining ranks wait for ever. This
+test for a deadlock is exact. This module does not use torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..model.chance import Pace
 from .network import Network
 
 CONTROLLER = -1
-"""The holder of the baton if nothing can continue: the thread that started the ranks."""
+"""The holder of the baton if no rank can continue. It is the thread that started the ranks."""
 
 
 LAST = 2.0
-"""The tie of ranks that poll. They look again after all other events of that moment."""
+"""The order of ranks that poll: they look again after all other events of that moment."""
 
 
 class Scheduler:
@@ -37,7 +37,7 @@ class Scheduler:
     network : Network
         The network in which messages take time. `Transfers` starts them and gets their ends.
     seed : int, optional
-        Permutes the order of ranks that are ready at the same moment.
+        The seed that permutes the order of ranks that are ready at the same moment.
     begin_s : float
         When the ranks begin.
 
@@ -85,7 +85,7 @@ class Scheduler:
         self.on_resume(rank)
 
     def settle(self, rank: int) -> float:
-        """Let all events before this rank's clock happen; returns the clock."""
+        """Let all events before this rank's clock happen. Returns the clock."""
         clock = self.clocks[rank]
         if self._earliest() < clock or self.random is not None:
             self.ready(rank, clock)
@@ -95,11 +95,11 @@ class Scheduler:
         return clock
 
     def block(self, rank: int) -> None:
-        """Give the baton away until `ready` was called for this rank."""
+        """Pass the baton on, and wait until `ready` was called for this rank."""
         self._hand_on(rank)
 
     def let_pass(self, rank: int) -> None:
-        """Continue after the next event; at once if there can be none."""
+        """Continue after the next event, or at once if there can be no event."""
         if self._earliest() < inf:
             self._polling.append(rank)
             self._hand_on(rank)
@@ -118,15 +118,16 @@ class Scheduler:
     # What may be called by whoever has the baton
 
     def stop(self) -> None:
-        """Nothing more happens: `run` returns."""
+        """Stop all events, so that `run` returns."""
         self._is_over = True
 
     def is_behind(self, clock: float) -> bool:
-        """Whether another event comes before a rank at this time (with a seed: perhaps)."""
+        """Whether another event comes before a rank at this time. With a seed, it is not
+        certain."""
         return self._earliest() < clock or self.random is not None
 
     def reach(self, clock: float) -> None:
-        """It is at least this time now."""
+        """Note that the virtual time is at least this time."""
         if clock > self.now_s:
             self.now_s = clock
 
@@ -148,7 +149,8 @@ class Scheduler:
             event[-1] = None
 
     def unless_over(self, time_s: float, action: Callable[..., Any]) -> None:
-        """As `at`, if anything else continues then. An endless wait does not wait for it."""
+        """Like `at`, but only if other events follow. An endless wait does not wait for this
+        event."""
         heapq.heappush(self._unless_over, (time_s, self._next_number(), action))
 
     def when_quiet(self, time_s: float, action: Callable[..., Any]) -> None:
@@ -156,7 +158,8 @@ class Scheduler:
         heapq.heappush(self._quiet, (time_s, self._next_number(), action))
 
     def at_rest(self, action: Callable[[], bool]) -> None:
-        """Call ``action()`` when nothing else can continue. It returns whether it has helped."""
+        """Call ``action()`` when nothing else can continue. ``action`` returns whether a rank can
+        go on."""
         self._at_rest.append(action)
 
     def _next_number(self):
@@ -164,7 +167,7 @@ class Scheduler:
         return self._number
 
     def _earliest(self):
-        """The next moment of an event without this rank; infinite if there is none."""
+        """The next moment of an event of another rank or the network. Infinite if there is none."""
         moment = self.network.next_event_s
         if self._ready and self._ready[0][0] < moment:
             moment = self._ready[0][0]
@@ -190,10 +193,10 @@ class Scheduler:
             heapq.heappop(self._events)
 
     def next_rank(self) -> int:
-        """Let events happen until a rank is next; returns it, or `CONTROLLER`.
+        """Let events happen until a rank is next. Returns the rank, or `CONTROLLER`.
 
-        A replay uses this, because its ranks are no threads. An error in an event is the engine's
-        own. It ends the simulation, and does not belong to a rank.
+        A replay uses this method, because its ranks are not threads. An error in an event is an
+        error of simlib. It ends the simulation, and does not count as an error of a rank.
         """
         try:
             while not self._is_over:
@@ -256,7 +259,7 @@ class VirtualTime:
     ----------
     scheduler : Scheduler
     slow : dict
-        Rank -> how much longer it takes, as in `Pace`.
+        Rank -> how many times longer it takes, as in `Pace`.
     kill : dict
         Rank -> when it is killed.
     is_measured : bool
@@ -267,7 +270,7 @@ class VirtualTime:
     logs : list of OpLogWriter
         By rank.
     beside : list of WorkBeside or None
-        By rank: the other work on its device.
+        By rank: the other work on the rank's device.
     streams : list of Streams or None
         By rank: the queues of its device, if the device is asynchronous.
     scripts : list of Script or None
@@ -313,14 +316,14 @@ class VirtualTime:
             self._measured[rank] = time.thread_time()
 
     def catch_up(self, rank: int, time_s: float) -> None:
-        """The rank's clock reaches at least this moment, at which its wait ended."""
+        """Set the rank's clock to at least this moment, at which its wait ended."""
         if self._clocks[rank] < time_s:
             self._clocks[rank] = time_s
         if self._measured is not None:
             self.begin_to_measure(rank)
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """The rank does nothing for so long. Meanwhile other ranks may act."""
+        """The rank does nothing for this many seconds. Meanwhile other ranks may act."""
         self._clocks[rank] += seconds
         if self.scripts is not None:
             self.scripts[rank].pass_time(seconds)
@@ -337,7 +340,8 @@ class VirtualTime:
             self.settle(rank)  # it is dead by then, and does nothing of what follows
 
     def work(self, rank: int, seconds: float, number: int | None = None) -> None:
-        """The rank computes for so long, before the op of this number (by default its next op)."""
+        """The rank computes for this many seconds, before the op ``number`` (by default its next
+        op)."""
         pace, factor = self._paces.get(rank), 1.0
         if pace is not None:
             factor = pace.factor(self.logs[rank].posted if number is None else number)

@@ -98,7 +98,7 @@ class SimulatedGroup(PlainGroup):
         return request
 
     def _rehearse_message(self, method, post, peer, tag):
-        """Write a message down, if it goes to a rank of another class that runs as well."""
+        """Write a message into the script, if it goes to a running rank of another class."""
         if post.src is None:
             raise InvalidCallError(
                 "with alike=, simlib cannot know whose message a receive from any source takes: "
@@ -120,7 +120,7 @@ class SimulatedGroup(PlainGroup):
     # Collectives
 
     def _collective(self, kind, brings, takes, opts, payload, splits=None):
-        """Post a collective. ``payload`` has the tensors that count as this rank's bytes."""
+        """Post a collective. ``payload`` contains the tensors that count as this rank's bytes."""
         simulation = self._simulation
         request = Request(simulation, self._rank, self._log.last, takes)
         root = getattr(opts, "rootRank", None)
@@ -186,7 +186,7 @@ class SimulatedGroup(PlainGroup):
 
 
 def _not_passed(position, missing, wait_all_ranks, limit_s):
-    """Gloo's error for a rank of a monitored barrier which other ranks did not reach."""
+    """Gloo's error for a rank in a monitored barrier that other ranks did not reach."""
     if position:
         return (
             f"Rank {position} successfully reached monitoredBarrier, but received errors while "
@@ -203,11 +203,12 @@ def _copy(tensor):
 class Request:
     """One op of one rank that is under way or complete.
 
-    ``end_s`` is the virtual time of its end; None while it is unknown. ``deliver`` copies the
-    result into the learner's tensors at the wait. So if the program reads too early, it sees the
-    old values every time. ``start`` is the op's place in the rank's log. ``meeting`` is its
-    collective, with the rank's position there. ``failure`` is the reason why it will never
-    complete, or None. ``give_up()`` withdraws it after the rank has waited for ``limit_s``.
+    ``end_s`` is the virtual time at which the op ends, or None while this time is unknown.
+    ``deliver`` copies the result into the learner's tensors at the wait. So if the program reads
+    too early, it sees the old values every time. ``start`` is the op's place in the rank's log.
+    ``meeting`` is the op's collective, and the rank's position in it. ``failure`` is the reason why
+    the op will never complete, or None. ``give_up()`` withdraws the op after the rank has waited
+    for ``limit_s``.
 
     On an asynchronous device, ``moment`` is the `Moment` of its end on its stream, which continues
     by ``then(end_s)``.
@@ -251,7 +252,8 @@ class Request:
             scheduler.ready(self.rank, max(end_s, scheduler.clocks[self.rank]))
 
     def fail(self, words: str, time_s: float) -> None:
-        """The op will never complete. A rank that waits for it learns this at this moment."""
+        """The op will never complete. A rank that waits for the op gets the error at this
+        moment."""
         if self.end_s is None:
             self.failure = words
             self.deliver = None
@@ -307,7 +309,7 @@ class Request:
         return True
 
     def _let_go(self):
-        """Keep no tensor alive, because the stream keeps the request until the op has ended."""
+        """Release all tensors, because the stream keeps the request until the op has ended."""
         if isinstance(self._result, list | tuple):
             self._references, self._result = [*map(weakref.ref, self._result)], None
 
@@ -336,7 +338,8 @@ class Request:
                 traceback.print_exc()
 
     def call_at_end(self, callback: Callable[[], Any]) -> None:
-        """Call it when the rank sees that the op is complete; now, if the rank has seen it."""
+        """Call ``callback`` when the rank sees that the op is complete, or now if it has seen
+        this."""
         self._callbacks.append(callback)
         is_over = (
             self.end_s is not None and self.end_s <= self.simulation.scheduler.clocks[self.rank]
@@ -347,8 +350,8 @@ class Request:
     def is_completed(self) -> bool:
         """Whether the op is complete now.
 
-        Looking takes no virtual time. If the rank looks again at the very same moment, it does
-        nothing else. So time then advances to the next event.
+        A look takes no virtual time. If the rank looks again at the same moment, it has done
+        nothing else meanwhile. So time then advances to the next event.
         """
         self.simulation.refuse_in_rehearsal("is_completed()", "call wait()")
         scheduler = self.simulation.scheduler
@@ -362,10 +365,10 @@ class Request:
         return False
 
     def get_future(self) -> torch.futures.Future:
-        """A future. For the learner's own line, its `wait` takes virtual time.
+        """Return a future. If the learner's own code calls its `wait`, the wait takes virtual time.
 
         C++ code, such as DDP's, waits in ways that simlib does not see. For such code, the rank
-        waits here until its data have arrived. The time that they take passes when `backward`
+        waits here until its data have arrived. The virtual time of this wait passes when `backward`
         returns.
         """
         caller = sys._getframe(1).f_back  # 1 is the request that records
@@ -435,7 +438,7 @@ class SimulatedFuture(torch.futures.Future):
         self._come: list = []
 
     def wait(self) -> Any:
-        """Block until it is complete; returns its value."""
+        """Block until the future is complete. Returns its value."""
         if not self._come:
             self._come.append(self._wait())
         return self._come[0]
@@ -443,7 +446,7 @@ class SimulatedFuture(torch.futures.Future):
     value = wait
 
     def done(self) -> bool:
-        """Whether it is complete now, as `Request.is_completed`."""
+        """Whether the future is complete now, as `Request.is_completed`."""
         return bool(self._come) or self._is_done()
 
     def then(self, callback: Callable[[Any], Any]) -> SimulatedFuture:

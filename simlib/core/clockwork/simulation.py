@@ -1,4 +1,5 @@
-"""One simulation. It joins the ranks' ops, the scheduler, the matcher's rules and the network."""
+"""One simulation. It connects the ranks' ops, the scheduler, the matcher's rules and the
+network."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ class Simulation:
     topology : Topology
     options : Options
     classes : Classes, optional
-        In a rehearsal, only the ranks that run for these classes take part. Each writes its
+        In a rehearsal, only the ranks that run for these classes take part. Each rank writes its
         `Script`, and communication takes no time.
     mirror : tuple of (set of int, sequence of int), optional
-        The ranks that take part, and by rank the ranks for which they may stand in collectives.
+        The ranks that take part, and a key for each rank. Ranks with equal keys may represent each
+        other in collectives.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Simulation:
         return RecordedStreams(self, rank, launch_s, self.scripts[rank])
 
     def _of_those(self, make):
-        """A list by rank of objects made for each rank that takes part; None for the others."""
+        """A list by rank: an object for each rank that takes part, and None for the other ranks."""
         ranks = range(self.topology.world_size)
         return [make(rank) if rank in self.taking_part else None for rank in ranks]
 
@@ -112,7 +114,7 @@ class Simulation:
         return peer in self.taking_part and key_of[rank] != key_of[peer]
 
     def part_with(self, rank: int, ranks: tuple[int, ...], root: int | None = None) -> None:
-        """Ranks of a class have different parts within a group: end, and divide the class.
+        """Ranks of a class have different roles in a group. End the rehearsal, to divide the class.
 
         Parameters
         ----------
@@ -121,15 +123,15 @@ class Simulation:
         ranks : tuple of int
             The group.
         root : int, optional
-            The position of a root that does not run. Without it, ranks of a class send to each
-            other.
+            The position of a root that does not run. Without a root, the reason is that ranks of a
+            class send to each other.
         """
         self.unlike = ranks, root
         self.scheduler.stop()
         self.scheduler.block(rank)
 
     def die(self, rank: int, detection_s: float) -> None:
-        """From now on a rank is dead. Ops that need it fail later, when the death is noticed."""
+        """A rank is dead from now on. Ops that need the rank fail when others notice the death."""
         time_s = self.scheduler.now_s
         self.deaths[rank] = time_s + detection_s
         for mailbox in self._mailboxes.values():
@@ -140,7 +142,7 @@ class Simulation:
                 channel.member_died(channel.members.index(rank), time_s)
 
     def when_seen(self, dead: int, time_s: float, action: Callable[..., Any]) -> None:
-        """Call ``action(time_s)`` at the moment at which a rank's death is noticed."""
+        """Call ``action(time_s)`` at the moment at which other ranks notice a rank's death."""
         seen_s = self.deaths[dead]
         if seen_s > time_s:
             self.scheduler.at(seen_s, partial(action, seen_s))
@@ -201,20 +203,21 @@ class Simulation:
         log.wait_failed()
 
     def have_met(self, request: Any) -> None:
-        """A receive has found its send. Ranks that wait for its data continue."""
+        """A receive has found its send. Ranks that wait for the data of the receive continue."""
         if request in self._unmet:
             self._unmet.pop(request)()
 
     def future_taken(self, request: Any) -> None:
-        """C++ code has the future of an op. The rank waits for the op when `backward` returns."""
+        """C++ code has taken the future of an op. The rank waits for the op when `backward`
+        returns."""
         self._futures[request.rank].append(request)
 
     def forget_futures(self, rank: int) -> None:
-        """`backward` has failed: no rank waits for the ops that it began."""
+        """`backward` has failed, so the rank does not wait for the ops that `backward` began."""
         self._futures[rank] = []
 
     def wait_for_futures(self, rank: int) -> None:
-        """`backward` returns: the rank has waited for all ops whose futures C++ code took."""
+        """`backward` returns. The rank waits for all ops whose futures C++ code took."""
         taken, self._futures[rank] = self._futures[rank], []
         log = self.time.logs[rank]
         for request in taken:

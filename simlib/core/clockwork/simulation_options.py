@@ -43,7 +43,7 @@ class Options:
 
 
 def eager_limit(sends: str, eager_limit_bytes: Any) -> float:
-    """Sends of at most so many bytes are eager; -1 if no send is eager."""
+    """The number of bytes up to which sends are eager. -1 if no send is eager."""
     check_choice("sends", sends, ("rendezvous", "eager"))
     if eager_limit_bytes is None:
         return -1 if sends == "rendezvous" else math.inf
@@ -56,7 +56,8 @@ def eager_limit(sends: str, eager_limit_bytes: Any) -> float:
 
 
 def check_algorithms(algorithm_of: Any) -> Any:
-    """Refuse a collective, or an algorithm of it, that does not exist."""
+    """Refuse a collective that does not exist, or an algorithm that the collective does not
+    have."""
     for kind, name in algorithm_of.items():
         if kind == "profile":
             raise InvalidCallError(

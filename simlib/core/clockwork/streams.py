@@ -1,8 +1,9 @@
-"""The queues of a device that works beside its rank. Each queue has its own clock.
+"""The queues of an asynchronous device. Each queue has its own clock.
 
-A rank puts kernels, events and ops of torch.distributed into a stream and continues. While a stream
+A rank puts kernels, events and ops of torch.distributed into a stream and continues. If a stream
 waits for nothing, its clock advances at once, so a kernel needs no event of the scheduler. The end
-of an op depends on other ranks. Until it is known, everything behind the op waits in a queue.
+of an op depends on other ranks. Until simlib knows this end, all later work of the stream waits in
+a queue.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MODELLED = "a modelled device"
 
 
 class Moment:
-    """The time at which a stream reaches a place in its queue: ``time_s``, None if unknown yet."""
+    """The time ``time_s`` at which a stream reaches a place in its queue, or None if not yet
+    known."""
 
     __slots__ = ("_then", "number", "stream", "time_s")
 
@@ -28,7 +30,7 @@ class Moment:
         self._then: list[Callable[[float], Any]] = []
 
     def come(self, time_s: float) -> None:
-        """The time is known now."""
+        """Set the time, which is known now."""
         self.time_s = time_s
         then, self._then = self._then, []
         for action in then:
@@ -50,7 +52,7 @@ class Moment:
 
 
 class Extent:
-    """The time from the start of the first to the end of the last launch within a piece.
+    """The time from the start of the first launch within a piece to the end of the last launch.
 
     Parameters
     ----------
@@ -93,15 +95,16 @@ class Stream:
     Attributes
     ----------
     clock_s : float
-        The end of all known work that was put into the queue.
+        The end of all work in the queue whose end is known.
     held_by : Request, Moment or None
         The op under way, or the moment for which the stream waits.
     kernels : list of [float, float]
-        Start and end of kernels. Kernels without a gap between them are one.
+        Start and end of kernels. Kernels without a gap between them count as one kernel.
     handle : Stream of `torch.cpu`, or None
         The rank's own object for the queue.
     ops : list of (str, float, float)
-        The ops of torch.distributed: kind, the time at which the stream reached it, and its end.
+        The ops of torch.distributed: the kind, the time at which the stream reached the op, and the
+        end of the op.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -115,7 +118,8 @@ class Stream:
         self._is_dead = False
 
     def launch(self, seconds: float, launched_s: float, extent: Extent | None = None) -> None:
-        """A kernel of so many seconds, launched at this moment of its rank's clock."""
+        """Add a kernel that takes these seconds. Its rank launched it at this moment of its
+        clock."""
         if self.held_by is not None:
             self._queue.append((self.launch, seconds, launched_s, extent))
             return
@@ -132,14 +136,15 @@ class Stream:
             extent.take_in(start_s, end_s)
 
     def launch_chain(self, whole_s: float, least_s: float, begin_s: float) -> None:
-        """Kernels one after the other. They cannot end before ``begin_s + least_s``."""
+        """Add kernels that run one after the other. They cannot end before ``begin_s +
+        least_s``."""
         if self.held_by is not None:
             self._queue.append((self.launch_chain, whole_s, least_s, begin_s))
         else:
             self.clock_s = max(self.clock_s + whole_s, begin_s + least_s)
 
     def record(self, launched_s: float) -> Moment:
-        """The end of all work that is in the queue now."""
+        """Return the `Moment` at which all work that is now in the queue ends."""
         moment = Moment(self)
         self._record(moment, launched_s)
         return moment
@@ -151,7 +156,7 @@ class Stream:
             moment.come(max(self.clock_s, launched_s))
 
     def wait(self, moment: Moment) -> None:
-        """Later work begins after a moment."""
+        """Let all later work of the stream begin after a moment."""
         self._wait(moment)
 
     def _wait(self, moment):
@@ -170,7 +175,8 @@ class Stream:
         launched_s: float,
         extent: Extent | None = None,
     ) -> None:
-        """An op of torch.distributed. ``enter(time_s)`` is called when the stream reaches it."""
+        """Add an op of torch.distributed. Calls ``enter(time_s)`` when the stream reaches the
+        op."""
         if self.held_by is not None:
             self._queue.append((self.carry, request, enter, launched_s, extent))
             return
@@ -205,7 +211,7 @@ class Stream:
 
 
 class StreamEndsOf:
-    """Writes down the ends of one rank's ops for which it waits. It replaces `StreamEnds`.
+    """Records the ends of the ops for which a rank waits. In simulations it replaces `StreamEnds`.
 
     Parameters
     ----------
@@ -286,10 +292,10 @@ class Streams:
         self.current.launch(seconds, launched_s, self._extent)
 
     def post(self, request: Any, of: Any, enter: Callable[[float], Any]) -> None:
-        """The rank has called an op: it runs on the current stream.
+        """The rank has called an op. The op runs on the current stream.
 
-        If the op has a stream of its own, named ``of``, it runs there, after all work that is in
-        the current stream now.
+        If the op has its own stream ``of``, it runs there, after all work that is now in the
+        current stream.
         """
         now_s, stream = self._clocks[self._rank], self.current
         if of is not None:
@@ -300,7 +306,7 @@ class Streams:
 
     @contextmanager
     def extent(self) -> Iterator[Extent]:
-        """The extent of the rank's launches within it."""
+        """The `Extent` of the rank's launches while this context is open."""
         outer, self._extent = self._extent, Extent(self._extent)
         try:
             yield self._extent
@@ -308,7 +314,8 @@ class Streams:
             self._extent = outer
 
     def record(self, stream: Stream | None = None) -> Moment:
-        """When a stream, by default the current one, has done all its present work."""
+        """The `Moment` at which a stream has done all its present work. The default is the current
+        stream."""
         return (stream or self.current).record(self._clocks[self._rank])
 
     def hold(self, moment: Moment) -> None:

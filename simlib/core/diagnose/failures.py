@@ -30,9 +30,9 @@ from ..model.trace import Site, Trace, make_site
 from ..model.words import ranks_in_words, shortened
 
 MAX_CALLERS = 2
-"""An error names at most so many callers of a line."""
+"""An error names at most this many callers of a line."""
 MAX_PLACES = 8
-"""The live display names at most so many places of ranks."""
+"""The live display names at most this many places of ranks."""
 
 _TIMED_OUT = re.compile(r"[Tt]imed out(?: waiting (\d+)ms)?")
 _WANTS_GPU = re.compile(
@@ -40,11 +40,11 @@ _WANTS_GPU = re.compile(
     "|invalid device ordinal|no CUDA-capable device|deserialize object on a CUDA device"
     "|No supported gpu backend|not linked with support for cuda"
 )
-"""The words of torch and Lightning if a program asks for a GPU and sees none."""
+"""Parts of the messages of torch and Lightning if a program asks for a GPU and sees none."""
 _TYPES_OF_GPU_ERRORS = (
     "RuntimeError", "AcceleratorError", "AssertionError", "MisconfigurationException",
 )  # fmt: skip
-"""The errors of torch and Lightning in that case. Other errors with such words are a program's."""
+"""The types of these errors of torch and Lightning. Other errors come from the program itself."""
 _NO_GPU_MEMORY = ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 
@@ -55,7 +55,7 @@ _OF_OTHER_TORCH = (
     ("has no attribute 'all_gather_single'", "calls it dist.all_gather_into_tensor"),
     ("has no attribute 'reduce_scatter_single'", "calls it dist.reduce_scatter_tensor"),
 )  # fmt: skip
-"""The words of an older torch if it lacks a function, and an explanation for that torch."""
+"""The message of an older torch that lacks a function, and an explanation for this torch."""
 
 
 def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
@@ -73,8 +73,9 @@ def of_failures(monitor: Any, died: Collection[int]) -> SimlibError:
 class _Failure:
     """The report on one rank that failed.
 
-    ``sentence`` continues after the rank's name. ``advice`` says what to do if the error's own
-    words do not. ``traceback`` is the learner's traceback; empty if it would add nothing.
+    ``sentence`` continues after the rank's name. ``advice`` says what to do, if the error's message
+    does not say so. ``traceback`` is the learner's traceback, or empty if it would add no
+    information.
     """
 
     report: FailureReport
@@ -85,7 +86,7 @@ class _Failure:
 
 
 def _failure(word, content, without_gpus):
-    """The report on a rank's answer; None for a rank that returned."""
+    """The report on a rank's answer, or None if the rank's function returned."""
     if word == "result":
         return None
     if word == "unpicklable":
@@ -151,7 +152,7 @@ _OTHERS_VALUES = (
 
 
 def _raised(monitor, told):
-    """One error for all ranks that failed. Ranks with the same words are named together."""
+    """One error for all ranks that failed. It names ranks with the same message together."""
     alike = defaultdict(list)
     sites = {}
     for rank, failure in told.items():
@@ -191,7 +192,7 @@ def _raised(monitor, told):
 
 
 def _who_was_waited_for(monitor, limited):
-    """For the first rank whose wait timed out: the places of the ranks that had not arrived."""
+    """Where the ranks were that had not arrived when the first rank's wait timed out."""
     ops = [op for log in monitor.logs for op in log.ops(0, monitor.cells)]
     failed = [op for op in ops if op.rank in limited and op.failed_s is not None]
     if not failed:
@@ -213,7 +214,7 @@ def _who_was_waited_for(monitor, limited):
 
 
 def _met_by(op, trace):
-    """``{rank: Op}``: the ops that this one met, or was to meet."""
+    """``{rank: Op}``: the ops that belong to this op, if their ranks have called them."""
     if not op.is_p2p:
         return next(one.ops for one in trace.collectives if one.ops.get(op.rank) is op)
     pairs = [(one.send, one.recv) for one in trace.messages if one.recv is not None]
@@ -221,7 +222,8 @@ def _met_by(op, trace):
 
 
 def _out_of_memory(told, sites):
-    """One error for all ranks out of memory: the words of the first, the names of the others."""
+    """One error for all ranks out of memory: the first rank's message, and the other ranks'
+    names."""
     first, *others = told
     message = told[first].sentence
     if others:
@@ -239,7 +241,7 @@ def _exit_code(code):
 
 
 def _readable(text, cells):
-    """A traceback that names cells as cells, not by the names of their temporary files."""
+    """A traceback that names notebook cells, instead of their temporary files."""
     for file in cells:
         text = text.replace(f'File "{file}"', "Cell")
     return text
@@ -263,12 +265,12 @@ def _rank_died(monitor, ranks):
 
 
 def death_of(rank: int, code: int, why: str = "") -> str:
-    """How a rank's process ended, in words; ``why`` continues them."""
+    """A sentence about how a rank's process ended. ``why`` is the rest of the sentence."""
     return f"the process of rank {rank} {how_it_ended(code)}{why}"
 
 
 def how_it_ended(code: int) -> str:
-    """The exit code of a process in words, negative for a signal."""
+    """The exit code of a process in words. A negative code means a signal."""
     return f"was ended by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
@@ -361,7 +363,7 @@ def _in_words(site):
 
 
 def _list_of(monitor, sites):
-    """One line per rank: what it was doing, or that it has finished."""
+    """One line per rank: what the rank was doing, or that it has finished."""
     lines = []
     for rank in range(monitor.world_size):
         if rank in sites:
@@ -428,7 +430,7 @@ def _unset_keys(monitor, sites):
 
 
 def at_rest(monitor: Any) -> SimlibError:
-    """The error if no rank can continue and simlib knows no other reason."""
+    """The error if no rank can continue, and simlib knows no better explanation."""
     sites = sites_now(monitor)
     error: type[SimlibError]
     others = [rank for rank, site in sites.items() if site.op == "computing"]
@@ -464,7 +466,7 @@ def called_by_a_foreign_thread(monitor: Any) -> InvalidCallError:
 
 
 def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedError:
-    """The error for ranks that wait for ever after others died; ``found`` is a known deadlock."""
+    """The error for ranks that wait for ever after others died. ``found`` is a known deadlock."""
     dead = sorted(monitor.deaths)
     sites = {rank: _last_known_site(monitor, rank) for rank in dead}
     words = f"{ranks_in_words(dead)} died"
@@ -479,7 +481,7 @@ def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedErr
 
 
 def deadlock_apart_from_the_dead(monitor: Any, found: DeadlockError) -> DeadlockError:
-    """The error for ranks that wait for each other, if no death is the cause."""
+    """The error for ranks that wait for each other, if a death is not the cause."""
     dead, (first, rest) = monitor.deaths, str(found).split("\n", 1)
     have = "has" if len(dead) == 1 else "have"
     words = f"{first}; this is not because {ranks_in_words(dead)} {have} died\n{rest}"

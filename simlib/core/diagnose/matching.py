@@ -1,6 +1,7 @@
-"""Which op belongs to which other one, and how they disagree: one matcher for all engines.
+"""Find the ops that belong together, and how they disagree. All engines use this matcher.
 
-Pure Python. A program may rely on these rules with every implementation of `torch.distributed`:
+This module is pure Python. A program may rely on these rules with every implementation of
+`torch.distributed`:
 
 * the k-th collectives of all members of a group belong together; such a collective is complete when
   all members have called it (a rank may be let through earlier, but may not rely on it);
@@ -24,18 +25,18 @@ from ..model.trace import ROOTED, Op
 
 BySource = defaultdict[Any, list[Op]]
 MOST_APART = 3
-"""The most calls to keep in which ranks were at different lines."""
+"""An `Apart` keeps at most this many calls in which ranks were at different lines."""
 MAX_QUIET = 1000
-"""The number of mailboxes after which the empty ones are forgotten."""
+"""With more mailboxes than this, the matcher forgets the empty mailboxes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """Ops that belong together and disagree.
 
-    ``rule`` is one word for the point of disagreement: ``collective``, ``root``, ``reduce op``,
-    ``dtype``, ``shape``, ``splits`` or ``ranks``. ``ops`` is ``{rank: Op}`` of all calls so far.
-    ``apart`` is the earlier `Apart` of a collective's group, or None.
+    ``rule`` says what differs: ``collective``, ``root``, ``reduce op``, ``dtype``, ``shape``,
+    ``splits`` or ``ranks``. ``ops`` is ``{rank: Op}`` of all calls so far. ``apart`` is the earlier
+    `Apart` of a collective's group, or None.
     """
 
     rule: str
@@ -45,10 +46,10 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Collectives of a group in a row that met, although its ranks called them at different lines.
+    """Consecutive collectives that matched although ranks called them at different lines.
 
-    ``number`` is the number of the first, from 1. ``calls`` is ``{lines: {rank: Op}}`` of the first
-    `MOST_APART` that differ in their lines.
+    ``number`` is the number of the first of these collectives, from 1. ``calls`` is ``{lines:
+    {rank: Op}}`` of the first `MOST_APART` collectives whose lines differ from each other.
     """
 
     number: int
@@ -59,8 +60,8 @@ class Apart:
 class Wait:
     """A rank that waits: its op, and the ranks for which it waits.
 
-    ``needs`` are the ranks that have not done their part. If ``any_of`` is True (a recv of any
-    source), one of them is enough. Otherwise all of them are needed.
+    ``needs`` are the ranks that have not done their part. If ``any_of`` is True (a recv from any
+    source), the rank waits for one of these ranks. Otherwise it waits for all of them.
     """
 
     rank: int
@@ -74,7 +75,8 @@ class Blocked:
     """Ranks that can never continue.
 
     ``waits`` is ``{rank: Wait}``. ``cycle`` is the shortest ring of ranks in which each waits for
-    the next. It is empty if the waits end at ranks that are ``gone``: finished or dead.
+    the next. ``cycle`` is empty if the waits end at ranks that are ``gone``, which means finished
+    or dead.
     """
 
     waits: dict
@@ -89,16 +91,16 @@ class Matcher:
     ----------
     world_size : int
     eager_limit_bytes : int
-        Sends of at most this many bytes complete without their recv; -1 (rendezvous) for none.
+        Sends of at most this many bytes complete without their recv. With -1 (rendezvous), no send
+        does.
 
-    Notes
-    -----
-    The ops of one rank must come in that rank's order. Ranks may be interleaved in any way.
+    Notes ----- Post the ops of each rank in the order of the rank. The ops of different ranks may
+    alternate in any way.
 
-    Complete ops are forgotten, so the memory depends only on the ops under way.
+    The matcher forgets complete ops, so its memory depends only on the ops under way.
 
-    **Cost** O(1) for each op posted; O(open recvs of any source and messages that
-    wait for them) to ask after a p2p op.
+    **Cost** O(1) for each op posted. A question about a p2p op costs O(open recvs from any source
+    and messages that wait for them).
     """
 
     def __init__(self, world_size: int, eager_limit_bytes: float = -1) -> None:
@@ -118,7 +120,7 @@ class Matcher:
         self._most_mailboxes = MAX_QUIET
 
     def post(self, op: Op) -> None:
-        """Take one op. If it reveals a disagreement, that is added to `mismatches`."""
+        """Add one op. If the op disagrees with another op, add the mismatch to `mismatches`."""
         if not op.is_p2p:
             self._post_collective(op)
             return
@@ -173,8 +175,8 @@ class Matcher:
     def _is_received(self, op, mailbox, is_done):
         """Whether a send may complete.
 
-        An open recv of any source counts for every send that could reach it. It does not count for
-        a send if earlier sends of the same rank have used it up, or are known to be received.
+        An open recv from any source counts for every send that could reach it. It does not count
+        for a send if it may already belong to earlier sends of the same rank.
         """
         number = self._number[op.rank, op.seq] - mailbox.met[op.rank]
         place = number - len(mailbox.received[op.rank])
@@ -187,9 +189,10 @@ class Matcher:
         return taken < len(mailbox.open_any)
 
     def _surely_taken(self, mailbox, src, is_done):
-        """How many messages of one rank open recvs of any source must have taken.
+        """The number of messages of one rank that open recvs from any source must have taken.
 
-        It is the messages up to the last complete one. A complete eager send proves nothing.
+        These are the messages up to the last complete message. A complete eager send proves
+        nothing.
         """
         left = mailbox.sends[src][len(mailbox.received[src]) :]
         met = [send.nbytes > self.eager_limit_bytes and is_done(send) for send in left]
@@ -210,7 +213,8 @@ class Matcher:
         gone : collection of int
             Ranks that have finished or died. All others are running and may post anything.
         is_done : callable
-            Whether a send is known to be complete; needed only if recvs of any source are open.
+            Whether a send is known to be complete. The matcher calls it only if recvs from any
+            source are open.
 
         Returns
         -------
@@ -255,8 +259,8 @@ class Matcher:
     def suspected(self) -> Mismatch | None:
         """A recv of any source and a message for it that would disagree, as a Mismatch, or None.
 
-        It is not certain, because another message may arrive. If a rank has died in the recv, it is
-        an explanation.
+        The mismatch is not certain, because another message may arrive. If a rank has died in the
+        recv, the mismatch is an explanation.
         """
         for mailbox in self._mailboxes.values():
             for src, sends in mailbox.sends.items():
@@ -308,13 +312,15 @@ class Matcher:
             self._forget(arrived.values())
 
     def _forget(self, ops):
-        """All sides of some ops have met. Later questions about them only have the answer yes."""
+        """Forget ops that are complete. Later questions about these ops are always answered with
+        yes."""
         for op in ops:
             self._number.pop((op.rank, op.seq), None)
 
     @staticmethod
     def _to_compare(arrived, op):
-        """The ops to compare with an op: the first one, or all of them if each pair has a part."""
+        """The ops to compare with an op: the first op, or all ops if each pair of ranks has a
+        part."""
         if op.kind in ("scatter", "all_to_all"):
             return list(arrived.values())
         return list(itertools.islice(arrived.values(), 1))
@@ -322,9 +328,9 @@ class Matcher:
     def _other_lists(self, channel, number, op):
         """Calls that make a group with other ranks than this one, one for each list of ranks.
 
-        None if an earlier rank came with the same list. That rank was compared with all others, and
-        later ranks were compared with it. Without this, many ranks would need a square of
-        comparisons.
+        None if an earlier rank called with the same list, because the matcher has compared that
+        rank with all others. So the number of comparisons does not grow with the square of the
+        number of ranks.
         """
         lists = self._new_groups[channel, number]
         if op.splits in lists:
@@ -336,9 +342,10 @@ class Matcher:
     def _compare_messages(self, mailbox, src):
         """Compare the messages from one rank with their recvs, as far as these are certain.
 
-        While a recv of any source is open, it is unknown which message it takes, and which messages
-        are left for later recvs. If a named recv was posted beside it, implementations serve them
-        in different orders. Then nothing is compared.
+        While a recv from any source is open, nobody knows which message it will take, and which
+        messages are left for later recvs. If a recv with a src is open at the same time,
+        implementations serve the two in different orders. In this case the matcher compares
+        nothing.
         """
         if mailbox.is_unsure:
             if mailbox.has_all_met:
@@ -369,7 +376,8 @@ def _message_disagreement(send, recv):
 class _Mailbox:
     """The open messages of one group to one rank with one tag, by their source.
 
-    ``met`` counts the messages that have met, and ``met_named`` those with a named recv.
+    ``met`` counts the messages that have matched a recv, and ``met_named`` those that have matched
+    a recv with a src.
     """
 
     def __init__(self) -> None:
@@ -423,12 +431,13 @@ class _Mailbox:
 
 
 def _channel(op):
-    """The key by which collectives are counted: by group, and separately for making groups."""
+    """The key for counting collectives: the group. Calls that make groups are counted
+    separately."""
     return op.group, op.kind == "new_group"
 
 
 def _apart_after(before, number, ops):
-    """The `Apart` of a group after one more collective; None if its ranks are at one line."""
+    """The `Apart` of a group after one more collective. None if all ranks are at the same line."""
     sites = [op.site for op in ops.values()]
     if all(one is sites[0] or one.is_at_line_of(sites[0]) for one in sites):
         return None
@@ -439,7 +448,7 @@ def _apart_after(before, number, ops):
 
 
 def _company(op):
-    """The ranks that an op needs: all of its group; for making a group, its future members."""
+    """The ranks that an op needs: its whole group. To make a group, its future members."""
     if op.kind == "new_group":
         return op.splits if op.rank in op.splits else ()
     return op.group.ranks
@@ -518,8 +527,8 @@ def _differ(one, other):
 def _groups_collide(one, other):
     """Whether two lists of ranks for one new group exclude each other.
 
-    torch itself makes several groups of one rank at once (`new_subgroups` within a group). Larger
-    groups would find each other's addresses, because they have one name.
+    torch itself makes several groups of one rank at the same time (`new_subgroups` within a group).
+    Larger groups would find each other's addresses, because they have the same name.
     """
     return one != other and (bool(set(one) & set(other)) or min(len(one), len(other)) > 1)
 
@@ -529,7 +538,7 @@ def _elements(op):
 
 
 def _anything_moves(one, other):
-    """Whether the elements of two ranks meet. Without elements a rank may have any dtype."""
+    """Whether elements of two ranks are combined. A rank without elements may have any dtype."""
     if one.kind == "all_to_all":
         pairs = itertools.product(((one, other), (other, one)), (0, 1))
         return any(_part(a, side, a.group.ranks.index(b.rank)) != 0 for (a, b), side in pairs)
@@ -539,7 +548,7 @@ def _anything_moves(one, other):
 
 
 def _parts_agree(sender, receiver):
-    """Whether in an all_to_all one rank sends the other as much as the other expects."""
+    """Whether one rank of an all_to_all sends the other as many elements as the other expects."""
     ranks = sender.group.ranks
     sent = _part(sender, 0, ranks.index(receiver.rank))
     expected = _part(receiver, 1, ranks.index(sender.rank))

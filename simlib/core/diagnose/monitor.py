@@ -18,25 +18,25 @@ from .findings import Evidence, Finding, found_in, of_shared_names, of_values_as
 from .matching import Matcher, Mismatch, Wait
 
 KEPT_BYTES = 1 << 20
-"""The bytes of one rank's output that are kept: the first half and the last half of them."""
+"""simlib keeps this many bytes of one rank's output: half from the start, half from the end."""
 FLOOD_BYTES, FLOOD_LINES = 32 << 20, 300_000
 """With more output than this, a rank counts as printing for ever."""
 STACK_LIMIT_S = 2.0
-"""Seconds to wait for the stack of a rank that was asked for it. The machine may be busy."""
+"""Seconds to wait for the stack of a rank after a request. The machine may be busy."""
 TOLD_S = 1.5
 """Seconds in which Gloo must report a death to ranks that wait for the dead rank."""
 MAX_TAKEN, LEAST_TAKEN = 8192, 64
-"""Ops of all logs together, and of one log, that the matcher gets before the next log's ops. So
-complete ops are forgotten before further objects are made."""
+"""The matcher gets so many ops of all logs together, and of one log, before the next log's ops. So
+simlib forgets complete ops before it makes further objects."""
 LOOKS = 3
-"""How often a rank must have looked for its keys in vain since all ranks stopped. The first look
-may have begun before that, and a store may handle a set after a later question."""
+"""How often a rank must look for its keys without success after all ranks have stopped. The first
+look may have begun earlier, and a store may handle a set after a later question."""
 QUIET_S = 10.0
 """Seconds of silence after which the display shows the places of ranks."""
 
 
 class RankOutput:
-    """The output of one rank. It grows by chunks, is read as whole lines, and has a limit."""
+    """The output of one rank. simlib adds chunks, reads whole lines, and limits the size."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -46,7 +46,7 @@ class RankOutput:
         self._tail = bytearray()
 
     def add(self, chunk: bytes) -> list[bytes]:
-        """Take a chunk; returns the lines that it completes, as bytes."""
+        """Add a chunk. Returns the lines that the chunk completes, as bytes."""
         self.total += len(chunk)
         room = max(0, KEPT_BYTES // 2 - len(self._head))
         self._head += chunk[:room]
@@ -65,7 +65,8 @@ class RankOutput:
 
     @property
     def text(self) -> str:
-        """All output that is kept, with the size of the gap between its beginning and its end."""
+        """The output that simlib has kept, with the size of the gap between its start and its
+        end."""
         tail = bytes(self._tail[-KEPT_BYTES // 2 :])
         left_out = self.total - len(self._head) - len(tail)
         if left_out:
@@ -77,11 +78,11 @@ class RankOutput:
 class DeadlockDetector:
     """Feeds the ops of a run to a `Matcher`, and turns the results into errors and findings.
 
-    It looks only when a rank stands still, so a program that runs well pays nothing until its end.
-    A verdict does not depend on time: a rank is blocked if only blocked, finished or dead ranks can
-    send the data that it waits for. The logs are read while ranks run. A set of blocked ranks
-    counts if none of them made a step between two looks. Then there was a moment at which all of
-    them were in the state that was read.
+    The detector looks only when a rank does not move, so it costs a healthy program nothing until
+    the end. A verdict does not depend on time: a rank is blocked if only blocked, finished or dead
+    ranks can send the data that it waits for. The detector reads the logs while ranks run. A set of
+    blocked ranks counts only if no rank of the set made a step between two looks. Then there was a
+    moment at which all these ranks were in the state that the detector has read.
 
     Parameters
     ----------
@@ -90,8 +91,8 @@ class DeadlockDetector:
     cells : dict
         File name of a notebook cell -> its execution count.
     sleep_count : callable
-        ``sleep_count(rank)``: how often the rank's main thread has gone to sleep; None while it is
-        awake or if this is unknown.
+        ``sleep_count(rank)`` returns how often the rank's main thread has gone to sleep. None while
+        the thread is awake, or if simlib cannot know.
     eager_limit_bytes : int
         As for `Matcher`.
     callers : callable
@@ -121,10 +122,11 @@ class DeadlockDetector:
         self.all_wait = False
 
     def look(self, running: list[int]) -> bool:
-        """Note the state of the running ranks; returns whether one waits and has not moved since.
+        """Note the state of the running ranks. Returns whether a rank waits and has not moved
+        since.
 
-        Afterwards ``all_wait`` says whether this is true of each of them. After a verdict of a
-        deadlock, it says whether each of them is blocked.
+        Afterwards ``all_wait`` says whether all running ranks wait and have not moved. After a
+        deadlock was found, it says whether all running ranks are blocked.
         """
         states = {rank: self._logs[rank].state for rank in running}
         before, self._states = self._states, states
@@ -140,9 +142,9 @@ class DeadlockDetector:
         return bool(waiting)
 
     def lacks_keys(self, running: list[int], gone: Mapping[int, str]) -> bool:
-        """Whether ranks wait for keys of a store that no rank is left to set; after `look`.
+        """Whether ranks wait for keys of a store that no rank can set any more. Call `look` first.
 
-        All others have finished or wait for ever. The rank itself looks for the keys again and
+        All other ranks have finished or wait for ever. A waiting rank looks for its keys again and
         again, so it finds keys that were set before all ranks stopped.
         """
         logs = self._logs
@@ -215,7 +217,8 @@ class DeadlockDetector:
             op.site = sites[rank]
 
     def waits(self, running: list[int]) -> dict[int, Wait]:
-        """The present waits of ranks, with the ranks that they need; none if all have arrived."""
+        """The present waits of ranks, and the ranks for which they wait. Empty if all have
+        arrived."""
         self._take_in()
         found = {}
         for rank in running:
@@ -226,7 +229,7 @@ class DeadlockDetector:
         return found
 
     def _future_offset(self, rank: int) -> int:
-        """The op whose future C++ code waits for on this rank, if this is certain; or 0.
+        """The op for whose future C++ code waits on this rank, if this is certain. Otherwise 0.
 
         DDP's reducer waits in this way at the end of `backward`, and no Python code sees it. The
         wait is certain if the rank's thread has slept there since the last look.
@@ -246,7 +249,7 @@ class DeadlockDetector:
     def mismatch(self, after_death: bool = False) -> SimlibError | None:
         """The first mismatch among all ops, as an error, or None.
 
-        With ``after_death`` a suspicion is enough, because something has killed a rank.
+        With ``after_death``, a mismatch that is only suspected counts too, because a rank has died.
         """
         self._take_in()
         found = next(iter(self._matcher.mismatches), None)
@@ -257,7 +260,7 @@ class DeadlockDetector:
     def findings(self, dead: Container[int] = ()) -> list[Finding]:
         """The left-over ops and races of a run that ended well; see `findings`.
 
-        Ops that a dead rank left, or that lacked the dead rank, do not count.
+        Ops that are open because of a dead rank do not count.
         """
         self._take_in()
         evidence = Evidence(
@@ -280,8 +283,8 @@ class DeadlockDetector:
     def keep_up(self) -> bool:
         """Read logs that roll over, so that ranks may continue in their oldest segments.
 
-        Each call reads only a part, and ranks that are far ahead wait. Returns whether ops
-        disagree. Nothing later can change this.
+        Each call reads only a part of the logs. Ranks that are far ahead wait. Returns whether ops
+        disagree. A disagreement is final.
         """
         self._take_some(self._counts())
         self._resolve_any()
@@ -309,7 +312,7 @@ class DeadlockDetector:
         return [log.count for log in self._logs]
 
     def _take_some(self, counts: list[int]) -> bool:
-        """Give the matcher ops of each log, up to these counts; returns whether there were any."""
+        """Give the matcher ops of each log, up to these counts. Returns whether there were any."""
         before = list(self._taken)
         for rank, log in enumerate(self._logs):
             first = self._taken[rank]
@@ -329,7 +332,7 @@ class DeadlockDetector:
             self._open_any.append(op)
 
     def _now(self, op: Op) -> Op | None:
-        """The op in the present state of the log; None if it ended long ago and is forgotten."""
+        """The op in the present state of the log. None if the log has forgotten the op."""
         log = self._logs[op.rank]
         offset = log.offset_of(op.seq)
         return None if offset is None else log.op_at(offset, op.seq, 0, self._cells)
@@ -351,11 +354,11 @@ class DeadlockDetector:
 
 
 class RunMonitor(ABC):
-    """The kernel's view of one run.
+    """The facts that the kernel knows about one run.
 
-    An engine's own monitor handles the words, output and deaths of ranks, and sets these
-    attributes. `failures` and `Watchdog` describe the outcome in words. `results` makes a `Run` of
-    it.
+    Each engine has its own subclass. It handles the messages, output and deaths of ranks, and sets
+    these attributes. `failures` and `Watchdog` describe the outcome in words. `results` makes a
+    `Run` of it.
 
     Attributes
     ----------
@@ -367,33 +370,34 @@ class RunMonitor(ABC):
     cells : dict of str to int
         File name of a notebook cell -> its execution count.
     timeout_s : float or None
-        Seconds without progress after which the run is ended.
+        simlib ends the run after this many seconds without progress.
     check : bool
-        Whether simlib diagnoses more than errors, deaths and ``timeout_s``.
+        Whether simlib reports more than errors, deaths, and runs without progress for
+        ``timeout_s``.
     logs : list of OpLogReader
         By rank.
     detector : DeadlockDetector
-        It works on these logs. It exists when there are logs.
+        The detector that reads these logs. It exists when there are logs.
     answers : dict of int to tuple
         rank -> (word, content) as the rank sent it, see `returned.answer_of`.
     deaths : dict of int to int
-        rank -> exit code of a process that ended by itself.
+        rank -> exit code of a rank's process that ended by itself.
     died_s : dict of int to float
         rank -> its time of death, on the ranks' clock, if it is known.
     death_words : dict of int to str
-        rank -> the words for its death, if more than an exit code may be known.
+        rank -> a description of its death, if simlib may know more than the exit code.
     outputs : list of RankOutput
         By rank.
     native : list or dict of bytes
         The native stderr of each rank: crash stacks, and requested stacks.
     survives : bool
-        Whether the others continue when a rank dies.
+        Whether the other ranks continue when a rank dies.
     has_streams : bool
-        Whether simulated devices work beside their ranks.
+        Whether the simulated devices are asynchronous.
     forgotten : Forgotten or None
-        For a watched run, whose logs roll over: sums of the ops that they no longer have.
+        For a watched run, sums over the ops that the logs have forgotten.
     have_all_run : bool
-        Whether there are logs of all ranks. Otherwise no log has the messages of the others.
+        Whether all ranks have logs. If not, the messages of the ranks without logs are unknown.
     without_gpus : str
         The hint for ranks that ask for a GPU and see none.
     kill : Mapping
@@ -401,7 +405,7 @@ class RunMonitor(ABC):
     wire, memory, flops, processes : list or None
         For a simulation that has ended: see `Run`.
     shared : Mapping
-        The same.
+        For a simulation that has ended: see `Run`.
     set_by_many : list
         For a simulation: names of shared modules that several ranks set, see `of_shared_names`.
     values_asked : list
@@ -453,9 +457,9 @@ class RunMonitor(ABC):
         """The learner's frames of computing ranks, outermost first; empty if none arrived."""
 
     def with_callers(self, sites: dict[int, Site]) -> dict[int, Site]:
-        """The sites at which ranks wait, with their callers: read from the ranks' stacks.
+        """The sites at which ranks wait, with callers, which simlib reads from the ranks' stacks.
 
-        The rank function itself has none.
+        A line of the rank function itself has no callers.
         """
         running = self.running()
         asked = [r for r, site in sites.items() if r in running and site.function != self.name]
@@ -473,7 +477,8 @@ class RunMonitor(ABC):
         return dict.fromkeys(self.answers, "has finished") | dict.fromkeys(self.deaths, "has died")
 
     def failed(self) -> bool:
-        """Whether a rank has raised, or died and the others must end, or all have died."""
+        """Whether a rank has raised, or a rank has died and the others must end, or all have
+        died."""
         raised = any(word != "result" for word, _ in self.answers.values())
         return raised or self._ended_by_death()
 
@@ -482,17 +487,19 @@ class RunMonitor(ABC):
         return bool(self.deaths) and not are_left
 
     def failed_by_itself(self) -> bool:
-        """The same, except for ranks whose wait another rank broke."""
+        """Like `failed`, but without ranks whose wait failed because of another rank."""
         return self.raised_by_itself() or self._ended_by_death()
 
     def raised_by_itself(self) -> bool:
-        """The same, except for ranks whose process has ended. Their host may be the cause."""
+        """Like `failed_by_itself`, but without ranks whose process ended: the host may be the
+        cause."""
         failed = [content for word, content in self.answers.values() if word != "result"]
         first = [one for one in failed if not isinstance(one, FailureReport) or not one.from_wait]
         return bool(first)
 
     def stuck(self, disagree: bool = False) -> SimlibError | None:
-        """The error for ranks that wait for ever, or for ops that disagree; None while unknown.
+        """The error for ranks that wait for ever, or for ops that disagree. None if there is none
+        yet.
 
         There is a verdict only for ranks that have not moved since the last call, or if it is known
         that ops ``disagree``.
@@ -507,7 +514,8 @@ class RunMonitor(ABC):
         return failures.waits_for_the_dead(self, None) if self.deaths else failures.at_rest(self)
 
     def has_helpers(self) -> bool:
-        """Whether processes that ranks have started may help them; True if this is unknown."""
+        """Whether processes that ranks have started may still help them. True if this is
+        unknown."""
         return True
 
     def findings(self) -> list[Finding]:
@@ -533,9 +541,9 @@ class RunMonitor(ABC):
         return failures.waits_for_the_dead(self, found)
 
     def may_judge(self, progress: int) -> bool:
-        """Whether a wait that looks endless is endless; ``progress`` changes with every op.
+        """Whether a wait that looks endless is really endless. ``progress`` changes with every op.
 
-        It is not, if a rank has died and Gloo may be reporting this to the others at this moment.
+        If a rank has just died, Gloo may still report the death to the others, so the wait may end.
         """
         moved = progress, len(self.deaths)
         if moved != self._moved:
@@ -565,9 +573,9 @@ class Watchdog:
     ----------
     monitor : RunMonitor
     display : Display
-        It gets the places of ranks when they have been silent for `QUIET_S`.
+        The display that shows the places of ranks after `QUIET_S` seconds of silence.
     running : sequence of int, optional
-        The ranks that print, if not all do.
+        The ranks that print. The default is all ranks.
     """
 
     def __init__(
@@ -582,7 +590,7 @@ class Watchdog:
         self._said_quiet = False
 
     def ending(self, posted: int) -> SimlibError | None:
-        """The error that ends the run now, or None; ``posted`` changes with every op of a rank."""
+        """The error that ends the run now, or None. ``posted`` changes with every op of a rank."""
         flooding = [rank for rank, output in self._outputs if output.is_flood]
         is_watched = self._monitor.forgotten is not None  # by somebody who sees what is printed
         if flooding and not is_watched:

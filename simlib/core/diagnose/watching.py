@@ -10,16 +10,16 @@ from ..model.words import ranks_in_words
 from . import failures
 
 LONG_WAIT_S = 10.0
-"""The line names a rank if it has waited for so long."""
+"""The line names a rank if the rank has waited for this many seconds."""
 
 
 class Watcher:
-    """Prints the number of ops, their rate, the memory of ranks, and the ranks that wait long.
+    """Prints the number and the rate of ops, the memory of ranks, and ranks that wait for long.
 
     Parameters
     ----------
     monitor : RunMonitor
-        It has `memory_bytes`, and its logs count ops.
+        A monitor with a method `memory_bytes`. Its logs count ops.
     display : Display
     every_s : float
         Seconds from one line to the next.
@@ -59,7 +59,8 @@ class Watcher:
         return "; ".join(parts)
 
     def _who_waits(self, now_s: float) -> list[str]:
-        """The ranks that have waited long, each with its line, and the lines of computing ranks."""
+        """The ranks that have waited for long, their lines of code, and those of computing
+        ranks."""
         running = self._monitor.running()
         long = {
             rank: now_s - self._states[rank][1]
@@ -92,7 +93,7 @@ def _place(site: Site) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """``"1:02:03"``."""
+    """Seconds as text in the form ``"1:02:03"``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
