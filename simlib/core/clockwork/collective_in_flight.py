@@ -125,8 +125,8 @@ class Transfers:
         self._on_end.pop(transfer)(transfer)
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
-        """Reserve the links of a collective if they are free. Wakes it when another transfer needs
-        one."""
+        """Reserve the links of a collective. Returns whether they are free. If another transfer
+        later needs one of the links, the collective is woken."""
         self._wake(in_flight.links, in_flight.queue)
         if any(self._users[link] for link in in_flight.links):
             self._share(in_flight)

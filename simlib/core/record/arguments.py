@@ -1,12 +1,12 @@
 """Rules that a call can break by itself, independent of other ranks.
 
-They are the backend's own rules (`transports.backends`), and a few that Gloo lacks, although it
-then returns memory that nobody has written. Both engines ask here before a call is recorded, so
-both refuse it in the same sentence. The facts on which ranks must agree are judged elsewhere
-(`simlib.core.diagnose.matching`).
+Most of the rules are the backend's own (`transports.backends`). Gloo lacks a few rules: for some
+wrong calls it returns memory that nobody has written. Both engines check a call here before they
+record it, so both refuse it with the same message. `simlib.core.diagnose.matching` checks the facts
+on which ranks must agree.
 
 A check of a collective takes the call's arguments (without its options), and the rank and the size
-of the group. It costs some microseconds.
+of the group. A check costs some microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .transports.backends import BITS, OPS, TORCHS_TAGS, Capabilities
 
 
 def check_peer(rank: int, size: int, peer: int, role: str) -> None:
-    """Refuse a partner that is no other rank of the group."""
+    """Refuse a partner that is not another rank of the group."""
     if not 0 <= peer < size:
         raise RefusedCall(
             f"{role}={peer} is not a rank of this group: its ranks are 0 to {size - 1}"
@@ -86,7 +86,8 @@ def _about_tag(tag, able):
 
 
 def _capabilities_for(what, tensor, capabilities):
-    """The backend's capabilities for a tensor. Refused if it carries none from its device."""
+    """The backend's capabilities for a tensor. Refuse a tensor on a device that the backend does
+    not support."""
     able = capabilities.get(tensor.device.type)
     if able is not None:
         return able
@@ -130,16 +131,16 @@ def check_collective(
     Parameters
     ----------
     kind : str
-        The kind of op, by which the sentence names it.
+        The kind of op. The error calls the op by this name.
     method : str
         The method of `dist.ProcessGroup`.
     place : Place
     opts : object or None
-        torch's options of the call; they name the root of a collective that has one.
+        torch's options of the call. They contain the root of a rooted collective.
     args : tuple
         The call's arguments: the tensors first.
     capabilities : dict of str to Capabilities
-        The backend's, by type of device.
+        The capabilities of the backend, by type of device.
     """
     tensors = list(_tensors_of(args))
     if tensors:
@@ -216,8 +217,9 @@ def _check_tensor(kind, method, tensor, able):
 _MOVED_AS_IT_LIES = {"broadcast": 1, "allreduce": 1, "reduce": 1, "scatter": 2, "reduce_scatter": 1}
 """The number of a method's arguments whose memory Gloo and NCCL move as one block.
 
-They move as many elements as the tensor has, and ignore strides (pytorch issue 192920). For a slice
-with steps these are its neighbours, and after expand() the memory behind it. Other methods copy.
+Gloo and NCCL move as many elements as the tensor has, and ignore strides (pytorch issue 192920). So
+for a slice with steps they move neighbouring elements, and for an expanded tensor they move the
+memory behind it. Other methods copy the tensor first.
 """
 
 
@@ -238,7 +240,7 @@ def _check_memory(kind, moved, able):
 
 
 def _check_order(kind, args, rank, able):
-    """Refuse a scatter or reduce_scatter if its tensors have another order than its output.
+    """Refuse a scatter or reduce_scatter whose tensors have another memory order than its output.
 
     Each part must have the order of its receiver's output. This rank does not know the other ranks'
     outputs, and assumes that they have the order of its own output. The part that a reduce_scatter
@@ -261,7 +263,7 @@ def _fills_its_memory(tensor):
 
 
 def _order(tensor):
-    """The order of elements that Gloo assumes. A tensor with gaps is copied in order first."""
+    """The order of elements that Gloo assumes. torch first copies a tensor with gaps in order."""
     if tensor.is_contiguous() or not _fills_its_memory(tensor):
         return ()
     return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
@@ -505,4 +507,4 @@ _CHECKS = {
     "all_to_all_single": _check_all_to_all_single,
     "alltoall_base": _check_all_to_all_single,
 }
-"""Further conditions on a call, by torch's name of the call."""
+"""Further conditions on a call, by the name of the call in torch."""

@@ -1,4 +1,4 @@
-"""Makes a backend's name mean the recording group, wherever torch takes such a name.
+"""Make torch use the recording group wherever a program names a backend.
 
 `install` wraps torch's one constructor of groups. So groups made by `new_group`, device meshes or
 FSDP2 record too, while `dist.get_backend()` still returns ``gloo``, or the run's own name.
@@ -38,7 +38,7 @@ _torch_batch = c10d.batch_isend_irecv
 
 
 def member(recorder: Recorder, backend: Backend) -> Callable:
-    """How a real rank becomes a member of a group, for `install`. A `Backend` carries its calls."""
+    """A function for `install` that makes a real rank a member of a group. Uses a `Backend`."""
 
     def create(options, ranks, name):
         transport = backend.open(options, ranks)
@@ -103,7 +103,8 @@ def install(
 
 
 def _check_not_self(group, rank, role):
-    """torch asks this only for `send` and `recv`. They are refused like `isend` and `irecv`."""
+    """Refuse `send` and `recv` to oneself like `isend` and `irecv`. torch calls it for those
+    two."""
     if group.rank() == rank:
         try:
             check_peer(rank, group.size(), rank, "dst" if role == "destination" else "src")
@@ -124,10 +125,11 @@ def join_world(store: dist.Store, rank: int, world_size: int) -> None:
 
 
 def _spawn(fn, args=(), nprocs=1, join=True, *others, **options):
-    """`torch.multiprocessing.spawn` in a program that starts its own ranks: they exist already.
+    """`torch.multiprocessing.spawn` for a program that starts its own ranks. Its ranks exist
+    already.
 
-    Each rank does the work of the process with its number. If a process is already a rank, by a
-    call of torch.distributed, it starts helpers.
+    Each rank does the work of the process with its number. If the calling rank has already called
+    torch.distributed, the new processes are its helpers.
     """
     world = dist.group.WORLD
     if world._recorder.has_joined or world._recorder.log.posted:
@@ -143,7 +145,8 @@ def _spawn(fn, args=(), nprocs=1, join=True, *others, **options):
 
 
 def _checking_init_process_group(spoken):
-    """`init_process_group` for the learner. The world exists already, so it only checks."""
+    """`init_process_group` for the learner. The world exists already, so the function only checks
+    the arguments."""
 
     def init_process_group(backend=None, init_method=None, timeout=None, *args, **kwargs):
         world = dist.group.WORLD
@@ -204,13 +207,14 @@ def _check_init(spoken, backend, told, true):
 
 
 class Membership:
-    """This rank's place in the world: the things that a run may change, and the way back."""
+    """This rank's place in the world. It restores what a run may have changed."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
 
     def begin(self, run_number: int) -> None:
-        """A run begins: groups are counted again, and meet at places that no older run has used.
+        """A run begins. Count groups from the start, and let them meet under names of this run
+        only.
 
         ``run_number`` must be the same on all ranks.
         """
@@ -231,7 +235,7 @@ STAGES = "torch.distributed.pipelining.stage"
 
 
 def name_pieces() -> None:
-    """Put a `span` around all computing of torch's pipeline stages; once in a process."""
+    """Put a `span` around all computing of torch's pipeline stages. Call it once in a process."""
     when_imported(STAGES, _name_pieces_of)
 
 

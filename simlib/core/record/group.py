@@ -2,8 +2,7 @@
 
 torch passes every call of a rank, from Python or from C++ (DDP's reducer, FSDP2, functional
 collectives), to the methods of a `dist.ProcessGroup`. `RecordingGroup` records each call and passes
-it to the transport of the same ranks (`transports`). `backend` puts it in the place of torch's own
-group.
+it to the transport of the same ranks (`transports`). `backend` replaces torch's own group by it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _thread_id = threading.get_ident
 _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
 )
-"""torch's files between a call of the learner's and this one."""
+"""The files of torch that are on the stack between a call of the learner and this module."""
 
 
 class Definition(NamedTuple):
@@ -71,13 +70,13 @@ class RecordingGroup(GroupOfItsOwn):
     ----------
     recorder : Recorder
     transport : Transport
-        The transport that gets the calls. If it does not copy results into their tensors by torch,
-        its ``group`` says so (``copies_results``), as a `SimulatedGroup` does.
+        The transport that gets the calls. If it does not use torch to copy results into their
+        tensors, its ``group`` says so with ``copies_results``, as a `SimulatedGroup` does.
     rank, size : int
     name : str
-        torch's name of the group; empty for the default group.
+        The name of the group in torch. Empty for the default group.
     ranks : tuple of int
-        Its members as ranks of the world.
+        The members of the group as ranks of the world.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class RecordingGroup(GroupOfItsOwn):
                 self._limit = timeout
 
     def forget_timeout(self) -> None:
-        """From now on no op of this group is given up."""
+        """From now on, no op of this group has a time limit."""
         self.transport.set_timeout(FOREVER)
         self._is_limited, self._limit = False, None
 
@@ -157,10 +156,11 @@ class RecordingGroup(GroupOfItsOwn):
         super()._set_group_desc(description)
 
     def _post(self, kind, signature, *, frame=None, to=(None, NOBODY), flags=0):
-        """Write one call down; returns its place in the log.
+        """Write one call into the log. Returns its place in the log.
 
-        ``signature`` is the recorder's. The search for the learner's line begins at ``frame``,
-        by default at the caller's caller. ``to`` is peer and tag.
+        ``signature`` is the number from `Recorder.signature`. The search for the learner's line
+        begins at ``frame``, by default at the caller's caller. ``to`` contains the peer and the
+        tag.
         """
         peer, tag = to
         recorder = self._recorder
@@ -186,7 +186,8 @@ class RecordingGroup(GroupOfItsOwn):
         return start
 
     def _checked(self):
-        """The check's result for calls of plain tensors. An equal call breaks no rule either."""
+        """Remembered results of checks of calls with plain tensors. An equal call breaks no rule
+        either."""
         numbers, checked = self._checked_calls
         if numbers is not self._log.numbers or len(checked) > MAX_CHECKED:
             checked = {}
@@ -196,7 +197,7 @@ class RecordingGroup(GroupOfItsOwn):
     def _pass_on(self, start, method, *args):
         """Call the transport. If it refuses, the op has failed (its peer may have died).
 
-        A blocking op of NCCL gives no request, because only its stream waits.
+        A blocking op of NCCL returns no request, because only its stream waits.
         """
         try:
             work = getattr(self._group, method)(*args)
@@ -213,7 +214,8 @@ class RecordingGroup(GroupOfItsOwn):
         return number
 
     def post_new_group(self, ranks: Sequence[int] | None, members_only: bool) -> int:
-        """Write down a call of `new_group`. All ranks of the world meet in it, or its members."""
+        """Record a call of `new_group`. All ranks of the world, or the new members, meet in the
+        call."""
         asked = tuple(sorted(ranks)) if ranks is not None else self._ranks
         recorder = self._recorder
         if recorder.before_op is not None:
@@ -273,9 +275,9 @@ class RecordingGroup(GroupOfItsOwn):
 
     @contextlib.contextmanager
     def together(self, device: torch.device) -> Iterator[list]:
-        """Messages posted within the block begin together; yields a list for their requests.
+        """Let messages that are posted within the block begin together. Yields a list for requests.
 
-        If the backend of this device cannot do that, they begin one after the other.
+        If the backend of this device cannot do that, the messages begin one after the other.
         """
         works: list[RecordedWork] = []
         backends = {of.type: backend for of, _, backend in self.transport.registered}
@@ -298,7 +300,8 @@ class RecordingGroup(GroupOfItsOwn):
     def _keep(self, work, flags, buffers):
         """Keep the learner's own request, and watch its buffers, until the learner waits for it.
 
-        Gloo forgets a message whose request is dropped, and then its receiver waits for ever.
+        Otherwise, if Python deleted the request, Gloo would forget the message, and its receiver
+        would wait for ever.
         """
         pending = self._recorder.pending
         if flags & REQUEST:
@@ -309,7 +312,8 @@ class RecordingGroup(GroupOfItsOwn):
         return work
 
     def _is_watched(self, flags):
-        """Whether the buffers of an op matter: the learner has its request, or others are open."""
+        """Whether to watch the buffers of an op: the learner has its request, or others are
+        open."""
         return flags & REQUEST or self._recorder.pending.requests
 
     def barrier(self, opts: Any = None) -> Any:
@@ -356,7 +360,7 @@ class RecordingGroup(GroupOfItsOwn):
 
 
 def _plain(args, opts):
-    """All facts for the rules about one or two dense tensors, each alone; None for other cases."""
+    """The facts that the rules need about one or two dense tensors. None for other arguments."""
     found: list[Any] = []
     for arg in args:
         if arg is opts or (type(arg) is list and not arg):
@@ -394,10 +398,10 @@ class _Traits:
     Attributes
     ----------
     copies : {ONCE, PARTS}, optional
-        Gloo copies the result into each tensor of the first argument by torch: once, or in as many
-        parts as there are ranks.
+        How Gloo uses torch to copy the result into each tensor of the first argument: once, or in
+        one part for each rank.
     divides : bool
-        For a mean, Gloo adds up, and then divides the first argument by torch.
+        Whether Gloo computes a mean as a sum, after which torch divides the first argument.
     """
 
     reduces: bool = False
@@ -471,13 +475,14 @@ def _sizes_of_lists(args, size):
 
 
 def _splits(args, size):
-    """Elements this rank sends to each and expects from each, in an all_to_all_single."""
+    """The elements that this rank sends to each rank and expects from each, in
+    all_to_all_single."""
     output, tensor, output_splits, input_splits = args[:4]
     return _parts(tensor, input_splits, size), _parts(output, output_splits, size)
 
 
 def _parts(tensor, rows, size):
-    """Elements of the parts; torch's empty list means even parts, one for each rank."""
+    """The elements of each part. For torch, an empty list means one equal part for each rank."""
     if not rows:
         return (tensor.numel() // size,) * size
     row = tensor.numel() // max(1, tensor.shape[0])

@@ -1,7 +1,7 @@
 """Read a trace that torch's profiler has written: Kineto's JSON, plain or gzipped.
 
 Kineto writes times in microseconds since ``baseTimeNanoseconds`` (older ones since 1970). A span on
-a GPU names the operator that launched it by an ``External id``, which both have.
+a GPU and the operator that launched it have the same ``External id``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLLECTIVE = "record_param_comms"
 CALLS = ("c10d::", "gloo:", "nccl:", COLLECTIVE)
 """Names of operators that only post communication, and do not know how long it takes."""
 MOST_BYTES = 2 << 30
-"""The most text of one file. Its objects take about ten times as much memory."""
+"""The largest size of one file's text. The objects made from it need ten times as much memory."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,30 @@ class KinetoTrace:
     device_spans : list of DeviceSpan
         The work of GPUs.
     operators : list of DeviceSpan
-        The work of the CPU: the operators of each thread that no other operator had called. The
-        stream is the thread.
+        The work of the CPU: those operators of each thread that no other operator had called. Their
+        ``stream`` is the thread.
     marks : dict of str to list of (float, float)
         The times of pieces that the program has named by `torch.profiler.record_function`.
     mark_threads : dict of str to int
-        By the same names, the last thread that did it.
+        For each name in ``marks``, the last thread that ran such a piece.
     mark_works : dict of str to list of ((float, float) or None)
-        By the same names and in the same order, the times at which GPUs worked on it.
+        For each name in ``marks``, and in the same order, the times at which GPUs worked on the
+        piece.
     world : dict
-        The file's facts about the job: rank, world size, groups. None of them is checked.
+        What the file says about the job: rank, world size, groups. simlib has not checked these
+        facts.
     host : str
         The name of the host; empty if the file does not contain it.
     calls, works : list of dict
-        Events in which the rank called torch.distributed, and events of Gloo's work. Only their
-        times are checked.
+        Events in which the rank called torch.distributed, and events of Gloo's work. simlib has
+        checked only the times.
     first_us : float
         The ``ts`` of the first event.
     kernel_times : dict of int to (float, float)
-        By the ``External id`` of the operator that launched them: from the start of the first
-        kernel that communicates to the end of the last.
+        By the ``External id`` of an operator: from the start of the first communicating kernel that
+        the operator launched to the end of the last.
     busy : dict of int to list of (float, float)
-        By thread: the times in which it was in an operator, in order.
+        By thread: the times in which the thread was in an operator, in order.
     """
 
     began_ns: int = 0
@@ -85,7 +87,7 @@ class KinetoTrace:
 
 
 def read_kineto(path: str | Path) -> KinetoTrace:
-    """Read one file. Impossible events are left out.
+    """Read one file, without impossible events.
 
     Parameters
     ----------
@@ -243,7 +245,7 @@ def _times_by_id(events: Iterable[dict[str, Any]], first: float) -> dict[int, Pa
 
 
 def _launched(by_sort: dict[str, list], first: float) -> list[tuple[float, float, float]]:
-    """When each kernel and copy was launched, and its first and last second; ordered by launch."""
+    """When each kernel and copy was launched, began and ended, in the order of the launches."""
     calls = by_sort["cuda_runtime"] + by_sort["cuda_driver"]
     moments = dict(_each(lambda e: (int(e["args"]["correlation"]), _times_of(e, first)[0]), calls))
     on_gpu = (event for sort in ON_GPU for event in by_sort[sort])
@@ -252,9 +254,10 @@ def _launched(by_sort: dict[str, list], first: float) -> list[tuple[float, float
 
 
 def _work_of(times: Part, worked: Part | None, launched: list[tuple]) -> Part | None:
-    """The times of a GPU's work for a span: all that was launched in it, by whatever thread.
+    """The times of a GPU's work for a span: all work that any thread launched in the span.
 
-    The profiler's own annotation lacks what other threads launch, such as that of backward.
+    The profiler's own annotation lacks the work that other threads launch, such as the thread of
+    backward.
     """
     low, high = (bisect.bisect_left(launched, (moment,)) for moment in times)
     parts = [part[1:] for part in launched[low:high]] + ([worked] if worked else [])
@@ -273,7 +276,7 @@ def _span_of(event: dict[str, Any], sort: str, first: float, names: dict) -> Dev
 
 
 def _outermost(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The operators of each thread that are not inside another one, in order."""
+    """The operators of each thread that are not inside another operator, in order."""
     until: dict[Any, float] = {}
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         thread = event["tid"]

@@ -1,19 +1,20 @@
 """The op log: shared memory in which a rank writes its ops and the kernel reads them.
 
-One log belongs to one rank. Only that rank writes it. The kernel maps the same memory and may read
-at any moment, also while the rank hangs or after it was killed. Nothing is sent, and no process is
-woken. So recording an op costs a rank only a few microseconds.
+Each log belongs to one rank. Only this rank writes to it. The kernel maps the same memory and may
+read it at any moment, even while the rank hangs or after the rank was killed. The rank sends
+nothing, and wakes no process. So recording an op costs a rank only a few microseconds.
 
 Layout: a header of `HEADER` bytes, then records one after the other. A record may be an op or a
-named piece of computing, with a fixed size and times that are filled in place later. Or it is a
-definition (site, group, signature or name of a piece), pickled once and referred to by number. All
-fields are aligned, so that each is read and written in one step.
+named piece of computing. Such a record has a fixed size, and the rank fills in its times later. Or
+a record is a definition: a site, a group, a signature or the name of a piece. The rank pickles a
+definition once, and later records refer to it by number. All fields are aligned, so that a field is
+read and written in one step.
 
 A log that is full only counts further ops. A log that rolls over (`rolling`) continues in its
-oldest segment. There an offset keeps growing, so it always means one record.
+oldest segment. In such a log, offsets keep growing, so an offset always means the same record.
 
-Times are seconds of the rank's own clock: the machine's monotonic one on real ranks, the virtual
-one on simulated ranks. `NEVER` is the value of a moment that has not come.
+Times are seconds of the rank's own clock. Real ranks use the machine's monotonic clock, and
+simulated ranks use the virtual clock. `NEVER` stands for a moment that has not happened yet.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ FORMAT = 3
 that wrote them."""
 
 CAPACITY = 256 << 20
-"""Address space of one log, in bytes (about 2.5 million ops); memory is taken as it is used."""
+"""Address space of one log, in bytes (about 2.5 million ops); the log takes memory only as it
+grows."""
 
 KEPT_MEMORY = 4 << 20
-"""Memory of a log, in bytes, that is kept from one run to the next."""
+"""A log keeps this many bytes of memory from one run to the next."""
 
 KINDS = tuple(
     "send recv broadcast scatter gather reduce all_reduce all_gather reduce_scatter all_to_all "
@@ -47,10 +49,11 @@ KINDS = tuple(
 KIND_ID = {name: number for number, name in enumerate(KINDS)}
 
 ASYNC, ANY_SOURCE, REQUEST, FUTURE_TAKEN, FAILED, IN_THREAD = 1, 2, 4, 8, 16, 32
-"""Flags of an op: it returned a request; it named no src; the request is the learner's own (torch's
-parts post async ops for whose requests no Python code waits); C++ code took its future and waits
-for it before `backward` returns; it raised, at the moment in its end; a thread that the learner has
-started posted it."""
+"""Flags of an op. ASYNC: the call returned a request. ANY_SOURCE: the call named no src. REQUEST:
+the learner's own code has the request (parts of torch post async ops for whose requests no Python
+code waits). FUTURE_TAKEN: C++ code took the future and waits for it before `backward` returns.
+FAILED: the op raised an error, at the time in its end. IN_THREAD: a thread that the learner has
+started posted the op."""
 NOBODY = -1
 
 HEADER = 64
@@ -75,15 +78,15 @@ DEFINITION = struct.Struct("BxxxI")  # type, length of the pickle that follows, 
 PIECE, _PIECE_END = struct.Struct("BxxxIdd"), 16  # type, number of its name, start, end
 OP_SIZE, PIECE_SIZE = OP.size, PIECE.size
 IS_OP, IS_DEFINITION, IS_PIECE, IS_LATE, IS_TURN, IS_PART = 1, 2, 3, 4, 5, 6
-"""`IS_PART` begins a definition that is longer than a segment. The next one continues it."""
+"""`IS_PART` begins a definition that is longer than a segment. The next record continues it."""
 LATE = struct.Struct("BBxxxxxxqdq")
 """Type, number of the change, offset of the changed record, and the data of the change."""
 TURN = 8
-"""Bytes that end a segment. The first says that the log continues in the next one."""
+"""Bytes that end a segment. The first byte says that the log continues in the next segment."""
 SEGMENTS = 8
 """The number of segments of a log that rolls over."""
 ROOM_LOOK_S = 0.0005
-"""Seconds between looks of a rank with full segments whether the kernel has read the oldest."""
+"""A rank with full segments checks in these intervals whether the kernel has read the oldest."""
 
 
 def _moved(when, moment):
@@ -129,11 +132,11 @@ def _end_piece(memory, at, moment, _):
 CHANGES = (
     _begin_wait, _end, _end_if_open, _fail_if_open, _take_future, _find_peer, _end_piece,
 )  # fmt: skip
-"""Facts that may become known after a record was written; the number is that of `LATE`."""
+"""Facts that may become known after a record was written, by their number in `LATE`."""
 
 
 def create_shared_memory(name: str, size: int) -> int:
-    """A file descriptor of ``size`` bytes of empty memory that vanishes with its last user."""
+    """A file descriptor of ``size`` bytes of empty memory. The memory ends with its last user."""
     try:
         fd = os.memfd_create(name)
     except (AttributeError, OSError):  # macOS has none, a sandbox may allow none
@@ -144,7 +147,7 @@ def create_shared_memory(name: str, size: int) -> int:
 
 
 class OpLogWriter:
-    """The rank's side.
+    """The rank's side of a log.
 
     Parameters
     ----------
@@ -153,7 +156,7 @@ class OpLogWriter:
     clock : callable
         The rank's time, in seconds; never negative.
     dumps : callable
-        It makes bytes from a definition.
+        A function that makes bytes from a definition.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class OpLogWriter:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything. A log that has grown large gives its memory back (Linux)."""
+        """Forget all records. On Linux, a log that has grown large gives its memory back."""
         if getattr(self, "_end", 0) > KEPT_MEMORY and hasattr(mmap, "MADV_REMOVE"):
             self._memory.madvise(mmap.MADV_REMOVE)
         self._memory[:HEADER] = bytes(HEADER)
@@ -225,7 +228,8 @@ class OpLogWriter:
         self._pieces.clear()  # numbered steps are ever new, and the kernel forgets them as well
 
     def _reserve(self, size):
-        """The offset of so many bytes at the end of the log; 0 if it is full."""
+        """Reserve ``size`` bytes at the end of the log. Returns their offset, or 0 if the log is
+        full."""
         if self._end + size > self._limit and self._segment:
             self._turn()
         # A full log stays so: a later op may refer to what was left out.
@@ -237,16 +241,17 @@ class OpLogWriter:
         TIME.pack_into(self._memory, ENTERED, self._clock())
 
     def leave(self, is_alone: bool = True) -> None:
-        """The rank has left its function; perhaps threads of it continue."""
+        """The rank has left its function. Threads of the rank may continue."""
         TIME.pack_into(self._memory, LEFT, self._clock())
         if not is_alone:
             self._define(2, "keys", True)
 
     def define(self, key: Hashable, table: str, value: Any) -> int:
-        """Write a definition down and remember its number under ``key`` in `numbers`.
+        """Write a definition into the log, and remember its number under ``key`` in `numbers`.
 
-        ``table`` is one of the reader's; ``value`` is for the kernel. Callers look ``key`` up in
-        `numbers` first. This fast way is enough for nearly every op.
+        ``table`` is the name of a table of the reader. ``value`` is the definition for the kernel.
+        Callers first look up ``key`` in `numbers`. For nearly every op, this fast look-up is
+        enough.
         """
         with self._lock:
             number = self.numbers.get(key)
@@ -288,7 +293,7 @@ class OpLogWriter:
             self._define(self._races, "race", (how, start, other, place))
 
     def tell_keys(self, call: str, keys: Sequence[str]) -> None:
-        """The rank waits in this method of a store for these keys; an empty list ends the wait."""
+        """The rank waits in this method of a store for these keys. An empty list ends the wait."""
         with self._lock:
             self._define(0, "keys", (call, tuple(keys)))
             self._waits += 1
@@ -300,12 +305,13 @@ class OpLogWriter:
             self._define(device, "gpu", (allocated, reserved))
 
     def tell_work(self, start: int, work: tuple) -> None:
-        """The device's work for the piece at an offset, or for all at 0: the fields of a `Work`."""
+        """Record the device's work for the piece at an offset, or for the whole run if ``start`` is
+        0."""
         with self._lock:
             self._define(start, "work", work)
 
     def tell_look(self, number: int) -> None:
-        """The keys were missing when the rank looked, so many times in this wait."""
+        """In this wait, the rank has looked ``number`` times for its keys without success."""
         with self._lock:
             self._define(1, "keys", (self._waits, number))
 
@@ -319,7 +325,7 @@ class OpLogWriter:
         Its fields are those of `CALL` after the type: kind, flags, site, group, signature, peer,
         tag, nbytes.
 
-        If the log is full, the op is only counted, and 0 is returned.
+        If the log is full, the method only counts the op and returns 0.
         """
         with self._lock:
             start = self._reserve(OP.size)
@@ -356,10 +362,10 @@ class OpLogWriter:
         return start
 
     def _change(self, start, change, moment=0.0, number=0):
-        """Fill in facts about the record at an offset that have become known; none at 0.
+        """Fill in facts about the record at an offset. With an offset of 0, do nothing.
 
-        This side owns the segment that is being written, and the reader owns older ones. A change
-        there needs another record for the reader.
+        The writer owns the segment to which it writes, and the reader owns older segments. To
+        change a record in an older segment, the writer adds a record for the reader.
         """
         if not start:
             return
@@ -385,7 +391,8 @@ class OpLogWriter:
     def wait_begin(self, start: int, alone: bool = True) -> None:
         """The rank begins to wait for this op.
 
-        If other threads of the rank may make ops (not ``alone``), it does not count as waiting.
+        If other threads of the rank may make ops (not ``alone``), the rank does not count as
+        waiting.
         """
         if start:
             self._change(start, _begin_wait, self._clock(), self.posted)
@@ -397,7 +404,7 @@ class OpLogWriter:
         U64.pack_into(self._memory, WAITING, start)
 
     def wait_end(self, start: int, end_s: float | None = None) -> None:
-        """The op for which the rank waited is complete: now, or since ``end_s``."""
+        """The op for which the rank waited is complete, now or since ``end_s``."""
         self._change(start, _end, self._clock() if end_s is None else end_s)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
@@ -414,7 +421,7 @@ class OpLogWriter:
         U64.pack_into(self._memory, WAITING, 0)
 
     def ended(self, start: int, end_s: float | None = None) -> None:
-        """The rank saw the op complete without waiting for it: now, or at ``end_s``."""
+        """The rank saw the op complete, now or at ``end_s``, without waiting for it."""
         self._change(start, _end_if_open, self._clock() if end_s is None else end_s)
 
     def retime(
@@ -422,8 +429,9 @@ class OpLogWriter:
     ) -> None:
         """Move all moments: ``when(moment)`` is the new value of a moment that the rank has seen.
 
-        ``ends`` are the ends of ops that it has not seen: of all ops if it waits ``by_streams``,
-        else of ops whose futures were taken. The log must not roll over.
+        ``ends`` contains the ends of ops that the rank has not seen. If the rank waits
+        ``by_streams``, these are all ops, else only ops whose futures were taken. The log must not
+        roll over.
         """
         memory = self._memory
         moved = functools.partial(_moved, when)
@@ -457,7 +465,8 @@ class OpLogWriter:
 
 
 def place_in(offset: int, segment: int) -> int:
-    """The place in memory of the record at an offset; ``segment`` is 0 if the log never rolls."""
+    """The place in memory of the record at an offset; ``segment`` is 0 if the log never rolls
+    over."""
     return HEADER + (offset - HEADER) % (SEGMENTS * segment) if segment else offset
 
 
@@ -472,16 +481,17 @@ _CELL = 8
 
 
 def size_of_table(world_size: int) -> int:
-    """Bytes of the table of so many ranks."""
+    """Bytes of a table for ``world_size`` ranks."""
     return SLOTS * world_size * _CELL
 
 
 class FingerprintTable:
     """One rank's view of the shared memory; ``fd`` is a descriptor of `size_of_table` bytes.
 
-    Each slot has one cell for each rank. A cell is one 64-bit number, meeting above and word below,
-    so that it is written and read in one step. A rank first fills its own cell, and then looks at
-    the others' cells. If two ranks come at the same moment, at least one sees the other.
+    Each slot has one cell for each rank. A cell is one 64-bit number: the upper half is the
+    meeting, the lower half is the word. So a cell is written and read in one step. A rank first
+    fills its own cell, and then looks at the cells of the other ranks. If two ranks do this at the
+    same moment, at least one of them sees the other's cell.
     """
 
     def __init__(self, fd: int, world_size: int, rank: int) -> None:
@@ -496,7 +506,7 @@ class FingerprintTable:
         self._memory.close()
 
     def agrees(self, meeting: int, number: int, word: int) -> bool:
-        """Whether no rank has left another word for the same meeting; leaves this one.
+        """Leave this word for a meeting. Returns whether no rank has left another word for it.
 
         ``meeting`` and ``word`` are numbers of `word_for`; ``number`` counts the meetings there.
         """

@@ -1,4 +1,4 @@
-"""The kernel's side of an op log, see `oplog`."""
+"""The kernel's side of an op log: see `oplog`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
 
 class Shared:
-    """The things that the readers of a run share: equal groups and equal sites are one object.
+    """What the readers of a run share. Equal groups, and equal sites, are the same object.
 
-    So thousands of ranks at one line read it once, and their groups are compared at once.
+    So if thousands of ranks are at the same line, simlib reads the line once, and comparing their
+    groups is fast.
     """
 
     def __init__(self) -> None:
@@ -46,12 +47,12 @@ class Shared:
         return self._sites[key]
 
     def forget_sites(self) -> None:
-        """Empty the tables, because programs that call with ever new numbers have many lines."""
+        """Empty the tables. A program whose calls have ever new numbers would fill the memory."""
         self._sites.clear()
 
 
 class OpLogReader:
-    """The kernel's side: reads a rank's log while the rank runs, and after."""
+    """The kernel's side of a log. It reads the log while the rank runs, and afterwards."""
 
     def __init__(
         self, memory: mmap, rank: int, shared: Shared | None = None, loads: Callable | None = None
@@ -109,17 +110,17 @@ class OpLogReader:
 
     @property
     def dropped(self) -> int:
-        """Ops that found the log full."""
+        """The number of ops for which the log had no room."""
         return self._field(oplog.DROPPED)
 
     @property
     def entered_s(self) -> float | None:
-        """When the rank entered its function, on its clock; None before that."""
+        """When the rank entered its function, on its own clock. None before."""
         return self._moment(oplog.ENTERED)
 
     @property
     def left_s(self) -> float | None:
-        """When the rank left its function; None before that."""
+        """When the rank left its function. None before."""
         return self._moment(oplog.LEFT)
 
     def read_on(self) -> None:
@@ -182,7 +183,7 @@ class OpLogReader:
 
     @property
     def count(self) -> int:
-        """The number of ops so far, of those that were read."""
+        """The number of ops that the reader has read so far."""
         return len(self._offsets)
 
     def ops(
@@ -232,12 +233,13 @@ class OpLogReader:
         return self._definitions["keys"].get(0, ("", ()))
 
     def looks(self) -> tuple[int, int]:
-        """The wait for keys in which the rank has looked for them, and how often in vain."""
+        """The number of the present wait for keys, and how often the rank has looked in it in
+        vain."""
         self.read_on()
         return self._definitions["keys"].get(1, (0, 0))
 
     def has_left_threads(self) -> bool:
-        """Whether the rank has left its function, and threads that may still act for it."""
+        """Whether the rank has left its function while threads of it may still act."""
         self.read_on()
         return 2 in self._definitions["keys"]
 
@@ -328,10 +330,10 @@ class OpLogReader:
 
 
 def name_groups(ops: Iterable[Op]) -> dict[Group, Group]:
-    """Give the groups of a run their names: ``world``, then ``group 1``... by appearance.
+    """Name the groups of a run: ``world``, and ``group 1``, ... in the order of appearance.
 
-    ``ops`` is ordered. Until now a group has torch's name, the world "". Returns the new `Group` of
-    each old one.
+    ``ops`` is ordered. Before this call, a group has its name in torch, which is "" for the world.
+    Returns the new `Group` of each old one.
     """
     names: dict[Group, Group] = {}
     for op in ops:

@@ -2,10 +2,10 @@
 
 No code may touch the buffers of a request before the wait for it.
 
-An op on a GPU ends by an event, and no thread waits for the GPU. For a request of NCCL the stream
-waits, and not the rank: `wait` returns at once, and the op ends some time later. So an event is put
-into the stream behind the op. Now and then the rank asks which events the GPU has passed, and when:
-at an op, before a wait, and at its end.
+An op on a GPU ends by an event, and no thread waits for the GPU. For a request of NCCL, the stream
+waits instead of the rank: `wait` returns at once, and the op ends later. So simlib puts an event
+into the stream behind the op. At some of its ops, before a wait, and at its end, the rank asks
+which events the GPU has passed, and when.
 
 This module also recognises tensors that have no data, and so no memory for races between ops.
 """
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 MAX_WORK = 1000
-"""The most candidates that are tried to find out whether two tensors in pieces overlap."""
+"""simlib tries at most this many candidates to find out whether tensors in pieces overlap."""
 
 
 # Tensors without data: torch's own, of any size. Their storages differ, and all begin at one
@@ -40,7 +40,7 @@ places: dict[int, Tensor] = {}
 def is_without_data(tensor: Tensor) -> bool:
     """Whether a tensor has no data.
 
-    **Cost** half a microsecond; nothing if there has been no such tensor.
+    **Cost** half a microsecond, or nothing if no such tensor was ever made.
     """
     if not places or not has_memory(type(tensor)) or tensor.layout is not torch.strided:
         return False
@@ -68,7 +68,8 @@ class Buffer(NamedTuple):
     tensor : Tensor
     is_written : bool
     version : int or None
-        Its version after the op, if no other code writes it; None if versions say nothing here.
+        The version of the tensor after the op, if no other code writes the tensor. None if versions
+        show nothing for this tensor.
     """
 
     tensor: torch.Tensor
@@ -77,7 +78,7 @@ class Buffer(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool, own_writes: int = 0) -> Buffer:
-        """A tensor that the op itself writes so often through torch.
+        """A tensor that the op itself writes ``own_writes`` times through torch.
 
         Gloo copies some results into their tensors in this way, in its own thread or in `wait`.
         """
@@ -99,12 +100,12 @@ def buffers_of(args: Sequence, is_written: bool, own_writes: int = 0) -> list[Bu
 class Pending:
     """The requests of one rank for which it has not waited yet, and their buffers.
 
-    Two things are noticed. The first is writes through torch, by the tensor's version, if the
-    tensor is no view (views of one tensor share its version). The second is two requests on the
-    same memory, of which one writes. Tensors with steps between their elements may be interleaved
-    without sharing any. On real ranks, reads are not noticed, nor writes by numpy, by ``.data`` or
-    by native code. A request whose future was taken is over when that future is complete, because
-    no record shows whether the program has waited for the future.
+    simlib notices two things. The first is a write through torch, by the tensor's version, if the
+    tensor is not a view (views of one tensor share its version). The second is two requests on the
+    same memory, if one of them writes. Tensors with steps between their elements may be interleaved
+    without sharing an element. On real ranks, simlib notices no reads, and no writes by numpy, by
+    ``.data`` or by native code. If the future of a request was taken, the request is over when this
+    future is complete, because no record shows whether the program has waited for the future.
 
     Attributes
     ----------
@@ -171,9 +172,9 @@ class Place(NamedTuple):
     Attributes
     ----------
     first, end : int
-        Addresses of its first byte, and behind its last.
+        The address of the first byte, and the address after the last byte.
     is_written : bool
-        Whether its owner writes it.
+        Whether the owner writes the memory.
     pieces : tuple or None
         Shape, steps in bytes, and bytes of an element, if there may be gaps between elements.
     """
@@ -198,10 +199,10 @@ class Place(NamedTuple):
         return cls(first, end, is_written, (tuple(tensor.shape), steps, itemsize))
 
     def clashes_with(self, other: Place) -> bool:
-        """Whether one of two owners writes memory of the other's.
+        """Whether one of the two owners writes memory of the other.
 
-        **Cost** O(1) without pieces. With them a few microseconds, and at most some hundred. If
-        this is not enough to decide, the answer is no.
+        **Cost** O(1) without pieces. With pieces, it takes a few microseconds, and at most some
+        hundred. If this is not enough to decide, the result is False.
         """
         if not (self.is_written or other.is_written):
             return False
@@ -232,8 +233,8 @@ class _Memory:
 class Places:
     """Runs of memory that can be found by address.
 
-    They are sorted by their size in powers of two, and within one size by their first bytes. A run
-    that may overlap begins less than one such size before.
+    The runs are sorted by their size in powers of two, and for each such size by their first bytes.
+    A run that may overlap begins less than one such size earlier.
 
     **Cost** O(sizes in use + log(runs) + met) to look; moving a list to add or remove.
     """
@@ -275,9 +276,9 @@ def _address(entry):
 def _that_count(buffers):
     """The buffers of an op whose versions at the end are known.
 
-    Tensors of one memory may share their version, even if none is a view. If the op writes one of
-    them, only the version of that one is known. An example is a result in the memory of the rank's
-    own data. If the op writes several, no version is known.
+    Tensors of the same memory may share their version, even if none is a view. If the op writes one
+    of them, only the version of this one is known. An example is a result in the memory of the
+    rank's own data. If the op writes several of them, no version is known.
     """
     together = defaultdict(list)
     for buffer in buffers:
@@ -295,7 +296,7 @@ def _storage(tensor):
 
 
 def _version(tensor):
-    """A number that grows with every write through torch; None if it says nothing.
+    """A number that grows with every write through torch. None if the number shows nothing.
 
     For a tensor on a GPU it says nothing, because a backend writes it by torch an unknown number of
     times.
@@ -305,18 +306,19 @@ def _version(tensor):
 
 
 LAST_S, LOOK_S = 1.0, 0.001
-"""How long a rank that has left its function waits for its ops' ends, and how often it looks."""
+"""Seconds that a rank waits for its ops' ends after its function, and seconds between two looks."""
 
 
 EVERY, AT_LEAST_S = 32, 0.001
-"""After so many ops, or seconds, a rank checks which events its GPU has passed. Each event costs
-some us."""
+"""After this many ops, or this many seconds, a rank checks which events its GPU has passed. A check
+of an event costs some us."""
 
 
 def record_event(device: torch.device, event: torch.cuda.Event | None = None) -> torch.cuda.Event:
     """An event behind all present work of the device's current stream.
 
-    ``event`` is an old event that is no longer needed. Using it again costs less than making one.
+    ``event`` is an old event that is no longer needed. Using it again costs less than making a new
+    event.
     """
     if event is None:
         event = torch.cuda.Event(enable_timing=True)
@@ -339,8 +341,8 @@ class StreamEnds:
     Attributes
     ----------
     open : dict
-        Device -> deque of (op, event, time of its recording). It is empty while no op was on a GPU:
-        then `look` is not needed.
+        Device -> deque of (op, event, time of its recording). It is empty if no op was on a GPU.
+        Then `look` is not needed.
 
     Notes
     -----
@@ -400,13 +402,14 @@ class StreamEnds:
         return self._record(device, free)
 
     def look_in_turn(self) -> None:
-        """An op is posted: `look` after so many ops, and if the last look is some time ago."""
+        """Called for each op. Call `look` after `EVERY` ops, or if the last look is too long
+        ago."""
         self._posted += 1
         if self._posted >= EVERY or self._clock() - self._looked_s > AT_LEAST_S:
             self.look()
 
     def look(self) -> None:
-        """Write down the ends of ops that GPUs have passed."""
+        """Record the ends of the ops that GPUs have completed."""
         with self._lock:
             self._posted, self._looked_s = 0, self._clock()
             for device, ops in list(self.open.items()):  # other threads may `mark`

@@ -33,14 +33,14 @@ REDUCE_NAMES = {
 }
 
 NOWHERE = "", 0, ""
-"""The place of calls to which no line of the learner's led."""
+"""The place of calls that no line of the learner's code has caused."""
 _AUTOGRAD_FILE = torch.autograd.graph.__file__
 
 MAX_LOOKS = 100_000
-"""How often in a row a rank may ask whether a message is complete. Gloo never says so before
-`wait`."""
+"""How often in a row a rank may ask whether a message is complete. Before `wait`, Gloo never says
+that it is complete."""
 HELD_BACK_S = 2.0
-"""Seconds for which a disagreeing op is delayed. The kernel judges in a fraction of them."""
+"""simlib delays an op that disagrees by this many seconds. The kernel needs less to judge."""
 
 
 def _innermost(frame):
@@ -67,21 +67,22 @@ def _in_backward(frame):
 
 
 class Recorder:
-    """The things that all groups of one rank share: its op log, and the learner's lines.
+    """What all groups of one rank share: the rank's op log, and the learner's lines.
 
     Parameters
     ----------
     log : OpLogWriter
     is_alone : callable
-        Whether no other thread can make ops of this rank now, and so end its wait.
+        It returns whether no other thread can make ops of this rank now. Such an op could end the
+        rank's wait.
     before_op : callable, optional
-        It is called before an op is written down. A simulated rank lets earlier ranks go first, and
-        a real rank that was made slow sleeps.
+        simlib calls it before it records an op. Here, a simulated rank lets ranks with an earlier
+        clock go first, and a real rank with a ``slow=`` factor sleeps.
 
     Attributes
     ----------
     before_wait : callable or None
-        The same before a wait for a request.
+        Like ``before_op``, but called before a wait for a request.
     stream_ends : StreamEnds
         Ops that end on a GPU.
     survives : bool
@@ -89,10 +90,10 @@ class Recorder:
     has_joined : bool
         Whether the program has called `init_process_group`.
     timeout_s : float
-        Seconds without progress after which the run is ended.
+        simlib ends the run after this many seconds without progress.
     limited : set of int
-        Ops, by their place in the log, that their group gives up by itself after its ``timeout=``.
-        So no wait for them is endless.
+        The ops, by their place in the log, that end after the ``timeout=`` of their group. So no
+        wait for such an op is endless.
     thread : int
         The thread that runs the rank's function.
     """
@@ -136,11 +137,11 @@ class Recorder:
         return _place_of(self._learners(frame))
 
     def _learners(self, frame):
-        """The learner's frame that led to this one, perhaps in another thread; None if none did.
+        """The learner's frame that led to this frame, perhaps in another thread, or None.
 
-        autograd runs work on a GPU in a thread of its own, which has no Python frame above it. Its
-        line is the line of the thread that waits in ``backward()``. The rank's own thread comes
-        first.
+        autograd runs work on a GPU in a thread of its own, which has no Python frame above it. For
+        such work, simlib uses the line of the thread that waits in ``backward()``. The rank's own
+        thread comes first.
         """
         found = _innermost(frame)
         is_pythons = threading.get_ident() == self.thread or self.flag_of_thread()
@@ -182,7 +183,8 @@ class Recorder:
         return number, nbytes
 
     def begin(self, fingerprints: FingerprintTable | None) -> None:
-        """A run begins; ``fingerprints`` is its table, or None if nothing is checked."""
+        """A run begins. ``fingerprints`` is the table of the run, or None if the run has
+        ``check=False``."""
         self.fingerprints = fingerprints
 
     def end(self) -> None:
@@ -202,8 +204,8 @@ class Recorder:
         """Delay an op that disagrees with earlier ops of the same meeting.
 
         ``meeting`` names something that ranks count alike: the collectives of a group, or the
-        messages of two ranks with a tag. ``what`` has the facts on which they must agree. The
-        kernel ends the run during this delay.
+        messages of two ranks with a tag. ``what`` contains the facts on which the ranks must agree.
+        The kernel ends the run during this delay.
         """
         if self.fingerprints is None:
             return
@@ -327,7 +329,8 @@ NOTHING_TO_WAIT_FOR = _Nothing()
 
 
 class BlockingCall(_Request):
-    """The request of a blocking call, which only waits for it: lighter than a `Work`."""
+    """The request of a blocking call. The call only waits for it, so it is lighter than a
+    `Work`."""
 
     __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "gpu")
 
@@ -338,9 +341,10 @@ class BlockingCall(_Request):
 class RecordedWork(_Request, dist.Work):
     """A request that the learner, or torch, may keep and ask.
 
-    It lives until it is complete. A request of a single number lives until there is another one.
-    torch's C++ code (DDP's, for the number of ranks in `join`) keeps only the C++ part, waits and
-    then asks for the future. Without the Python part that wait would never end.
+    The object exists until the request is complete. A request for a single number exists until
+    there is another such request. torch's C++ code (DDP's, for the number of ranks in `join`) keeps
+    only the C++ part, waits and then asks for the future. Without the Python part, this wait would
+    never end.
     """
 
     def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
@@ -358,7 +362,8 @@ class RecordedWork(_Request, dist.Work):
         return result
 
     def is_part_of(self, whole: Any) -> None:
-        """Its op began together with others. ``whole`` is the transport's request for all."""
+        """The op began together with other ops. ``whole`` is the transport's request for all of
+        them."""
         self._work = whole
 
     def _let_go(self):
@@ -387,7 +392,7 @@ class RecordedWork(_Request, dist.Work):
         return future
 
     def has_come(self) -> bool:
-        """Whether its future is complete, even if `_ended` has not been called yet."""
+        """Whether the future is complete, even if `_ended` has not been called yet."""
         return self._future is not None and self._future.done()
 
     def _ended(self):

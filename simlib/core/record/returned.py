@@ -20,18 +20,18 @@ from . import safe_pickle
 
 LONGEST = 8000
 _CALLS = {os.path.join(os.path.dirname(__file__), name) for name in ("group.py", "recorder.py")}
-"""The files that pass on calls of torch.distributed and wait for them."""
+"""The files that pass on calls of torch.distributed and wait for the ops."""
 _GLOO_WORDS = re.compile(r"^(ProcessGroupGloo::|\[[^\]]*\] )")
-"""Gloo's prefix before words that a learner can use."""
+"""Gloo's prefix before text that helps a learner."""
 _CUDAS = re.compile(r"(?:CUDA|HIP) error: (.+)")
 _NCCLS = re.compile(r"Cuda failure (?:\d+ )?'([^']+)'")
-"""The words of torch and NCCL for a failed GPU, after any work of it."""
+"""The messages of torch and NCCL if a GPU has failed at any earlier work."""
 _OF_THE_CALL = re.compile("ncclInvalid(Usage|Argument)")
-"""NCCL's words if it refuses a call. Its other words are about failures."""
+"""NCCL's messages if it refuses a call. Its other messages are about failures."""
 LOST = re.compile(
     "connection (closed|reset) by (remote )?peer|broken pipe|socket closed|ncclRemoteError", re.I
 )
-"""The words of Gloo and NCCL if the other rank's process has ended, even before the call."""
+"""The messages of Gloo and NCCL if the other rank's process has ended, even before the call."""
 
 
 def answer_of(
@@ -121,7 +121,7 @@ def describe(error: BaseException) -> FailureReport:
 
 
 def _words_of_a_gpu(error, message):
-    """CUDA's own words, if the error reports them. The call that reports them need not be wrong."""
+    """CUDA's own message in an error. The call that raised the error need not be wrong."""
     found = _CUDAS.match(message) if isinstance(error, RuntimeError) else None
     if isinstance(error, dist.DistBackendError):
         found = _NCCLS.search(message)
@@ -129,7 +129,7 @@ def _words_of_a_gpu(error, message):
 
 
 def _has_failed(error, message):
-    """Whether something has failed during a call that may be right."""
+    """Whether the error is a failure (of a GPU or a connection) during a call that may be right."""
     if isinstance(error, dist.DistBackendError):
         return not _OF_THE_CALL.search(message)
     return isinstance(error, torch.OutOfMemoryError) or message.startswith("CUDA error: ")

@@ -1,9 +1,9 @@
 """The reader of a log that rolls over, for runs that are watched for hours.
 
-The log's memory is a ring of segments. The kernel soon reads all records. So a rank that continues
-in the oldest segment overwrites only records that were read. (If the kernel is a whole ring behind,
-the rank waits.) The kernel keeps a limited part: the ops that are still in the ring, the ops that
-have not ended yet, and sums of the others.
+The log's memory is a ring of segments. The kernel reads all records soon after they were written.
+So a rank that continues in the oldest segment overwrites only records that the kernel has read. If
+the kernel is a whole ring behind, the rank waits. The kernel keeps the ops that are still in the
+ring, the ops that have not ended yet, and sums over all other ops.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .oplog import DEFINITION, HEADER, LATE, NEVER, PIECE, SEGMENTS, place_in
 from .oplog_reader import OpLogReader
 
 KEPT_BYTES = 64 << 20
-"""The bytes of all logs of a watched run together: room for 900,000 ops, of which three quarters
-are always there. At the end the kernel makes objects of them."""
+"""The bytes of all logs of a watched run together. The logs have room for 900,000 ops, and always
+contain at least three quarters of this number. At the end the kernel makes objects of these ops."""
 LEAST_SEGMENT = 1 << 10
 MAX_RACES = 1000
-"""The most touched buffers that are kept for one rank."""
+"""simlib keeps at most this many touched buffers for one rank."""
 MAX_CALLS = 10_000
 """The number of different calls after which their known facts are read again."""
 
@@ -45,7 +45,7 @@ class RollingReader(OpLogReader):
     cells : dict
         File name of a notebook cell -> its execution count.
     forgotten : Evicted
-        One object for all ranks. It has the sums of records that the log no longer has.
+        One object for all ranks, with sums over the records that the logs have overwritten.
     """
 
     def __init__(self, memory: mmap, rank: int, segment: int, cells: dict, forgotten: Any) -> None:
@@ -69,7 +69,7 @@ class RollingReader(OpLogReader):
         self._old_names: set[int] = set()  # numbers of those that only held pieces may have
 
     def let_go(self, taken: int) -> None:
-        """Release the segments that the rank needs next; so many ops have been read."""
+        """Release the segments that the rank needs next. ``taken`` ops have been read."""
         for offset in self._ended[0]:
             self._drop(offset)
         self._ended = self._ended[1], []
@@ -126,7 +126,7 @@ class RollingReader(OpLogReader):
         self._held[offset] = bytearray(memory[at : at + size])
 
     def _drop(self, offset):
-        """A kept record has ended, and the rest of the rank's facts about it have been read."""
+        """Drop a kept record that has ended, after all facts about it were read."""
         if offset in self._held_seqs:
             self._sums.end(self.op_at(offset, self._held_seqs.pop(offset), 0, self._cells))
         del self._held[offset]
@@ -210,7 +210,7 @@ class RollingReader(OpLogReader):
         return list(self._races)
 
     def seq_at(self, offset: int) -> int:
-        """The number of the op at an offset, among the ops read so far."""
+        """The number of the op at an offset, among the ops that were read so far."""
         if offset in self._held_seqs:
             return self._held_seqs[offset]
         return self._first + super().seq_at(offset)
@@ -228,5 +228,5 @@ class RollingReader(OpLogReader):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The number of records in the log, and of records that are kept beside them."""
+        """The number of records in the log, and the number of records that are kept in addition."""
         return len(self._offsets) + len(self._pieces), len(self._held)

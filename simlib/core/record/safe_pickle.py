@@ -1,13 +1,14 @@
-"""Data that ranks send. If their code is not trusted, they are sent as plain data only.
+"""The data that ranks send. If simlib does not trust the ranks' code, they send only plain data.
 
 A pickle may call anything when it is read. Even a pickle that makes only numbers and arrays can
-arrange them so that foreign memory is read. The kernel of a grading run has data that students must
-not reach. So there, a rank's values are sent as a *tree* of Python's own plain types, and the
-unpickler that reads it finds no class and no function at all. The tree's descriptions of tensors
-and similar objects are turned into objects here, from checked sizes and copied bytes.
+arrange these so that a program reads foreign memory. The kernel of a grading run has data that
+students must not reach. So in a grading run, ranks send their values as a *tree* of Python's own
+plain types, and the unpickler that reads it finds no class and no function at all. This module
+makes tensors and similar objects from the tree's descriptions, with checked sizes and copied bytes.
 
-In a tree, a tuple that begins with a bytearray is an object that `MAKERS` makes by that name. So
-bytearrays have no other meaning. All other plain values mean themselves.
+In a tree, a tuple that begins with a bytearray describes an object. The bytearray is the name of
+its maker in `MAKERS`. Bytearrays have no other meaning. All other plain values stand for
+themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ DTYPES = {
 
 
 class Exchanged(list):
-    """A list of tensors in which an answer has replaced tensors; ``at_first`` has the old ones."""
+    """A list of tensors in which an answer has replaced tensors; ``at_first`` contains the old
+    tensors."""
 
     def __init__(self, now: list, at_first: list) -> None:
         super().__init__(now)
@@ -55,7 +57,7 @@ class Exchanged(list):
 RECORDS = {one.__name__: one for one in (Exchanged, FailureReport, Group, Ledger, WireMessage)}
 """Our own classes that can be sent, by name."""
 MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
-"""The most elements of a tensor. If it repeats its elements, they are more than its bytes."""
+"""The most dimensions and elements of a tensor. With repeated elements, it has fewer bytes."""
 
 
 def dumps(value: Any, otherwise: Callable[..., bytes] = pickle.dumps) -> bytes:
@@ -100,7 +102,7 @@ def loads_tree(data: bytes) -> Any:
 
 
 class TreeUnpickler(pickle.Unpickler):
-    """Makes the values that a pickle's opcodes make by themselves. It finds nothing to call.
+    """Makes only values that a pickle's opcodes make by themselves. A pickle can call no function.
 
     Some opcodes call, make an object or set its state. Here they can only act on containers,
     numbers and texts of Python's own, which have no state to set.
@@ -112,7 +114,8 @@ class TreeUnpickler(pickle.Unpickler):
 
 
 def tree_of(value: Any, done: dict) -> Any:
-    """The tree of a value; ``done`` has the trees of earlier objects, which stay one object."""
+    """The tree of a value. ``done`` contains the trees of earlier objects, so that one object in
+    the value stays one object."""
     sort = type(value)
     if sort in SCALARS:
         return value
@@ -135,7 +138,7 @@ def tree_of(value: Any, done: dict) -> Any:
 
 
 def other_tree(value: Any, done: dict) -> Any:
-    """`tree_of` a value that is no list and no dict of simple keys."""
+    """`tree_of` for a value that is neither a list nor a dict with simple keys."""
     parts = parts_of(value)
     if parts is not None:
         name, *parts = parts
@@ -180,7 +183,7 @@ CONTENTS: tuple[tuple[type, str, Callable], ...] = (
     (frozenset, "frozenset", list),
     (collections.deque, "deque", list),
 )
-"""Class, maker, and a function for the maker's arguments from a value of that class."""
+"""Class, maker, and a function that returns the maker's arguments for a value of this class."""
 SIMPLER: tuple[tuple[type, Callable], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -223,10 +226,11 @@ SEQUENCES = frozenset({list, tuple, set, frozenset})
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is plain data, without anything that a tree of `safe_pickle` would lose.
+    """Whether a value is plain data, so that a tree of `safe_pickle` loses no part of it.
 
-    A subclass is not plain data: its tree would give the class that it derives from. A value that
-    is nested more deeply than Python's recursion limit is not plain data either.
+    An object of a subclass is not plain data, because its tree would become an object of the base
+    class. A value that is nested more deeply than Python's recursion limit is not plain data
+    either.
     """
     try:
         return _is_plain(value, set())
@@ -271,7 +275,8 @@ def _is_plain_tensor(tensor):
 
 
 def value_of(tree: Any, done: dict) -> Any:
-    """The value of a tree; ``done`` has the values of earlier trees, which stay one object."""
+    """The value of a tree. ``done`` contains the values of earlier trees, so that one object stays
+    one object."""
     sort = type(tree)
     value: Any
     if sort in SCALARS:
@@ -297,7 +302,8 @@ def value_of(tree: Any, done: dict) -> Any:
 def make_tensor(
     kind: str, stored: tuple, shape: tuple, data: bytes, requires_grad: bool, is_parameter: bool
 ) -> torch.Tensor:
-    """A tensor with its own memory. Elements repeat if ``stored`` has 1 and ``shape`` more."""
+    """A tensor with its own memory. Elements repeat along a dimension that is 1 in ``stored`` and
+    larger in ``shape``."""
     dtype = DTYPES[one_of(kind, ELEMENTS)]
     check_shape(shape)
     elements = make_bytes(stored, data, dtype.itemsize)
@@ -324,7 +330,7 @@ def make_array(kind: str, shape: tuple[int, ...], data: bytes, is_array: bool) -
 
 
 def make_bytes(shape: tuple[int, ...], data: bytes, itemsize: int) -> Any:
-    """A copy of ``data`` as numpy's bytes, if it has the size of elements of a shape."""
+    """A copy of ``data`` as bytes of numpy. Its size must fit the shape and ``itemsize``."""
     check_shape(shape)
     if len(only(data, bytes)) != math.prod(shape) * itemsize:
         raise ValueError(f"{len(data)} bytes for shape {shape} of {itemsize} bytes each")
@@ -332,7 +338,7 @@ def make_bytes(shape: tuple[int, ...], data: bytes, itemsize: int) -> Any:
 
 
 def check_shape(shape: tuple[int, ...]) -> None:
-    """Refuse an impossible shape: too many numbers, a negative one, or too many elements."""
+    """Refuse an impossible shape: too many dimensions, a negative number, or too many elements."""
     sizes = [only(size, int) for size in only(shape, tuple)]
     if len(sizes) > MAX_DIMENSIONS or min(sizes, default=0) < 0:
         raise ValueError(f"{shape} is no shape")

@@ -1,4 +1,4 @@
-"""The keys of a store for which a rank waits, for the kernel; and whether they exist by now."""
+"""Tell the kernel for which keys of a store a rank waits, and whether the keys exist by now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .this_rank import here
 
 
 def name_awaited_keys() -> None:
-    """Record the keys of a store for which a rank waits in torch's methods; once in a process."""
+    """Let torch's methods record the keys for which a rank waits. Call it once in a process."""
     for name in ("get", "multi_get", "wait"):
         setattr(dist.Store, name, naming_keys(getattr(dist.Store, name)))
 
@@ -48,10 +48,10 @@ NO_LIMIT = timedelta(minutes=5)
 
 
 def _look_for(store, names, limit, log):
-    """Whether keys appear within a limit. The kernel learns of vain looks, if no thread may help.
+    """Whether keys appear within a time limit. Report failed looks if no thread may set the keys.
 
-    It looks again and again, because a failed wait of a ``FileStore`` takes seconds for its
-    traceback.
+    The function looks again and again instead of waiting, because a failed wait of a ``FileStore``
+    needs seconds for its traceback.
     """
     deadline = time.monotonic() + limit.total_seconds()
     for number in itertools.count(1):

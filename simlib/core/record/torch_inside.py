@@ -1,4 +1,4 @@
-"""The internals of torch, which no documentation promises, and which a new version may change.
+"""Access to the internals of torch. They are undocumented, and a new version may change them.
 
 simlib touches them to replace torch's own groups. All of them are in this file, with one function
 for each difference between versions of torch:
@@ -45,8 +45,8 @@ _RUN_AS_IT_IS = eval_frame._FrameExecStrategy(
 class GroupOfItsOwn(dist.ProcessGroup):
     """A group that knows its rank and size itself.
 
-    torch 2.15 asks the C++ backend for both. Groups of a simulation have a stand-in of one rank
-    there. So FSDP2 would train in a world of one, without any error.
+    torch 2.15 asks the C++ backend for both numbers. In a simulation, the C++ backend of a group is
+    a substitute with one rank. So FSDP2 would train in a world of one rank, without any error.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -63,7 +63,7 @@ class GroupOfItsOwn(dist.ProcessGroup):
 
 
 def fields_of_world() -> dict[str, Callable]:
-    """Name -> a callable that makes the first value, of each table that torch keeps of a world."""
+    """The tables that torch keeps of a world: name -> a callable that makes the first value."""
     fresh = c10d._World()
     names = [name for name, one in vars(c10d._World).items() if isinstance(one, property)]
     values = {name: getattr(fresh, name) for name in names if name != "pg_config_info"}
@@ -78,11 +78,11 @@ def use_world(world: Any) -> None:
 
 
 def keep_stand_in_for_cuda() -> None:
-    """Let this thread, which outlives all others, own torch's stand-in for CUDA.
+    """Let this thread, which outlives all others, own torch's substitute for CUDA.
 
-    A torch with CUDA makes a stand-in for its fake tensors, which DTensor uses, if it sees no GPU.
-    All threads know the stand-in, and it ends with the thread that asked first. Other threads then
-    crash.
+    If torch with CUDA sees no GPU, it makes a substitute for its fake tensors, which DTensor uses.
+    All threads use the same substitute, but it ends with the thread that asked for it first. Then
+    other threads crash.
     """
     compiled_torch = torch._C
     if hasattr(compiled_torch, "_ensureCUDADeviceGuardSet"):
@@ -150,7 +150,7 @@ def count_groups_anew(world: Any, name: str, store: dist.Store) -> None:
 
 
 def groups_here() -> list:
-    """All groups of this rank, with the default one among them."""
+    """All groups of this rank, including the default group."""
     return list(c10d._world.pg_map)
 
 
@@ -181,8 +181,8 @@ def wrap_backward(wrap: Callable[[Callable], Callable]) -> None:
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
     """Call ``act(module)`` when the module of this name exists: now, or right after its import.
 
-    Nothing is imported for this. That may take seconds, and a rank that does not use the module
-    need not wait for it.
+    The function does not import the module. An import may take seconds, and a rank that does not
+    use the module should not wait for it.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _AtImport:
-    """Finds the module as Python would, and acts when it exists."""
+    """Finds the module as Python would, and calls the function when the module exists."""
 
     def __init__(self, name, act):
         self._name, self._act = name, act
@@ -265,7 +265,7 @@ def flags_of_process() -> list[tuple[ModuleType, str, Any]]:
 
 
 def is_itself(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no stand-in with which `torch.func` differentiates or makes batches."""
+    """Whether a tensor is real, and not a substitute with which `torch.func` works."""
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

@@ -1,4 +1,4 @@
-"""`BACKENDS`: the backends by which ranks can communicate. A new backend is one entry.
+"""`BACKENDS`: the backends by which ranks can communicate. To add a backend, add an entry.
 
 A `Backend` opens a `Transport` on each rank of a group. Its `Capabilities` describe, for each kind
 of device, which tensors and calls it supports.
@@ -39,7 +39,7 @@ OPS = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
-"""Methods of `dist.ProcessGroup`, with the words of torch's users."""
+"""Methods of `dist.ProcessGroup`, and the names that users of torch know."""
 
 TORCHS_TAGS = 2**31 - 1
 """torch passes a tag on as a C int."""
@@ -60,25 +60,25 @@ class Capabilities:
     name : str
         The backend's name in a sentence.
     carries : frozenset of torch.dtype or None
-        The dtypes of its collectives; None for all. torch may treat complex numbers as pairs of
-        real ones.
+        The dtypes of its collectives, or None for all dtypes. torch may treat complex numbers as
+        pairs of real numbers.
     reduces : frozenset of torch.dtype
         The dtypes of its reductions.
     sends : frozenset of torch.dtype or None
-        The dtypes of its messages; None for all.
+        The dtypes of its messages, or None for all dtypes.
     reduce_ops : tuple of str
     not_complex : frozenset of str
         Methods that cannot carry complex numbers.
     lacks : dict
-        Methods that it does not have -> what to do instead.
+        Methods that the backend does not have -> what to do instead.
     adds_sparse : bool
         Whether all_reduce adds sparse tensors.
     moves_memory : bool
-        Whether it moves memory from a tensor's first byte on, for any steps of the tensor.
+        Whether the backend moves memory from a tensor's first byte on, and ignores strides.
     largest_tag : int
-        The largest tag; 0 if it has no tags.
+        The largest tag, or 0 if the backend has no tags.
     is_simulated : bool
-        Whether it belongs to simulated ranks.
+        Whether the backend belongs to simulated ranks.
     """
 
     name: str
@@ -108,9 +108,9 @@ class Transport:
     name : str
         The backend's name for torch.
     config : str
-        The same by device, in torch's form.
+        The backend's name for each device, in torch's form.
     group : object
-        It has the methods of `dist.ProcessGroup`, to which each call of the rank goes.
+        An object with the methods of `dist.ProcessGroup`. It gets each call of the rank.
     registered : tuple of (torch.device, BackendType, dist.Backend)
         The C++ backends that torch's own C++ code asks for names and options. The last one counts.
     capabilities : dict of str to Capabilities
