@@ -1,4 +1,4 @@
-"""How the processes of ranks are confined, and how ranks are connected: one hook for both.
+"""A hook that confines the processes of ranks and connects the ranks.
 
 A plain run confines nothing. For a grading run, the variable `VARIABLE` of the environment names a
 module. Its ``CONFINEMENT`` is a `Confinement` that replaces the plain one, in the kernel that
@@ -17,16 +17,18 @@ from ..environment import VARIABLE
 
 
 class Confinement:
-    """The treatment of a plain run's processes: they are free, and a backend connects them."""
+    """How simlib treats the processes of a plain run. They are free, and a backend connects
+    them."""
 
     def server_begins(self) -> None:
-        """It is called in the server of processes, when the server has imported everything."""
+        """simlib calls it in the server of processes when the server has imported all its
+        modules."""
 
     def process_begins(self) -> None:
-        """It is called first of all in a process of ranks, real or simulated."""
+        """simlib calls it as the first action in a process of ranks, real or simulated."""
 
     def code_begins(self, of_one_rank: bool) -> None:
-        """It is called in such a process when the process is ready, before it gets its task.
+        """simlib calls it in such a process when the process is ready, before it gets its task.
 
         Parameters
         ----------
@@ -35,7 +37,7 @@ class Confinement:
         """
 
     def at_home(self) -> None:
-        """It is called before the learner's function is unpacked, to enter the right folder."""
+        """simlib calls it before it unpacks the learner's function, to enter the right folder."""
 
     def ties(self, world_size: int, plain: Callable[[int], Any]) -> Any:
         """The connection of a world's ranks, on the kernel's side: see `worlds.SharedRendezvous`.
@@ -47,7 +49,8 @@ class Confinement:
     def join(
         self, recorder: Any, rank: int, world_size: int, ties: tuple, plain: Callable[..., tuple]
     ) -> tuple:
-        """Join the other ranks, in a rank's process, by the ``ties`` that were sent to it.
+        """Join the other ranks. simlib calls it in a rank's process, with the ``ties`` for this
+        rank.
 
         Returns
         -------
@@ -64,5 +67,5 @@ def _named(module: str) -> Confinement:
 
 
 def confinement() -> Confinement:
-    """The `Confinement` that the environment names; the plain one if it names none."""
+    """The `Confinement` that the environment names, or else the plain one."""
     return _named(os.environ.get(VARIABLE, ""))

@@ -1,4 +1,4 @@
-"""The data of a run that every process of ranks gets, and how it prepares itself with them."""
+"""The data of a run that every process of ranks gets and uses to prepare itself."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Request:
     cells : dict
         Sources of the notebook's cells, as `linecache` keeps them.
     seeds : Seeds
-        The start of the ranks' random numbers.
+        The seeds of the ranks' random numbers.
     timeout_s : float or None
-        Seconds without progress after which the run is ended.
+        simlib ends the run after this many seconds without progress.
     """
 
     payload: bytes
@@ -74,14 +74,14 @@ class Request:
     timeout_s: float | None
 
     def enter_context(self, environ: MutableMapping[str, str], **own: str) -> None:
-        """Take over the kernel's surroundings: environment, folder, import path, arguments, cells.
+        """Use the kernel's environment, folder, import path, arguments and cells in this process.
 
         Parameters
         ----------
         environ : MutableMapping
             The environment to fill.
         **own : str
-            Variables of this process. The address of a launcher is added if it is missing.
+            Variables of this process. simlib adds the address of a launcher if it is missing.
         """
         around = self.execution_context
         environ.clear()
@@ -104,9 +104,10 @@ class Request:
 
 
 def exactly(sock: socket, length: int, deadline: float | None = None) -> bytearray:
-    """So many bytes from a socket; EOFError if the other side has ended.
+    """Read ``length`` bytes from a socket. Raises EOFError if the other side has ended.
 
-    TimeoutError if they have not arrived at ``deadline``, in seconds of `time.monotonic`.
+    Raises TimeoutError if the bytes have not arrived at ``deadline``, in seconds of
+    `time.monotonic`.
     """
     payload = bytearray(length)
     view = memoryview(payload)

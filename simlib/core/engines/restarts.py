@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def with_restarts(
     attempt: Callable[[int, float, dict[str, str]], Run], world_size: int, plan: Restarts
 ) -> Run:
-    """The `Run` of the first attempt that ends without error, of at most ``plan.most + 1``.
+    """Make at most ``plan.most + 1`` attempts. Returns the `Run` of the first without an error.
 
     ``attempt(world_size, begin_s, environ)`` makes one attempt. It begins at ``begin_s`` on the
     clock of the whole run, with ``environ`` added to the ranks' environment. A new attempt follows

@@ -8,7 +8,7 @@ from typing import Any
 
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
-"""The most ranks of each engine. The command line needs them before torch is loaded."""
+"""The largest world of each engine. The command line needs the numbers before torch is loaded."""
 
 
 def add_limits(command: ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_options(command: ArgumentParser) -> None:
 
 
 def wrong_files(options: Namespace) -> str | None:
-    """A sentence on wrong files of a call, before anything runs; or None."""
+    """A sentence about wrong file names in a call, or None. It is used before the run."""
     for path in filter(None, (options.trace, options.picture, options.html)):
         if not os.path.isdir(os.path.dirname(path) or "."):
             return f"there is no folder for {path}"
@@ -45,7 +45,7 @@ def wrong_files(options: Namespace) -> str | None:
 
 
 def save(run: Any, options: Namespace) -> None:
-    """Write the requested files, also for a run that failed."""
+    """Write the requested files, even if the run has failed."""
     if run is None:
         return
     if options.trace:

@@ -1,8 +1,8 @@
 """Objects that cloudpickle cannot send to another process by itself, or would send wrongly.
 
-A rank function of a notebook takes along the objects that it uses: functions with caches, modules
-with their own class (``torch.backends``, ``torch.ops``), ops of torch. The other process can find
-each of these objects by its name.
+If simlib sends a rank function of a notebook, it also sends the objects that the function uses.
+Examples are functions with caches, modules with their own class (``torch.backends``,
+``torch.ops``), and ops of torch. The other process can find each of these objects by its name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import cloudpickle.cloudpickle as cloudpickle_state
 def _reduce_cached(cached):
     """The form in which cloudpickle sends a function with a cache (`functools.lru_cache`).
 
-    By itself cloudpickle sends a name. For a function of a notebook, no rank knows this name.
+    Without this, cloudpickle sends the function's name. Ranks do not know the name of a function in
+    a notebook.
     """
     found = cloudpickle_state._lookup_module_and_qualname(cached)
     if found and not cloudpickle_state._is_registered_pickle_by_value(found[0]):
@@ -46,7 +47,7 @@ cloudpickle.Pickler.dispatch_table[functools.cached_property] = lambda one: (
 
 
 def learn_names() -> None:
-    """Let present imports travel by name, if cloudpickle knows no name for them."""
+    """Send modules that are imported now by name, if cloudpickle knows no name for these."""
     by_class = cloudpickle.Pickler.dispatch_table
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and type(module) is not ModuleType:

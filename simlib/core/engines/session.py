@@ -1,9 +1,9 @@
-"""A session: all that is the same for every engine, from the display to the errors.
+"""A session: the parts of a run that are the same for every engine, from display to errors.
 
-An `Engine` takes processes, runs, and gives them back. `perform` does the rest. If there is no run
-for some minutes, the resting processes end. They need several times the memory of a kernel, and
-most kernels of a class on one machine rest. The next run starts the processes again, as a first run
-does.
+An `Engine` reserves processes, runs the program, and gives the processes back. `perform` does the
+rest. If there is no run for some minutes, simlib ends the unused processes. They need several times
+the memory of a kernel, and if a class shares a machine, most kernels are idle. The next run starts
+the processes again, as a first run does.
 
 This module does not import torch, so that `warm_up` returns at once.
 """
@@ -46,11 +46,11 @@ SHOWN_LINES = 400
 """The most lines of one rank that a notebook shows after a run."""
 IDLE_VARIABLE = "SIMLIB_IDLE_MINUTES"
 MINUTES = 10.0
-"""Minutes if the environment gives none. This is longer than reading a page of a lesson, and a new
-start takes only seconds."""
+"""The minutes of rest if the environment sets no number. A student reads a page of a lesson in less
+time, and a new start takes only seconds."""
 
 ANSWER_LIMIT_S = 300
-"""If a class of thirty begins at once, all their servers import torch on few processors."""
+"""The limit is long: if a class of thirty begins at once, all servers import torch together."""
 MAX_ANSWER_BYTES = 1 << 34
 
 
@@ -65,7 +65,7 @@ def _bar(unfinished: bytes) -> str:
 
 
 def _lines_of(output: RankOutput) -> list[str]:
-    """A rank's output as lines. A progress bar that was erased at the end is left out."""
+    """A rank's output as lines. Leave out a progress bar that was erased at the end."""
     text = output.text
     lines = text.removesuffix("\n").split("\n") if output.total else []
     if lines and "\r" in lines[-1] and not _as_text(lines[-1].encode()).strip():
@@ -83,13 +83,13 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 class SilentDisplay:
-    """Shows nothing: for a run beside the shown run, for graded runs, and within a job."""
+    """Shows nothing. simlib uses it for additional runs, for graded runs, and within a job."""
 
     def status(self, text: str) -> None:
         """Show for what the run waits."""
 
     def lines(self, rank: int, lines: Sequence[bytes]) -> None:
-        """Show lines a rank has just completed."""
+        """Show lines that a rank has just completed."""
 
     def bar(self, rank: int, unfinished: bytes) -> None:
         """Show a rank's unfinished line, if it is a progress bar."""
@@ -104,7 +104,7 @@ class SilentDisplay:
         """Show the findings."""
 
     def picture(self, graph: WaitGraph) -> None:
-        """Show which rank waits for which, if a run failed because of this."""
+        """Show which rank waits for which, if a run has failed with a deadlock."""
 
 
 class TerminalDisplay(SilentDisplay):
@@ -137,9 +137,10 @@ class TerminalDisplay(SilentDisplay):
 
 
 class NotebookDisplay(SilentDisplay):
-    """One display that is empty at its beginning and its end; then all output once, in rank order.
+    """A live display that becomes empty at its end. Then it prints all output in rank order.
 
-    Only such a live display has the same stored form for every run. nbval compares this form.
+    Only with such a display is the stored notebook the same for every run. nbval compares stored
+    notebooks.
     """
 
     SHOWN_LINES = 20
@@ -224,7 +225,7 @@ def shell() -> Any:
 
 
 def open_display() -> SilentDisplay:
-    """The display of a run: a notebook's or a terminal's; none if outputs are compared."""
+    """The display of a run: for a notebook, for a terminal, or silent if outputs are compared."""
     if VARIABLE in os.environ:  # ranks that are not trusted
         return SilentDisplay()
     return NotebookDisplay() if hasattr(shell(), "kernel") else TerminalDisplay()
@@ -242,7 +243,7 @@ def show_and_raise(display: SilentDisplay, run: Run, failure: Failure | None) ->
 
 
 def minutes() -> float:
-    """Minutes of rest after which processes end; infinite if the environment says 0.
+    """Minutes of rest after which simlib ends processes. Infinite if the environment says 0.
 
     A kernel that grades keeps its processes, because no student code has run in its server.
     """
@@ -260,16 +261,16 @@ class Resting(Protocol):
     """Processes that are kept between runs."""
 
     def sleep(self) -> None:
-        """End them all."""
+        """End all these processes."""
 
 
 class IdleTimer:
-    """Knows whether something runs, and ends resting processes after a long rest.
+    """Knows whether a run is under way, and ends unused processes after a long rest.
 
     Parameters
     ----------
     timer : callable
-        It makes a timer from seconds and a function, as `threading.Timer` does.
+        A function that makes a timer from seconds and a function, as `threading.Timer` does.
     """
 
     def __init__(self, timer: Callable[..., Any] = threading.Timer) -> None:
@@ -280,7 +281,7 @@ class IdleTimer:
         self._timer: Any = None
 
     def begin(self) -> None:
-        """Processes that rest now end when the time is up, even if nothing has run."""
+        """From now on, unused processes end when the time is over, even if there was no run."""
         with self._lock:
             self._stop_timer()
             if not self._at_work:
@@ -288,7 +289,7 @@ class IdleTimer:
 
     @contextlib.contextmanager
     def busy(self, resting: Resting) -> Iterator[None]:
-        """Within the block something runs, with processes that ``resting.sleep()`` ends."""
+        """Use it around a run. ``resting.sleep()`` ends the processes of the run after a rest."""
         with self._lock:  # waits where processes are just being ended
             self._stop_timer()
             self._at_work += 1
@@ -344,9 +345,10 @@ def idle_timer() -> IdleTimer:
 
 
 def warm_up() -> None:
-    """Start the server of ranks before the first run needs it; this returns at once.
+    """Start the server of ranks before the first run needs it. Returns at once.
 
-    It is for a startup file of a class's kernels: the server imports torch while a student reads.
+    Call it in a startup file of a class's kernels. Then the server imports torch while a student
+    reads.
     """
     start_server()
     idle_timer().begin()
@@ -355,7 +357,8 @@ def warm_up() -> None:
 def context_here(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> ExecutionContext:
-    """The surroundings of this process; ``argv`` is given for a script, ``environ`` is added."""
+    """The `ExecutionContext` of this process. ``argv`` is set for a script; ``environ`` is
+    added."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
@@ -397,7 +400,7 @@ class Engine(ABC):
     program : Program
     diagnosis : Diagnosis
     resting : Resting
-        The processes that it keeps between runs.
+        The processes that the engine keeps between runs.
     """
 
     sort: str
@@ -407,7 +410,7 @@ class Engine(ABC):
 
     @abstractmethod
     def open(self, display: SilentDisplay) -> RunMonitor:
-        """Take the processes of the ranks; returns the monitor that will watch them."""
+        """Reserve the processes of the ranks. Returns the monitor that will watch them."""
 
     @abstractmethod
     def execute(self, monitor: Any) -> Failure | None:
@@ -419,10 +422,10 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self, monitor: Any, run: Run | None, failure: Failure | None) -> None:
-        """Give the processes back. There is no `Run` if none could be made."""
+        """Give the processes back. ``run`` is None if simlib could not make a `Run`."""
 
     def complete(self, monitor: Any, run: Run, failure: Failure | None) -> Failure | None:
-        """Add facts that only the engine knows to a run; returns the error that ended it."""
+        """Add facts to a run that only the engine knows. Returns the error that ended the run."""
         return failure
 
     def once_more(self, monitor: Any) -> Engine | None:
@@ -440,7 +443,7 @@ class Session:
     Attributes
     ----------
     outputs : sequence of RankOutput
-        By rank, when processes have been taken.
+        By rank, as soon as the engine has reserved processes.
     """
 
     def __init__(self, engine: Engine, display: SilentDisplay) -> None:
@@ -480,7 +483,7 @@ class Session:
 
 
 def perform(engine: Engine) -> Run:
-    """Carry a run out, show it, and raise the error that ended it."""
+    """Carry out a run, show its output, and raise the error that ended it."""
     if SERVED:
         raise InvalidCallError(
             f"this is already a rank of {SERVED[-1]}, and a rank cannot start other ranks "
@@ -507,8 +510,9 @@ def perform(engine: Engine) -> Run:
 def kernels_end(own: socket) -> Connection:
     """The kernel's connection to a process of ranks, made from its socket.
 
-    A process may begin an answer and not send the rest for `ANSWER_LIMIT_S`. Then the read ends
-    with OSError, as if the process had ended. Student code can write to the other end.
+    If a process begins an answer and does not send the rest within `ANSWER_LIMIT_S`, the read ends
+    with OSError, as if the process had ended. This limit is necessary because student code can
+    write to the other end.
     """
     own.setsockopt(SOL_SOCKET, SO_RCVTIMEO, struct.pack("ll", ANSWER_LIMIT_S, 0))
     return Connection(own.detach())

@@ -1,4 +1,4 @@
-"""The versions of torch that were tried, and what the engines say about any other version."""
+"""The tested versions of torch, and what the engines do with any other version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..environment import ROOT, VERSION
 from ..model.errors import SimlibError
 
 OLDEST, NEWEST = (2, 10), (2, 15)
-"""The versions on which tests have passed; docs/install.md has their dates."""
+"""Tests have passed with these versions. docs/install.md lists the dates."""
 IN_CANARY = "SIMLIB_CANARY"
 """A variable of the canary's own environment."""
 
@@ -37,7 +37,7 @@ def warn_of_untested_torch() -> None:
 
 @functools.cache
 def refuse_untested_torch() -> None:
-    """Let `simulate` continue if the canary passes. It runs once per version, for a minute.
+    """Let `simulate` continue if the canary passes. The canary runs once per version, for a minute.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def requirement() -> str:
 
 
 def _outcome() -> str:
-    """The canary's verdict on this torch, from now or from an earlier process."""
+    """The result of the canary with this torch, from this process or an earlier one."""
     file = _folder() / f"canary-{VERSION}-torch-{torch.__version__}-{platform.python_version()}"
     with contextlib.suppress(OSError):
         return file.read_text()

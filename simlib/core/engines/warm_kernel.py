@@ -1,7 +1,8 @@
 """An IPython extension for the kernels of a class. It prepares the first run in advance.
 
-torch is imported while the student still reads, in the kernel and in the server of ranks. If the
-student comes back after a rest, any cell imports torch again in a new server.
+While the student still reads, the kernel and the server of ranks import torch. If the server has
+ended after a rest, the next cell that the student runs starts a new server, which imports torch
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank: the process that runs the learner's function, repeatedly while it stays clean."""
+"""One rank: a process that runs the learner's function. It serves several runs if it is clean."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class RunRequest(Request):
     Attributes
     ----------
     check : bool
-        Whether ops are compared before they begin.
+        Whether ranks compare ops before the ops begin.
     survives : bool
-        Whether the others continue when a rank dies.
+        Whether the other ranks continue when a rank dies.
     slow : dict
         By rank, a number or a `Jitter`.
     segment : int
-        If the run is watched, so that the log rolls over: bytes of a segment; else 0.
+        Bytes of a segment of the log if the run is watched, so that the log rolls over. Else 0.
     number : int
         The number of this world's runs so far, so that groups of different runs never meet.
     profile_folder : str
@@ -69,7 +69,7 @@ class RunRequest(Request):
 
 @dataclass(frozen=True)
 class Ends:
-    """A rank's ends of the things that it shares with the kernel, as descriptors."""
+    """The file descriptors with which a rank reaches what it shares with the kernel."""
 
     control: Any
     lifeline: Any
@@ -80,14 +80,15 @@ class Ends:
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs that a rank sees; by default none.
+    """The GPUs that a rank sees. By default it sees none.
 
     Attributes
     ----------
     variables : Mapping of str to str or None
         Variables of the rank's environment: those of `NO_GPUS`. None removes a variable.
     own : bool
-        Whether the current GPU of rank r is GPU r. If there are fewer GPUs, ranks share them.
+        Whether the current GPU of rank r is GPU r. If there are fewer GPUs than ranks, ranks share
+        GPUs.
     """
 
     variables: Mapping[str, str | None] = field(default_factory=NO_GPUS.copy)
@@ -102,7 +103,7 @@ class Gpus:
                 os.environ[name] = value
 
     def take(self, rank: int) -> None:
-        """Make the rank's GPU its current one. The first GPU already is the current one."""
+        """Make the rank's GPU the current GPU. The first GPU is already the current one."""
         count = torch.cuda.device_count() if self.own else 1
         if count > 1:
             torch.cuda.set_device(rank % count)
@@ -201,7 +202,7 @@ def _run(request, rank, world_size, recorder, profiler):
 
 
 def _clean(baseline, recorder, membership, output):
-    """Become as a new process; returns why this rank must end, or None."""
+    """Undo all changes of the run. Returns why this rank cannot serve again, or None."""
     try:
         output.restore()
         membership.end()

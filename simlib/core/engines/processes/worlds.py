@@ -1,6 +1,6 @@
-"""Worlds: the processes of n ranks, the things that they share with the kernel, resting worlds.
+"""Worlds: the processes of n ranks, what they share with the kernel, and unused worlds.
 
-It also has facts from Linux about such a process: whether it sleeps, and why it was killed.
+The module also asks Linux whether such a process sleeps, and why it was killed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .rank_main import Ends, Gpus, rank_main
 
 GLOO, NO_GPU = BACKENDS["gloo"], Gpus()
-"""The backends whose ranks serve again. Ranks of other backends, or with GPUs, serve once."""
+"""Ranks with this backend and without GPUs serve several runs. All other ranks serve one run."""
 BY_KERNEL = ", by the kernel for lack of memory"
 PERHAPS = ", perhaps for lack of memory"
 LOG_S = 2.0
-"""Seconds for reading the kernel's log."""
+"""Seconds that simlib may take to read the log of the Linux kernel."""
 ROOT = Path("/")
 MAX_RESTING_RANKS = 24
 MAX_SPARE_RANKS = 16
@@ -65,9 +65,9 @@ def remove_store(store):
 
 
 class SharedRendezvous:
-    """The things that the trusted ranks of a world share.
+    """What the trusted ranks of a world share.
 
-    These are their meeting place, and the table of their fingerprints.
+    They share a store in which they find each other, and the table of fingerprints.
     """
 
     def __init__(self, world_size):
@@ -81,7 +81,7 @@ class SharedRendezvous:
         return self._store, self._table
 
     def began(self):
-        """All ranks have been started."""
+        """Note that all ranks have been started."""
         os.close(self._table)
         self._table = None
 
@@ -93,7 +93,7 @@ class SharedRendezvous:
         """Returns None, because no other process has counted messages."""
 
     def close(self):
-        """Release all of it."""
+        """Release the store and the table."""
         if self._table is not None:
             self.began()
         self._fingerprints.close()
@@ -162,7 +162,8 @@ class RankProcess:
 class World:
     """n ranks that wait for a function, joined in one default process group.
 
-    With ``are_unlike`` every second rank has another hash seed, so its sets have another order.
+    With ``are_unlike`` every second rank has another hash seed, so its sets of strings have another
+    order.
     """
 
     def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
@@ -200,7 +201,8 @@ class World:
                 self.selector.register(source, selectors.EVENT_READ, (sort, rank))
 
     def wait_until_ready(self):
-        """Wait for the ranks to join or, after a run, to be clean. False if a rank cannot serve."""
+        """Wait until all ranks have joined or, after a run, are clean. False if a rank cannot
+        serve."""
         try:
             if not self._ready:
                 for rank in self.ranks:
@@ -238,7 +240,8 @@ class World:
         return True
 
     def begin_run(self):
-        """Another run begins without any rest of the last one; returns its number."""
+        """Another run begins, without traces of the run before. Returns the number of the new
+        run."""
         self._ties.begin_run()
         self.runs += 1
         return self.runs
@@ -248,7 +251,8 @@ class World:
         return self._ties.complaint(trace)
 
     def is_alive(self):
-        """Whether all processes run. One may have been killed while the world rested."""
+        """Whether all processes run. Somebody may have killed one while the world was not in
+        use."""
         return not multiprocessing.connection.wait([r.process.sentinel for r in self.ranks], 0)
 
     def native_text(self):
@@ -274,9 +278,9 @@ class World:
 class Pool:
     """Worlds ready for use.
 
-    A world that ended its run cleanly rests here for the next run of its size. While nothing runs,
-    one spare world of the last size is prepared. So a run after an error, which has lost its world,
-    starts at once.
+    The pool keeps a world that ended its run cleanly for the next run of its size. While there is
+    no run, the pool prepares one spare world of the last size. So even the run after an error
+    starts at once, although the error has ended the world.
     """
 
     def __init__(self):
@@ -288,7 +292,8 @@ class Pool:
         self.has_server = False
 
     def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False, gpus=NO_GPU):
-        """A ready world of this sort, see `World`: a resting world, the spare, or a new one."""
+        """A ready world of this kind: an unused world, the spare world, or a new world. See
+        `World`."""
         sort = world_size, are_unlike
         with self._lock:
             self._stop_timer()
@@ -344,7 +349,7 @@ class Pool:
             old.close()
 
     def _over_budget(self):
-        """Worlds to end, longest unused first, so that not too many ranks rest."""
+        """Worlds to end, longest unused first, if the pool has too many unused ranks."""
         superfluous = []
         while sum(w.world_size for w in self._resting) > MAX_RESTING_RANKS:
             if len(self._resting) == 1:
@@ -375,12 +380,12 @@ class Pool:
         self._in_use.discard(world)
 
     def sleep(self):
-        """End all worlds before the server ends, too: the next run starts like a first one."""
+        """End all unused worlds before the server ends. The next run starts like a first run."""
         self.close()
         self.has_server = False
 
     def close(self):
-        """End all worlds, also those that run."""
+        """End all worlds, including those of a present run."""
         with self._lock:
             self._stop_timer()
             worlds = [*self._resting, *self._in_use, *([self._spare] if self._spare else [])]
@@ -403,7 +408,7 @@ def pool():
 
 
 def kill_count(root: Path = ROOT) -> int | None:
-    """How often Linux has killed in this process's group because memory ran out; None if unknown.
+    """How many processes of this process's group Linux has killed for lack of memory, or None.
 
     Linux counts such kills for each group of processes with its own limit (cgroup, version 1 or 2),
     and for the machine. So the count is read at the beginning, and again after a process was ended
@@ -445,7 +450,7 @@ def why_killed(code: int, before: int | None, pid: int, root: Path = ROOT) -> st
     code : int
         The exit code of the process, negative for a signal.
     before : int or None
-        The result of `kill_count` when it began.
+        The result of `kill_count` when the process began.
     pid : int
         The process id.
     """
@@ -472,9 +477,9 @@ def _kernel_log() -> str | None:
 
 
 def sleep_count(pid: int) -> int | None:
-    """How often the thread has gone to sleep, if it sleeps now; None if it runs, or if unknown.
+    """How often the thread has gone to sleep, if it sleeps now. None if it runs or is unknown.
 
-    If the count is the same twice, it slept all the time in between.
+    If two calls return the same count, the thread slept all the time in between.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/status") as file:

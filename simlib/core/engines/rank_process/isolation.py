@@ -1,8 +1,8 @@
 """Whether a rank may serve another run: undo the changes of its function, or say why it cannot.
 
-A rank that is used again must be like a new one. Most changes are undone. Some cannot be undone,
-for example a thread that still runs, or a module of the learner's that may have been edited since.
-Such a change ends the rank.
+A rank that serves another run must be like a new rank. simlib undoes most changes. It cannot undo
+some changes, for example a thread that still runs, or an imported module of the learner that may
+have been edited since. After such a change, the rank ends.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ PATCHABLE = (
     *(builtins, os, time, random, np, torch, torch.nn, torch.nn.functional, dist, c10d),
     *(torch.Tensor, json.JSONEncoder, *_classes(torch.nn, torch.optim, torch.utils.data)),
 )
-"""Objects in which a learner may have replaced parts. Such a rank is not used again."""
+"""Objects in which a learner may have replaced parts. If so, the rank serves no other run."""
 
 STATE = {
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -197,7 +197,7 @@ STATE = {
     ),
     "file mask": (lambda: _umask(), os.umask),
 }
-"""The things that a rank function may change, with functions to read and to reset them."""
+"""What a rank function may change, with functions that read the state and reset it."""
 
 
 def _umask():
@@ -230,7 +230,7 @@ KEPT = {}
 def keep_own_modules():
     """Let a rank that has imported the learner's modules serve again while their files stay.
 
-    It is for a session of tests, in which a module is imported once and keeps its state.
+    A session of tests uses it, because there a module is imported once and keeps its state.
     """
     for name, module in list(sys.modules.items()):
         if _is_own(module):

@@ -1,7 +1,7 @@
-"""torch's profiler around the function of a rank, and the way of its data to the kernel.
+"""Run torch's profiler around the function of a rank, and send its data to the kernel.
 
 The kernel makes a folder, and always removes it with its contents. Each rank first answers, as
-without a profiler. Then its profiler writes into the folder. The rank reads that, writes its
+without a profiler. Then its profiler writes into the folder. The rank reads these data, writes its
 `Profile` to a file, and tells the kernel that it is done.
 """
 
@@ -22,7 +22,7 @@ from .gpu_memory import has_used_a_gpu
 
 MARK = "simlib: what time is it"
 MARKS = 8
-"""How often the clocks are compared. The first times take long."""
+"""simlib compares the clocks this many times. The first comparisons take long."""
 MOST_BYTES = 512 << 20
 """The largest profiler's file that a rank reads."""
 OWN = (
@@ -95,7 +95,7 @@ class RankProfiler:
 
 
 def _read_both_clocks() -> list[tuple[float, float]]:
-    """Set marks; returns the time before and after each, by `time.perf_counter`."""
+    """Set marks. Returns the time before and after each mark, by `time.perf_counter`."""
     from torch.profiler import record_function
 
     readings = []

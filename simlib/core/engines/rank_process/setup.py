@@ -1,4 +1,4 @@
-"""The first steps of every process of ranks: its end, its output, its variables."""
+"""What every process of ranks sets up first: how it ends, its output, and its variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ THREADS_WITHOUT_OPS = ("TMonitor", "_DummyThread", "_AsyncWriterThread")
 
 
 def is_alone():
-    """Whether only the main thread can make ops. Another thread could end a wait of this rank."""
+    """Whether only the main thread can make ops. An op of another thread could end a wait of this
+    rank."""
     threads = threading._active.values()
     return len(threads) <= _FEWEST or all(
         thread.name in _QUIET_THREADS or type(thread).__name__ in THREADS_WITHOUT_OPS
@@ -32,12 +33,12 @@ def is_alone():
 
 
 def die_with_the_kernel(lifeline):
-    """Leave no orphan, even if this rank is busy when the kernel ends.
+    """End this rank when the kernel ends, even if the rank is busy.
 
-    The kernel has the other end of ``lifeline``. A thread notices when it closes, even during a
-    wait in Gloo. Then it ends this rank and the server, which serves only this kernel. If native
-    code holds the interpreter's lock, the death of the server ends the rank (Linux). So no rank may
-    keep the server alive.
+    The kernel has the other end of ``lifeline``. A thread notices when this end closes, even during
+    a wait in Gloo. Then the thread ends this rank and the server, which serves only this kernel. If
+    native code holds the interpreter's lock, the thread cannot run. On Linux, the death of the
+    server then ends the rank. So no rank may keep the server alive.
     """
     os.setsid()
     server_pid = os.getppid()
@@ -123,7 +124,7 @@ def rank_environ(rank: int, node_of: Sequence[int]) -> dict[str, str]:
 
 
 def environ_on_equal_nodes(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
-    """The same if each node has so many ranks, and the last node has the rest."""
+    """`rank_environ`, if each node has ``ranks_per_node`` ranks and the last node has the rest."""
     node, local_rank = divmod(rank, ranks_per_node)
     beside = min(ranks_per_node, world_size - node * ranks_per_node)
     return _environ(rank, world_size, local_rank, beside, node, -(-world_size // ranks_per_node))
@@ -145,7 +146,7 @@ def _environ(rank, world_size, local_rank, beside, node, nodes):
 
 
 def script_environ(is_script: bool) -> dict[str, str]:
-    """Further variables for ranks of a whole script. Lightning uses them, for example.
+    """Further variables for ranks of a whole script. For example, Lightning uses these variables.
 
     A restart has another count; see `Restart`.
     """

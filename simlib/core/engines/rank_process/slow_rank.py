@@ -1,4 +1,4 @@
-"""A real rank that was made slow. It sleeps for the time that its computing would take more."""
+"""A real rank with a ``slow=`` factor. It sleeps for the additional time of its computing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...model.chance import Pace
 from ...record.this_rank import here
 
 LEAST_S = 1e-4
-"""A shorter sleep takes much longer than requested. So the debt is kept until it is larger."""
+"""A shorter sleep takes much longer than requested. So shorter sleeps are added up first."""
 
 
 class SlowRank:
@@ -42,7 +42,7 @@ class SlowRank:
         time.sleep(seconds * factor)
 
     def stretch(self):
-        """Before an op, a wait, or the end: sleep for the computing since the last of these."""
+        """Called before an op, a wait, or the end. Sleep for the computing since the last call."""
         if threading.get_ident() != self._thread:
             return
         computed_s = self._cpu_s() - self._since_s

@@ -1,11 +1,13 @@
 """A device's memory as CUDA's caching allocator divides it. Pure Python.
 
-A GPU must have more memory than the tensors need. The allocator takes segments from the device,
-cuts them into blocks, and keeps freed blocks for later requests of the same stream. Reserved is the
-memory that it has taken, and allocated is the memory that it has given out.
+Programs need more GPU memory than their tensors. The allocator takes segments from the device, cuts
+them into blocks, and keeps freed blocks for later requests of the same stream. Reserved memory is
+the memory that the allocator has taken from the device. Allocated memory is the memory in blocks
+that programs use.
 
 **Source** `c10/cuda/CUDACachingAllocator.cpp` of torch 2.6 to 2.13, with its default settings and
-with ``expandable_segments:True``. Not modelled: `record_stream`, private pools of CUDA graphs.
+with ``expandable_segments:True``. The model leaves out `record_stream` and the private pools of
+CUDA graphs.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from operator import attrgetter
 MIB = 1 << 20
 ROUND_BYTES = 512
 SMALL_BYTES = MIB
-"""The largest request that is served from the small pool."""
+"""The small pool serves requests of at most this many bytes."""
 SMALL_SEGMENT_BYTES, LARGE_SEGMENT_BYTES = 2 * MIB, 20 * MIB
 LARGE_BYTES = 10 * MIB
-"""The smallest request that gets a segment of its own size, in steps of `SEGMENT_STEP_BYTES`."""
+"""From this size on, a request gets its own segment, in steps of `SEGMENT_STEP_BYTES`."""
 SEGMENT_STEP_BYTES = 2 * MIB
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 ADDRESSES = 1 << 60
@@ -31,7 +33,7 @@ _address = attrgetter("address")
 
 
 class NoMemoryLeftError(Exception):
-    """The device has not enough memory. The text says how much it has, and where it is used."""
+    """The device does not have enough memory. The text says how much it has, and what uses it."""
 
 
 class Block:
@@ -106,7 +108,7 @@ class CachingAllocator:
     Parameters
     ----------
     memory_bytes : float
-        The most bytes that segments may take in all.
+        The largest number of bytes of all segments together.
     expandable_segments : bool, optional
         Whether each pool is one segment that grows by pages. The default is torch's: at the first
         allocation it reads the environment variable ``PYTORCH_CUDA_ALLOC_CONF``.
@@ -114,7 +116,7 @@ class CachingAllocator:
     Attributes
     ----------
     allocated_bytes, reserved_bytes : int
-        The present bytes in blocks that are given out, and in segments.
+        The present bytes in used blocks, and in segments.
     peak_allocated_bytes, peak_reserved_bytes : int
         The largest values that they have had.
 
@@ -135,7 +137,7 @@ class CachingAllocator:
         self._late = []
 
     def allocate(self, nbytes, stream=0):
-        """A block for so many bytes, at least one.
+        """Return a block for ``nbytes`` bytes, or for one byte if ``nbytes`` is 0.
 
         Parameters
         ----------
@@ -171,9 +173,9 @@ class CachingAllocator:
         return block
 
     def exchange(self, block, nbytes, stream=0):
-        """A block for a storage that is resized; None for no bytes.
+        """Return a new block for a storage that is resized, or None for zero bytes.
 
-        As in torch, the new block is taken before the old one is freed.
+        As in torch, the allocator takes the new block before it frees the old block.
 
         Parameters
         ----------

@@ -24,10 +24,10 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def shapes_of(args: tuple, kwargs: dict, out: Any, *, is_exact: bool = False) -> tuple:
-    """All facts that determine an op's cost and result: shapes, dtypes, equal tensors, options.
+    """What determines an op's cost and result: shapes, dtypes, options, and repeated tensors.
 
-    Floating-point numbers determine neither, and may change from call to call. The exceptions are a
-    few ops for which ``is_exact``.
+    Floating-point numbers do not determine them, and may change from call to call. A few ops are
+    exceptions, for which ``is_exact`` is True.
     """
     seen: dict[int, int] = {}
     if kwargs:

@@ -1,4 +1,4 @@
-"""The process that simulates, with one thread for each rank. It is used while it stays clean."""
+"""The process that simulates, with one thread for each rank. It serves again if it is clean."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ class Process:
         return safe_pickle.dumps(("rest", report))
 
     def _collect_garbage_for(self, ranks):
-        """One collector serves all ranks. It runs as often for each as in a separate process."""
+        """One garbage collector serves all ranks. It runs as often per rank as in a separate
+        process."""
         youngest, *older = self._gc_thresholds
         gc.set_threshold(youngest * ranks, *older)
 
@@ -161,7 +162,8 @@ def _leave_only_the_rank(process):
 
 
 def _wait_where_backward_returns(process):
-    """DDP waits for its futures at the end of `backward`, in C++. Time passes here instead."""
+    """DDP waits for its futures in C++, at the end of `backward`. Let virtual time pass here
+    instead."""
 
     def waiting(run_backward):
         def run_and_wait(*args, **kwargs):

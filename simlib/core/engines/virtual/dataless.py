@@ -1,11 +1,11 @@
-"""Ranks without data: tensors have shapes, dtypes and memory in the ledger, and no values.
+"""Ranks without data. Tensors have shapes and dtypes and count in the ledger, but lack values.
 
-For torch's Python code they are normal tensors. No kernel gets them: an op's result is derived from
-shapes. Two kinds of tensors have values, because they cost almost nothing. One kind is tensors that
-the program fills itself (`torch.tensor`, from numpy). The other is whole numbers and truth values
-of at most `MOST_WHOLE` elements, with which programs count and decide (indices, lengths, orders of
-samples). Results of such tensors alone have values. If a tensor without data takes part, they have
-none.
+For torch's Python code, these are normal tensors. No kernel gets such a tensor: simlib derives the
+result of an op from shapes. Two kinds of tensors have values, because they cost almost nothing. The
+first kind is tensors that the program fills itself (`torch.tensor`, from numpy). The second kind is
+tensors of whole numbers and truth values of at most `MOST_WHOLE` elements, with which programs
+count and decide (indices, lengths, orders of samples). If all arguments of an op have values, its
+result has values. If one argument has no data, the result has none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .dtensor import prepare_dtensor
 from .outcome import outcome_of, without_data
 
 MOST_WHOLE = 1 << 16
-"""The most elements of a tensor of whole numbers or truth values that has values."""
+"""A tensor of whole numbers or truth values has values if it has at most this many elements."""
 
 ITEM = torch.ops.aten._local_scalar_dense.default
 RESIZING = torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default
@@ -58,15 +58,16 @@ class DatalessMode(DispatchMode):
     Parameters
     ----------
     on_value : callable
-        ``on_value(frame)`` is called when the program asks for the value of a floating-point
-        number, and gets NaN.
+        simlib calls ``on_value(frame)`` when the program asks for the value of a floating-point
+        number and gets NaN.
     *counting
         As for `DispatchMode`.
 
     Attributes
     ----------
     gives_values : bool
-        While True, results of no tensors, or of tensors with values, have values.
+        While True, results of ops whose tensor arguments all have values, or that have none, have
+        values.
     """
 
     has_data = False
@@ -107,7 +108,7 @@ class DatalessMode(DispatchMode):
         return outcome.result.made(given)
 
     def _with_values(self, func, args, kwargs, given):
-        """No argument lacks data: the result has values too, unless it would be large."""
+        """Run an op whose arguments have data. The result has values, unless it would be large."""
         is_small = func in _BY_VALUES or not _has_result_of_its_own(func)
         if is_small or self.paused or self.gives_values:
             return func(*args, **kwargs)
@@ -238,7 +239,7 @@ def _is_small(new, most, is_given):
 
 @functools.cache
 def _is_view(func):
-    """Whether an op touches no data, and only gives a tensor another shape."""
+    """Whether an op reads no data, and only gives a tensor another shape."""
     if torch.Tag.inplace_view in func.tags:
         return func not in RESIZING
     returns = func._schema.returns
@@ -264,7 +265,7 @@ def _reshape(tensor, shape, stride):
 
 @functools.cache
 def _has_result_of_its_own(func):
-    """Whether an op's result is no view of its arguments, and the op does not write them."""
+    """Whether an op's result is not a view of its arguments, and the op does not change them."""
     schema = func._schema
     return not schema.is_mutable and not any(one.alias_info for one in schema.returns)
 
@@ -284,7 +285,7 @@ def _here():
 
 @functools.cache
 def prepare_torch() -> None:
-    """Replace the ways by which torch reads data without an op."""
+    """Replace the functions of torch that read data without an op."""
     for name in _OF_OBJECTS:
         function = _with_data(getattr(c10d, name))
         setattr(c10d, name, function)
@@ -358,7 +359,8 @@ def _in_words(tensor, **_):
 
 
 def _resize(storage, nbytes):
-    """torch cannot give it other memory. `_claimed` has the size that the program has set."""
+    """Resize a storage. torch cannot change its memory, so `_claimed` returns the size that was
+    set."""
     if nbytes > _real_nbytes(storage):
         raise InvalidCallError(
             f"a storage of {_real_nbytes(storage):,} bytes cannot grow to {nbytes:,} in a "
@@ -386,7 +388,7 @@ def _clone(storage):
 
 
 def _without_scale(update):
-    """So the scale does not change. On the device this takes as long as a new scale."""
+    """Update without changing the scale. On the device this takes as long as a new scale."""
 
     def update_here(scaler, new_scale=None):
         if _here() is None:
@@ -427,7 +429,7 @@ def _with_data(function):
 
 
 def _stepping(maybe_step):
-    """Gradients without values have not overflowed."""
+    """Let the scaler take its step: gradients without values count as not overflowed."""
 
     def step(scaler, optimizer, optimizer_state, *args, **kwargs):
         mode = _here()

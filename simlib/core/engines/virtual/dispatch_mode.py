@@ -1,13 +1,14 @@
-"""Sees the ops of one simulated rank: it counts their flops, and fills the memory ledger.
+"""Observe the ops of one simulated rank, to count their flops and to fill the memory ledger.
 
-The floating-point operations of an op are computed from its shapes. These ops count: products of
+simlib computes the floating-point operations of an op from its shapes. These ops count: products of
 matrices and vectors, convolutions, attention and recurrent layers. A multiply-add is two
 operations, in forward, backward and recomputation. Every other op (elementwise, reduction,
 normalisation, loss, optimizer, copy) counts nothing. torch's own counter
-(`torch.utils.flop_counter`, whose table this uses) does the same. So do publications when they
-state the FLOPs of a model, because the rest is small, and memory determines its time. So a
-collective written by hand (``chunk += received``) costs as much as the built-in one, whose
-reduction is free. If elementwise work matters, use ``simlib.compute(seconds=...)`` for its time.
+(`torch.utils.flop_counter`, whose table this uses) does the same. Publications do the same when
+they state the FLOPs of a model, because the other operations are few, and memory determines their
+time. So a collective written by hand (``chunk += received``) costs as much as the built-in one,
+whose reduction is free. If elementwise work matters, use ``simlib.compute(seconds=...)`` for its
+time.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from .arguments import tensors_in
 class DispatchMode(TorchDispatchMode):
     """A mode that sees every op of torch that its rank runs, forward and backward.
 
-    One mode counts flops and memory, because a mode costs about 4 us per op. A second one would add
-    2 us. A rank without a modelled device has no mode.
+    One mode counts flops and memory, because a mode costs about 4 us per op. A second mode would
+    add 2 us. A rank without a modelled device has no mode.
 
     Parameters
     ----------
     on_op : callable, optional
-        It is called as ``on_op(cost)``, with a `Cost`, after each op that takes time.
+        simlib calls ``on_op(cost)``, with a `Cost`, after each op that takes time.
     op_times : OpTimes, optional
-        It is needed with ``on_op``. The ranks of a process share one.
+        Needed with ``on_op``. The ranks of a process share the same object.
     memory : MemoryMeter, optional
-        It gets the arguments and results of each op before ``on_op`` is called, because an op has
-        its results from its beginning.
+        The meter gets the arguments and results of each op before simlib calls ``on_op``, because
+        the results of an op need memory from its beginning.
     lock : RLock, optional
-        It is held while an op of a further thread of the rank runs and is counted.
+        The mode holds this lock while an op of another thread of the rank runs and is counted.
     on_read : callable, optional
-        It is called before an op that gives the rank itself a value.
+        simlib calls it before an op that returns a value to the rank itself.
 
     Attributes
     ----------
     paused : bool
-        While True, ops are not seen. This is for work of the engine in the rank's thread.
+        While True, the mode ignores ops. simlib sets it for its own work in the rank's thread.
     """
 
     has_data = True
@@ -121,7 +122,7 @@ def _always(args, kwargs):
 
 
 def _by_mask(args, kwargs):
-    """The elements of a mask must be counted. A single value needs no count."""
+    """Whether an op by mask must count the elements of the mask. A single value needs no count."""
     value = args[2] if len(args) > 2 else None
     return (value is None or value.numel() > 1) and any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
@@ -157,7 +158,7 @@ _OF_A_LOSS = "lr_scheduler.py", "lbfgs.py"
 
 
 def _is_on_host(frame):
-    """Whether torch asks for a number of its own that would be on the host beside a GPU, too.
+    """Whether torch asks for one of its own numbers that is on the host even if there is a GPU.
 
     Optimizers count their steps on the host, and loaders draw their seeds there.
     """

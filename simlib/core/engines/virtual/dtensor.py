@@ -1,8 +1,8 @@
-"""Work that DTensor repeats for each of n parameters, done once for each kind of them.
+"""Let DTensor do work once for each kind of parameters, instead of once for each parameter.
 
-In the first step of an optimizer on n parameters, torch decides for each how it may be sharded. It
-does this n times, and looks at all n parameters each time. Parameters of one shape that are sharded
-in one way get one answer here.
+In the first step of an optimizer on n parameters, torch decides for each parameter how it may be
+sharded. Each time, torch looks at all n parameters. With this module, torch decides once for all
+parameters that have the same shape and sharding.
 """
 
 from __future__ import annotations

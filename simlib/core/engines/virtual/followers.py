@@ -23,8 +23,9 @@ def followed(simulation: Any, report: dict) -> dict:
     Returns
     -------
     dict
-        With ``"unlike"``: the places that distinguish ranks which send to each other, or None.
-        ``"refused"`` is the reason why the ranks of a class are not equal, or None.
+        The report with two more keys. ``"unlike"`` contains the places that distinguish ranks which
+        send to each other, or None. ``"refused"`` is the reason why the ranks of a class are not
+        equal, or None.
     """
     report |= {"unlike": None, "refused": None}
     if simulation.unlike is not None:
@@ -97,8 +98,8 @@ def _retimed(ledger, when):
 def _check_equal(simulation, report):
     """Refuse classes whose first and last rank did not do the same.
 
-    Returns the places that distinguish the two, if one of them is a root, or if they send to ranks
-    of each other's kind.
+    Returns the places that distinguish the two ranks, if one of them is a root, or if they send to
+    ranks of their own class.
     """
     for ranks in simulation.classes.members.values():
         first, last = simulation.scripts[ranks[0]], simulation.scripts[ranks[-1]]
@@ -170,7 +171,7 @@ def _is_one_root(first, last, one, other):
 
 
 def _terms(step):
-    """The facts that must be equal. For a wait, only the number of ops before it counts."""
+    """The facts of a step that must be equal. For a wait, only the number of earlier ops counts."""
     return step.args if step.what not in ("record", "wait on", "hold") else ()
 
 

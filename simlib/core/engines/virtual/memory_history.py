@@ -1,4 +1,4 @@
-"""The memory of a rank at some hundred moments of its run, for any length of the run."""
+"""The memory of a rank at some hundred moments of its run, however long the run is."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The memory meter of one simulated rank: every storage of it, from its first op to its release.
+"""The memory meter of one simulated rank. It counts every storage until its release.
 
 torch allocates through ops, also in C++ (autograd, the buckets of DDP). So the meter finds a
 storage as the result of an op, and a weak reference reports its release. It does not see memory
-that no op returns, such as scratch space within an op. A storage is a parameter, a gradient or
-optimizer state by identity: an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` has it,
-or the program says so. The meter looks this up when it needs it (peak, history, end), because
-assigning ``.grad`` is no op. The dtype of a storage is the dtype of the tensor through which the
-storage was first found, or got its role.
+that no op returns, such as scratch space within an op. A storage counts as a parameter, a gradient
+or optimizer state if an `nn.Parameter`, its ``.grad`` or an optimizer's ``.state`` uses it, or if
+the program says so. The meter looks this up when it needs to know it (for the peak, the history and
+the end), because assigning ``.grad`` is not an op. The dtype of a storage is the dtype of the
+tensor through which the storage was first found, or got its role.
 
-On a device that works as a GPU does, a storage counts as large as its block from the caching
-allocator, and products of matrices take a workspace.
+On an asynchronous device, the meter counts the bytes of the block that the caching allocator gives
+to a storage, and products of matrices need a workspace.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _keep(references, value):
 
 
 class _Workspace:
-    """A replacement for the storage of a workspace, which belongs to no tensor."""
+    """Represents the storage of a workspace, which belongs to no tensor."""
 
 
 class _Block(weakref.ref):
@@ -79,7 +79,7 @@ class _Block(weakref.ref):
 
 
 def _locked(method):
-    """A method of a meter that only one thread may run at a time."""
+    """Make a method of a meter that only one thread can run at a time."""
 
     @functools.wraps(method)
     def call(meter, *args):
@@ -106,12 +106,13 @@ class MemoryMeter:
         One lock for all ranks, because a thread of one rank may release memory of another. Threads
         that ranks start run at the same time.
     allocator : CachingAllocator, optional
-        It divides the memory of the device, and knows its size. ``memory_bytes`` is not used then.
+        The allocator that divides the memory of the device. It knows the size of this memory, so
+        the meter does not use ``memory_bytes``.
     workspace_bytes : int
         The permanent memory of matrix products, once for each thread and stream. As in torch,
         autograd has its own thread.
     stream : callable, optional
-        It returns the stream, any hashable, for which memory is allocated now.
+        It returns the stream (any hashable object) for which the program allocates memory now.
 
     **Cost** two microseconds per op, two more if it makes or releases a storage; for a new peak or
     a point of the history, half a microsecond per parameter.
@@ -173,8 +174,8 @@ class MemoryMeter:
     def has_shard(self, owner):
         """``owner.sharded_param`` is a parameter of this rank.
 
-        It is known by its owner. FSDP2 exchanges it for another one in place, and torch refuses
-        this if there is a weak reference to it.
+        The meter finds the parameter through its owner, without a weak reference to it. FSDP2
+        replaces the parameter in place, and torch refuses this if there is a weak reference.
         """
         _keep(self._owners, owner)
         self._meet_as_parameter(owner.sharded_param)
@@ -200,7 +201,7 @@ class MemoryMeter:
 
     @_locked
     def resized(self, storage):
-        """A storage was resized by itself, which is no op."""
+        """The program has resized a storage directly, without an op."""
         if storage._cdata in self._blocks:
             self._block(storage)
             self._note()
@@ -248,7 +249,7 @@ class MemoryMeter:
         self._rename_peak()  # it was made as a tensor, and is one no more
 
     def _rename_peak(self):
-        """For a peak that still lasts, use the present roles of its blocks."""
+        """If the peak still lasts, use the present roles of its blocks."""
         if self._does_peak_last and not self._is_peak_new:
             self._peak.held = self._moment().held
 
@@ -265,7 +266,8 @@ class MemoryMeter:
                 self._meet(one)
 
     def _block(self, storage, dtype=None):
-        """Keep the block of a storage, which a tensor of this dtype has, in its present size."""
+        """Note the block of a storage with its present size. A tensor of this dtype uses the
+        storage."""
         key = storage._cdata
         nbytes = storage.nbytes()
         block = self._blocks.get(key)
@@ -415,7 +417,8 @@ def _plain(tensor):
 
 
 def tell_of_shards(meter_here):
-    """From now on, inform meters of this process of FSDP2's shards, which no op shows."""
+    """From now on, report FSDP2's shards to the meters of this process, because no op shows
+    shards."""
 
     def meet(module):
         init = module.FSDPParam._init_sharded_param

@@ -1,8 +1,9 @@
-"""All ranks of a simulation on one CPU: they run one at a time.
+"""Run all ranks of a simulation on one CPU, because only one rank runs at a time.
 
-If a thread is woken on another CPU, that CPU is asleep and its caches are cold. This costs more
-than the rest of a change of ranks. So the simulating process is bound to one CPU while it has that
-CPU to itself. Ranks and their children do not notice this: they see all CPUs.
+If the system wakes a thread on another CPU, this CPU is asleep and its caches are cold. That costs
+more than all other work of a change of ranks. So simlib binds the simulating process to one CPU
+while no other process uses this CPU. Ranks and their children do not notice this: they see all
+CPUs.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import torch
 WINDOW_S = 0.25
 """Seconds between two checks whether the process has its CPU to itself."""
 ENOUGH = 0.8
-"""The share of a CPU that such a process has. With another process beside it, it has half."""
+"""A process with its own CPU gets at least this share of it. If two processes share, it gets
+half."""
 
 
 def share_one_cpu():
-    """Let threads share a CPU well, without the ranks noticing; called once in the child.
+    """Let threads share a CPU well, unnoticed by the ranks. Call it once in the child.
 
-    If a thread wakes another one, the other one begins when the first one waits. Ranks see all
-    CPUs, and get them when they fork or want several threads. Returns a context manager. A command
-    that is started within it has all CPUs, too.
+    If a thread wakes another thread, the other thread begins when the first thread waits. Ranks see
+    all CPUs, and get them when they fork or want several threads. Returns a context manager. A
+    command that is started within it has all CPUs, too.
     """
     if not hasattr(os, "sched_setaffinity"):
         return contextlib.nullcontext
@@ -65,7 +67,7 @@ def share_one_cpu():
 
 
 class OneCpu:
-    """Binds a simulating process to a CPU. If CPUs cannot be chosen it does nothing.
+    """Binds a simulating process to a CPU. It does nothing if the system cannot choose CPUs.
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ class OneCpu:
             self._hold(pid)
 
     def look(self):
-        """Unbind if others want the CPU, too, and try again later. Call this often."""
+        """Unbind the process if others need the CPU, too, and try again later. Call this often."""
         if self._clock() >= self._next_s:
             with contextlib.suppress(OSError):  # it has ended
                 self._look()

@@ -1,12 +1,12 @@
-"""How long an operation takes on a device: by its arithmetic, or by the bytes that it moves.
+"""How long an operation takes on a device, from its arithmetic and the bytes that it moves.
 
 The model is the roofline of Williams, Waterman and Patterson (2009). An operation takes the longer
-of two times: its floating-point operations over the rate of its dtype, and its bytes over the
-bandwidth of the memory. It reads each argument once, and writes each result and each changed tensor
-once. If it reads or changes a tensor by index, only the indexed elements count. The model leaves
-out caches and the shape of a matrix. So a kernel that does not fill the device is slower in
-reality. A device may have a table of measurements. The table says how much slower, by the shape of
-a product or of attention, and by the bytes of other ops.
+of two times: its floating-point operations divided by the rate for its dtype, and its bytes divided
+by the bandwidth of the memory. It reads each argument once, and writes each result and each changed
+tensor once. If it reads or changes a tensor by index, only the indexed elements count. The model
+leaves out caches and the shape of a matrix. So a kernel that does not fill the device is slower in
+reality. A device may have a table of measurements. The table says by which factor such an operation
+is slower, for shapes of products and attention, and for the bytes of other ops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAKES_NOTHING = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided lift_fresh detach detach_ alias "
     "set_ resize_ resize_as_ _local_scalar_dense _reshape_alias _unsafe_view".split()
 )
-"""Ops that return no view and start no kernel: they give memory, or a number."""
+"""Ops that return no view and start no kernel. They allocate memory, or return a number."""
 _ONLY_WRITES = frozenset(
     "copy_ fill_ zero_ random_ uniform_ normal_ exponential_ bernoulli_ _foreach_zero_ "
     "_foreach_copy_".split()
@@ -45,7 +45,7 @@ _NO_KERNELS = frozenset(("prim", "profiler", "_c10d_functional"))
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Products of matrices -> the place of their first factor."""
 _MOST_SHAPES = 10_000
-"""The most costs of one op that are remembered."""
+"""simlib remembers at most this many costs of one op."""
 
 
 class Cost(NamedTuple):
@@ -156,9 +156,9 @@ class FlopTimes:
 
 
 def op_times_of(device: Device | None) -> OpTimes | FlopTimes | None:
-    """The time of operations on a device; None if none of them takes time.
+    """The time of operations on a device. None if no operation takes time.
 
-    All ranks of a process may share it.
+    All ranks of a process may share the result.
     """
     if device is None:
         return None
@@ -193,7 +193,8 @@ def _causal_at(func):
 
 
 def _part_worked(func, args, kwargs):
-    """For causal attention the upper half is left out."""
+    """The share of an op's work that the device does. Causal attention leaves out the upper
+    half."""
     at = _causal_at(func)
     if at is None:
         return 1.0
@@ -221,7 +222,7 @@ def _layout(matrix):
 
 
 def _dtype_of(args):
-    """The dtype of the first floating-point tensor, complex or not; else of the first tensor."""
+    """The dtype of the first floating-point or complex tensor, or else of the first tensor."""
     dtypes = [one.dtype for one in tensors_in(args)]
     inexact = (one for one in dtypes if one.is_floating_point or one.is_complex)
     return next(inexact, dtypes[0] if dtypes else None)

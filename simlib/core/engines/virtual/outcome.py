@@ -20,9 +20,10 @@ from ...record.torch_inside import storage_at
 from .arguments import shapes_of
 
 _MAPPED = 1 << 30
-"""Bytes at the common address, in case that a kernel runs. Unwritten, they cost no memory."""
+"""All tensors without data share an address with this many bytes. Unwritten bytes cost no
+memory."""
 _MOST_SHAPES = 10_000
-"""The most outcomes of one op that are remembered."""
+"""simlib remembers at most this many outcomes of one op."""
 _BY_NUMBERS = "arange", "range", "upsample"
 """The beginnings of names of ops for which floating-point numbers determine the shape."""
 _outcomes: dict[Any, dict[Any, Outcome]] = {}
@@ -71,7 +72,7 @@ class New(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An argument that is the result, perhaps with another shape."""
+    """A result that is one of the arguments, perhaps with another shape."""
 
     number: int
 
@@ -103,7 +104,7 @@ class Several(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A result that is no tensor."""
+    """A result that is not a tensor."""
 
     value: Any
 
@@ -117,9 +118,10 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     result : New, Given, Part, Several or Plain
-        Its ``made(given)`` makes the op's result from the tensors among its arguments.
+        ``result.made(given)`` makes the op's result from the tensors among the arguments.
     resized : list of (int, tuple, tuple)
-        Numbers of arguments to which the op gives another shape and stride, as for ``out=``.
+        The index, the new shape and the new stride of each argument that the op resizes, as for
+        ``out=``.
     """
 
     result: Any

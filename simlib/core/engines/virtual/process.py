@@ -20,7 +20,7 @@ from ..workers.server import RANK_NAME, other_server, server_context, travelling
 from .ranks import PAGE, RUNNING
 
 MEMORY = 1 << 36
-"""Address space for the logs of all ranks, in bytes. Memory is taken only as it is used."""
+"""Address space for the logs of all ranks, in bytes. The logs take memory only as they grow."""
 LARGEST_LOG = 256 << 20
 
 
@@ -32,14 +32,14 @@ def _empty_log():
 
 
 class SimulatorProcess:
-    """One child process, and the kernel's ends of the things that it shares with it.
+    """One child process, and the kernel's side of what the two processes share.
 
     Parameters
     ----------
     main : callable
         The function of the process: ``main(control, lifeline, stdout, stderr, memory)``.
     is_unlike : bool
-        Whether sets of strings have another order in it than in other processes.
+        Whether sets of strings have another order in this process than in other processes.
     """
 
     def __init__(self, main, is_unlike=False):

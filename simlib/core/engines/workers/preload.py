@@ -1,6 +1,6 @@
 """The imports of the server of ranks, so that every rank is forked with them.
 
-`torch._dynamo` is one of them, because the first optimizer of each rank would import it otherwise.
+They include `torch._dynamo`. Otherwise the first optimizer of each rank would import it.
 """
 
 # ruff: noqa: E402, F401

@@ -1,4 +1,4 @@
-"""The server that forks the processes of ranks, and how they are started.
+"""The server that forks the processes of ranks, and functions that start the server.
 
 The server imports torch once per kernel. This module does not import torch, so that a program in a
 hurry can start the server before its own imports.
@@ -28,7 +28,7 @@ _preparation = spawn.get_preparation_data
 
 
 def stop_server() -> None:
-    """End the server, even if it still imports. A later request starts another one."""
+    """End the server, even if it is still importing. A later request starts another server."""
     servers: list[Any] = [forkserver._forkserver, _other]
     for server in servers:
         if server._forkserver_pid is not None:
@@ -37,11 +37,11 @@ def stop_server() -> None:
 
 
 def start_server(also: Sequence[str] = ()) -> None:
-    """Start the server if there is none. It may still import after this has returned.
+    """Start the server if there is none. The server may still import after this call has returned.
 
-    ``also`` are names of further modules that it imports.
+    ``also`` contains the names of further modules that the server imports.
 
-    It ignores Ctrl-C from its first moment on, because a blocked signal is inherited.
+    The server ignores Ctrl-C from its first moment on, because it inherits the blocked signal.
     """
     _start(forkserver._forkserver, also)
 
@@ -84,7 +84,8 @@ forkserver.connect_to_new_process = _connect_to_new_process
 def _preparation_without_main(name: str) -> dict[str, Any]:
     """The data of multiprocessing for a new process, without the kernel's script.
 
-    A rank would run the script again. It does not need it, because functions travel by value.
+    With the script, a rank would run the script again. A rank does not need the script, because
+    functions travel by value.
     """
     data = _preparation(name)
     if name.startswith(RANK_NAME):
@@ -99,8 +100,9 @@ spawn.get_preparation_data = _preparation_without_main
 def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]:
     """`Popen.poll` for several threads. The exit code is in a pipe, and can be read once.
 
-    A thread that starts a process polls all others. So the thread that prepares the spare world
-    would take the exit code from the thread that waits for it. That thread would then report 255.
+    A thread that starts a process polls all other processes. So the thread that prepares the spare
+    world would read the exit code of a process for which another thread waits. The other thread
+    would then report 255.
     """
     lock = threading.Lock()
 
