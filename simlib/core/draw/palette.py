@@ -51,7 +51,7 @@ NEAR = 1.01 / 255
 
 
 def rank_color(rank: int) -> str:
-    """The rank's colour as ``"#rrggbb"``. Rank 24 has the same colour as rank 0."""
+    """The rank's colour as ``"#rrggbb"``. Rank 24 has the colour of rank 0, and so on."""
     color = OKABE_ITO[rank % len(OKABE_ITO)]
     share = DARKER[rank // len(OKABE_ITO) % len(DARKER)]
     return shaded(color, share) if share else color

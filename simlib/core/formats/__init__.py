@@ -1,1 +1,1 @@
-"""Reads other tools' records of jobs into traces, and writes traces in their formats."""
+"""Read other tools' records of jobs as traces, and write traces in the formats of these tools."""

@@ -1,12 +1,13 @@
-"""Runs as Chakra's execution traces, the input of ASTRA-sim, and back.
+"""Write runs as Chakra's execution traces (the input of ASTRA-sim), and read such traces.
 
 A trace is a graph for each rank: nodes of work, messages and collectives, each with the nodes that
-it waits for. A rank of simlib is one thread: it works, posts ops and waits for them. In the file
-its work is a chain. An op that it waits for is a branch that returns to the chain. simlib can read
-only such graphs, because two streams that compute side by side leave the order of calls unknown.
+it waits for. A rank of simlib is one thread: it works, posts ops and waits for them. In the file,
+the work of a rank is a chain of nodes. If the rank waits for an op, the op is a branch that returns
+to the chain. simlib can read only such graphs. If two streams compute side by side, the order of
+calls is unknown.
 
-Chakra has no fields for dtype, shapes, root, line and parts of a microsecond. They are in an
-attribute ``simlib``, as JSON, which other readers ignore.
+Chakra has no fields for dtype, shapes, root, line and parts of a microsecond. simlib writes these
+facts as JSON into an attribute ``simlib``, which other readers ignore.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ KINDS = {
     7: "reduce_scatter",
     9: "barrier",
 }
-"""Chakra's ``comm_type``."""
+"""Chakra's ``comm_type`` for each kind of collective."""
 TYPES = {kind: number for number, kind in KINDS.items()}
 MOST_ELEMENTS = 1 << 53
 
@@ -52,14 +53,14 @@ def write_trace(trace: Trace, folder: str | Path, about: dict[str, str]) -> Path
     trace : Trace
         The trace of a run that has ended.
     folder : str or Path
-        It is created if it does not exist.
+        simlib creates the folder if it does not exist.
     about : dict of str to str
         Facts about the run, which `read_trace` returns.
 
     Raises
     ------
     InvalidCallError
-        A rank never returned, or the folder has traces of ranks that this run does not have.
+        A rank never returned, or the folder contains traces of ranks that this run does not have.
     """
     if not trace.is_over:
         raise InvalidCallError(
@@ -115,7 +116,7 @@ class _Graph:
         return node.id
 
     def _add_work(self, start_s: float, work_s: float) -> None:
-        """Write whole microseconds; the remainder is added to the next node."""
+        """Write whole microseconds. Add the remainder to the next node."""
         exact_us = self._rest_us + work_s * 1e6
         whole_us = int(exact_us)
         self._rest_us = exact_us - whole_us
@@ -167,7 +168,7 @@ def read_trace(folder: str | Path) -> tuple[Trace, dict[str, Any]]:
     ------
     ValueError
         The folder has no such files, lacks files of some ranks, or has a graph that one thread
-        cannot have made. The sentence names the file.
+        cannot have made. The message names the file.
     """
     folder = Path(folder)
     paths = _paths_in(folder)
@@ -266,7 +267,8 @@ class _Reader:
                 self._work, self._waited = self._work + 1, []
 
     def _wait_for_deps(self, node: Node) -> None:
-        """Wait for a node's deps. They must include all that the thread has waited for before."""
+        """Wait for a node's deps. They must include all nodes for which the thread has waited
+        before."""
         deps = [dep for dep in node.deps if dep in self._of_node]
         for dep in deps:
             op = self._of_node[dep]
@@ -351,7 +353,8 @@ def _parents_first(nodes: list[Node]) -> Iterator[Node]:
 
 
 def _work_s(node: Node) -> float:
-    """A node's seconds: simlib's exact ones, unless somebody has changed the rounded ones."""
+    """A node's seconds. Use simlib's exact number, unless somebody has changed the rounded
+    number."""
     exact_s = _json(node.attributes.get("simlib", "{}")).get("work_s")
     if isinstance(exact_s, float) and abs(exact_s * 1e6 - node.duration_us) <= 1:
         return max(0.0, exact_s)

@@ -1,7 +1,7 @@
-"""The bytes of Chakra's execution traces: nodes to bytes and back, without protobuf.
+"""Convert nodes of Chakra's execution traces to bytes and back, without the package protobuf.
 
 A file is a sequence of protobuf messages, each after its length: one ``GlobalMetadata``, then
-``Node``. Only the fields below are read. Other fields are skipped, as in protobuf.
+``Node``. simlib reads only the fields below and skips all others, as protobuf does.
 
 **Source** ``et_def.proto`` of MLCommons Chakra 1.0.0; "Encoding", protobuf.dev.
 """
@@ -17,12 +17,12 @@ COMPUTE, SEND, RECV, COLLECTIVE = 4, 5, 6, 7
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Types of fields on the wire."""
 INT32, INT64, BOOL, STRING = 7, 9, 27, 29
-"""Types of an attribute's value that are written, by numbers of fields."""
+"""The types of attributes' values that simlib writes, by numbers of fields."""
 SIGNED = frozenset({7, 9})
 ZIGZAG = frozenset({15, 17})
 UNSIGNED = frozenset({11, 13, BOOL})
 MOST_BYTES = 1 << 30
-"""The most bytes of one file."""
+"""The largest file that simlib reads, in bytes."""
 
 Value = int | str
 
@@ -63,7 +63,7 @@ TYPES_OF_ATTRIBUTES = {
     "pg_name": STRING,
     "simlib": STRING,
 }
-"""The attributes that are written, with the types in which ASTRA-sim asks for them."""
+"""The attributes that simlib writes, with the types that ASTRA-sim expects."""
 
 
 def write_nodes(path: Path, nodes: list[Node], metadata: dict[str, Value]) -> None:
@@ -79,7 +79,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, Value]]:
     Raises
     ------
     ValueError
-        The bytes are not Chakra's. The message names no file.
+        The file is not a Chakra trace. The message does not name the file.
     """
     size = path.stat().st_size
     if size > MOST_BYTES:

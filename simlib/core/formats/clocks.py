@@ -10,22 +10,23 @@ from ..model.trace import Trace
 from ..model.words import seconds_text
 
 ENDS_TOGETHER = frozenset({"all_reduce", "all_gather", "all_to_all", "barrier"})
-"""No rank can end one of these before all have begun it. Then all end at once."""
+"""No rank can end such a collective before all ranks have begun it. Then all ranks end together."""
 FEWEST = 3
-"""With fewer common collectives no offset is computed."""
+"""simlib computes an offset only from at least this many common collectives."""
 ROUNDING_S = 0.1
-"""Ranks of one host belong to one job if their clocks differ by less than this reading error."""
+"""Ranks on one host belong to one job if their clocks differ by less than this reading error."""
 LIKELY_S, LIKELY = 1.0, 10
-"""The largest difference of hosts' clocks: in seconds, or in lengths of a trace."""
+"""The largest difference of hosts' clocks, in seconds, or as a multiple of a trace's length."""
 
 
 def clock_offsets(trace: Trace, hosts: Mapping[int, int]) -> tuple[dict[int, float], float]:
     """By how much clocks were ahead of the first rank's clock, and the error of these offsets.
 
     Each host has shared collectives with a host whose offset is known. Its offset is the median
-    difference of the ends of these collectives. The error is the median distance from this offset,
-    for the host with the largest one. An offset below its error counts as 0. Ranks of one host have
-    one clock. On a host, a collective ends when its first rank has ended it.
+    difference of the ends of these collectives. The error of a host is the median distance from
+    this offset. ``error_s`` is the largest error of any host. An offset below its error counts as
+    0. Ranks of one host have the same clock. On a host, a collective ends when its first rank has
+    ended it.
 
     Parameters
     ----------
@@ -37,8 +38,8 @@ def clock_offsets(trace: Trace, hosts: Mapping[int, int]) -> tuple[dict[int, flo
     Returns
     -------
     offsets_s : dict of int to float
-        Rank -> seconds. Ranks that share too few collectives are left out. If all ranks are on one
-        host, all are left out.
+        Rank -> seconds. The dict leaves out ranks that share too few collectives. If all ranks are
+        on one host, it is empty.
     error_s : float
 
     **Cost** O(number of ops + ranks x groups).
@@ -69,7 +70,8 @@ def clock_offsets(trace: Trace, hosts: Mapping[int, int]) -> tuple[dict[int, flo
 
 
 def _within(group: list[dict[int, float]], offsets_s: dict[int, float]) -> dict:
-    """Offset and error of each host of a group without one, against a host that has one."""
+    """Offset and error of each host in a group whose offset is unknown, from a host with a known
+    one."""
     members = {rank for known in group for rank in known}
     reference = min(members & offsets_s.keys(), default=None)
     if reference is None:
@@ -88,7 +90,7 @@ def _within(group: list[dict[int, float]], offsets_s: dict[int, float]) -> dict:
 
 
 def check_one_clock(trace: Trace, hosts: Mapping[int, int], files: Mapping[int, str]) -> None:
-    """ValueError if, by one host's clock, ranks ended collectives before others called them."""
+    """Raise ValueError if ranks of one host ended collectives before others called them."""
     found: defaultdict[int, list] = defaultdict(list)
     for number, one in enumerate(trace.collectives):
         by_host: defaultdict[int, list] = defaultdict(list)
@@ -112,7 +114,7 @@ def check_one_clock(trace: Trace, hosts: Mapping[int, int], files: Mapping[int, 
 def check_offsets(
     offsets_s: Mapping[int, float], length_s: float, files: Mapping[int, str]
 ) -> None:
-    """ValueError if clocks differ by more than hosts' clocks can, for traces of their length."""
+    """Raise ValueError if clocks differ too much for the clocks of hosts in one job."""
     for rank, ahead_s in offsets_s.items():
         if abs(ahead_s) > max(LIKELY_S, LIKELY * length_s):
             raise ValueError(

@@ -1,7 +1,7 @@
 """Find the flight-recorder dumps in a folder, read them as plain data, and find their ranks.
 
-A dump may come from anybody. So nothing in it is executed, and its size is checked before it is
-read.
+A dump may come from anybody. So simlib executes nothing in a dump, and checks its size before it
+reads the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..model.words import ranks_in_words
 from ..record.safe_pickle import TreeUnpickler
 
 MOST_BYTES = 512 << 20
-"""The largest dump. A ring of 2,000 entries with deep stacks takes some 10 MB."""
+"""The largest dump that simlib reads. A ring of 2,000 entries with deep stacks takes some 10 MB."""
 MOST_RANKS = 1 << 20
 NEEDED = ("entries", "pg_config")
 BROKEN = (
@@ -38,7 +38,7 @@ class DumpFile:
     name: str
     content: dict[str, Any]
     members: dict[str, tuple[int, ...]]
-    """The ranks of each process group, by its name; empty if the recorder did not know them."""
+    """The ranks of each process group, by name. Empty if the recorder did not know the ranks."""
 
 
 @dataclass(slots=True)
@@ -71,9 +71,9 @@ class Moves:
     ----------
     ranks : tuple of int
     apart_s : float
-        Seconds between both looks.
+        Seconds between the two looks.
     is_all : bool
-        Whether these are all ranks that are known to live.
+        Whether these are all ranks that simlib knows to be alive.
     """
 
     ranks: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ def _files_in(folder: Path) -> Iterable[Path]:
 
 
 def _content_of(file: Path, folder: Folder) -> DumpFile | None:
-    """The dump in a file; None if the file has none. If it should have one, this is noted."""
+    """The dump in a file, or None. If the file should contain a dump, note that it does not."""
     with file.open("rb") as opened:
         start = opened.read(4096)
     if b"NCCL INFO" in start or b"NCCL WARN" in start:
@@ -162,7 +162,7 @@ def plain(data: bytes) -> Any:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a dump is JSON, by its beginning; else it is a pickle."""
+    """Whether the beginning of a dump shows that it is JSON. Otherwise it is a pickle."""
     return data[:4096].lstrip()[:1] == b"{"
 
 
@@ -205,7 +205,7 @@ def _check_is_one_job(dumps: Sequence[DumpFile]) -> None:
 
 
 def _ranks_of(dumps: Sequence[DumpFile]) -> list[int]:
-    """The rank that wrote each dump: by the groups it is in, else by the numbers in its name.
+    """The rank that wrote each dump, from its groups, or else from numbers in the file's name.
 
     A process records the groups of which it is a member, so its rank is in all of them. In sends
     and receives it also records its own place in the group.

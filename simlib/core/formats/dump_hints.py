@@ -12,11 +12,11 @@ from ..model.trace import Op
 from .flight_recorder import Recorded
 
 LONGEST_PERIOD = 400
-"""The most calls of a backward for which its calls are counted."""
+"""simlib counts the calls of a backward only if they are at most this many."""
 
 
 def name_by_size(recorded: Recorded, heads: Iterable[Op]) -> None:
-    """Say which calls of a backward the calls without a line are, as far as sizes show it.
+    """Find out from sizes which calls of a backward the calls without a line are.
 
     A thread of C++ makes NCCL's calls of DDP and FSDP in backward, so they have no line. Their
     sizes repeat in each step. FSDP's gathers in forward have a line, and the same sizes.

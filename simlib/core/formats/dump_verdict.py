@@ -1,4 +1,4 @@
-"""The verdict on a job's dumps: which ranks differ, wait for each other, or do not come."""
+"""The verdict on a job's dumps: which ranks differ, wait for each other, or do not call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .dump_hints import name_by_size
 from .flight_recorder import Recorded
 
 MOST_TIMES_LATER = 3
-"""A rank that came late before counts as lost if it is so many times later than then."""
+"""A rank that was late before counts as lost if it is now this many times later than before."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,9 @@ class Judge:
     moves : Moves
         The progress of ranks, for a job that still runs. Its dumps are from different moments.
 
-    Notes
-    -----
-    A device runs the calls of a rank in their order. So a rank *waits* in its first call that is
-    not over: its head. Its later calls have not begun.
+    Notes ----- A device runs the calls of a rank in their order. So a rank *waits* in its first
+    call that has not completed. This call is the *head* of the rank. Later calls of the rank have
+    not begun.
     """
 
     def __init__(self, recorded: Recorded, written_ns: int = 0, moves: Moves | None = None) -> None:
@@ -72,7 +71,7 @@ class Judge:
             self.gone[rank] = "made no recorded call"
 
     def _matched(self) -> Matcher:
-        """A matcher that knows all calls that are over, and the heads."""
+        """A matcher that has got all completed calls, and the heads."""
         matcher = Matcher(self.recorded.trace.world_size)
         begins: dict[Group, int] = {}
         for (group, _), number in self.recorded.first.items():
@@ -98,7 +97,8 @@ class Judge:
         return matcher
 
     def _post_lost(self, head: Op, matcher: Matcher) -> None:
-        """Post calls that meet a head and that the rings of other ranks have lost since."""
+        """Post calls that belong to a head, but that the rings of other ranks have lost
+        meanwhile."""
         for rank in head.group.ranks if head.number is not None else ():
             if head.number < self.recorded.first.get((head.group, rank), 0):
                 matcher.post(replace(head, rank=rank, seq=-1 - head.number))
@@ -142,7 +142,7 @@ class Judge:
         return self._of_healthy()
 
     def _unmet(self, ops: list[Op]) -> Op:
-        """The first of the calls made as one whose partner has not come."""
+        """Of several calls made as one, the first call whose partner has not called."""
         return next((op for op in ops if self.matcher.wait_of(op).needs), ops[0])
 
     def _of_mismatch(self, mismatch: Mismatch, blocked: Blocked | None, gone: dict) -> Found:
@@ -181,7 +181,8 @@ class Judge:
         return max(self.written_s, *calls_s) - min(calls_s)
 
     def _late_before_s(self, blocked: Blocked) -> float:
-        """The smallest of the awaited ranks' longest delays before; 0 if that does not matter."""
+        """The smallest of the awaited ranks' longest earlier delays, or 0 if delays do not
+        matter."""
         ops = [wait.op for wait in blocked.waits.values()]
         timed_out = any((op.rank, op.seq) in self.recorded.timed_out for op in ops)
         if blocked.cycle or timed_out or not self.written_s or not blocked.gone:
@@ -193,7 +194,7 @@ class Judge:
         return float(np.nan_to_num(longest_s[list(blocked.gone)]).min())
 
     def _of_stuck(self, met: dict[int, Op], rest: dict[int, Op]) -> Found:
-        """The verdict if all members of a group have made a call that does not end."""
+        """The verdict if all members of a group have made the same call, and it does not end."""
         first = min(met.values(), key=lambda op: (op.post_s, op.rank))
         ranks = [rank for rank, op in met.items() if op.group == first.group]
         unstarted = [r for r in ranks if (r, met[r].seq) in self.recorded.unstarted]

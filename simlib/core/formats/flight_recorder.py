@@ -2,7 +2,7 @@
 
 A recorder holds the last calls of its process, about 2,000. It does not record roots, reduce ops,
 tags, splits and waits. These are None in the ops, and simlib does not guess them. Versions 2.0 to
-2.10 of the format differ in keys that are not needed here.
+2.10 of the format differ only in keys that simlib does not need.
 
 Source: ``FlightRecorder.hpp`` of torch 2.13, which names the fields of a dump.
 """
@@ -26,11 +26,11 @@ from .names import dtype_of, kind_of
 from .nccl_log import NcclLog
 
 ENDS_A_GROUP = "coalesced"
-"""The entry at the end of several calls that NCCL runs as one. It has their state."""
+"""The entry at the end of several calls that NCCL runs as one. It contains the calls' state."""
 OWN_SIZES = frozenset({"all_to_all", "barrier"})
-"""Collectives to which ranks may bring different numbers of elements."""
+"""Collectives to which ranks may contribute different numbers of elements."""
 RECEIVES = frozenset({"recv", "scatter"})
-"""Calls whose output must agree between the members, not their input."""
+"""Calls for which the outputs of members must agree, and not the inputs."""
 MOST_ELEMENTS = 1 << 60
 LIBRARY = re.compile(r"(/(site|dist)-packages/|/lib/python\d|^<)")
 TORCH = re.compile(r"(/torch/|^<|/lib/python\d\.\d+/[a-z_]+(/[a-z_]+)*\.py$)")
@@ -43,17 +43,17 @@ class Recorded:
     Attributes
     ----------
     trace : Trace
-        The calls of all ranks, in the order of their recorded times. A call that is not over has no
-        ``end_s``.
+        The calls of all ranks, in the order of their recorded times. A call that has not completed
+        has no ``end_s``.
     by_rank : dict of int to list of Op
-        The calls of each rank, in the rank's order. Ranks without a dump are left out.
+        The calls of each rank, in the rank's order. The dict leaves out ranks without a dump.
     first : dict of (Group, int) to int
-        For each group and rank whose ring has lost calls: the number of the group's first
-        collective that is still in the ring. Other rings begin with the first collective.
+        If a rank's ring has lost calls of a group, the number of the group's first collective that
+        is still in the ring. All other rings begin with the first collective.
     timed_out : set of (int, int)
         Rank and ``seq`` of calls that ended by the rank's timeout.
     unstarted : set of (int, int)
-        Rank and ``seq`` of calls whose kernel has not begun, if the recorders note that.
+        Rank and ``seq`` of calls whose kernel has not begun, if the recorders contain this fact.
     together : dict of (int, int) to list of Op
         By rank and ``seq``: the calls that the rank made as one, if it made several.
     backend : str
@@ -272,7 +272,7 @@ def own_places(frames: Iterable[dict], most: int = 1) -> tuple[tuple[str, int, s
 
 
 def _outside(library: re.Pattern[str], frames: Iterable[dict], most: int) -> list[dict]:
-    """The innermost frames outside a library, at most so many."""
+    """The innermost frames outside a library, at most ``most`` frames."""
     found = []
     for frame in frames:
         if not _is_in(library, frame["filename"]):
@@ -309,7 +309,7 @@ def _name_of(text: str) -> _Name:
 
 
 class _NotTold(ValueError):
-    """A dump lacks data that is needed to judge it."""
+    """A dump lacks data that simlib needs to judge it."""
 
 
 def _site_at(call: str, places: tuple[tuple[str, int, str], ...]) -> Site:
@@ -335,7 +335,8 @@ def _ends_of_groups(entries: Iterable[dict[str, Any]]) -> dict[tuple, dict[str, 
 
 
 def is_over(entry: dict[str, Any]) -> bool:
-    """Whether a call is over. Gloo's recorder notes only this, not when a call began or ended."""
+    """Whether a call has completed. Gloo's recorder notes only this, and not when it began or
+    ended."""
     if entry["state"] == "completed":
         return True
     is_gloo = str(entry["profiling_name"]).startswith("gloo:")
@@ -360,14 +361,14 @@ def _checked(sizes: tuple[tuple, ...]) -> tuple[tuple, int]:
 
 
 def _dtype_of(entry: dict[str, Any], kind: str) -> tuple[str, int]:
-    """A dtype's name, and the bytes of an element; 1 if simlib does not know the dtype."""
+    """A dtype's name, and the bytes of an element (1 if simlib does not know the dtype)."""
     names = entry.get("output_dtypes" if kind in RECEIVES else "input_dtypes") or ""
     name = str(names if isinstance(names, str) else names[0])
     return dtype_of(name) or (name.lower(), 1)
 
 
 def _last_called(dump: DumpFile, groups: dict[str, Group], entries: list) -> dict[Group, int]:
-    """The last collective of each group that a rank called, if its ring has none of the group."""
+    """The last collective of each group that a rank called, for groups missing in its ring."""
     found: dict[Group, int] = {}
     status = dump.content.get("pg_status") or {}
     numbers = {
@@ -381,7 +382,7 @@ def _last_called(dump: DumpFile, groups: dict[str, Group], entries: list) -> dic
 
 
 def add_from_log(recorded: Recorded, log: NcclLog) -> None:
-    """Add the roots and reduce ops of NCCL's logs to the calls, if log and dump show the same call.
+    """Add roots and reduce ops from NCCL's logs to calls, if log and dump show the same call.
 
     **Cost** O(number of calls).
     """
@@ -417,7 +418,7 @@ def _number(by_rank: dict[int, list[Op]], lost: dict[int, dict[Group, int]]) -> 
 
 
 def _counted(ops: list[Op]) -> Iterable[tuple[Op, int]]:
-    """The collectives of a rank. With each: how many with its number came right before it."""
+    """The collectives of a rank, each with how many of the same number came right before it."""
     last: dict[int, tuple[int | None, int]] = {}  # by the group's id: hashes of groups cost time
     for op in ops:
         if op.number is not None:

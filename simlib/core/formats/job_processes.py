@@ -83,7 +83,7 @@ def find_job(pid: int | None = None) -> LiveJob:
     Raises
     ------
     ValueError
-        The user has no such job, or several. A sentence says which.
+        The user has no such job, or several jobs. The message lists them.
     """
     if not sys.platform.startswith("linux"):
         raise ValueError(
@@ -129,8 +129,8 @@ def _order(processes: list[RankProcess]) -> Callable[[RankProcess], tuple[int, i
     """A key for sorting: first the children of torchrun, and of these the oldest.
 
     All processes that a rank starts inherit its environment: data loaders, and helpers that still
-    run when the rank has ended. torchrun itself is no rank. It is above more ranks than any other
-    process.
+    run when the rank has ended. torchrun itself is not a rank. It has more ranks below it than any
+    other process.
     """
     own = {one.pid for one in processes}
     below: dict[int, set[tuple]] = defaultdict(set)
@@ -150,7 +150,7 @@ def _own_pids() -> list[int]:
 
 
 def _read(pid: int) -> RankProcess | None:
-    """A process of some job; None for any other process."""
+    """A `RankProcess` of any job, or None for other processes."""
     try:
         data = (PROC / str(pid) / "environ").read_bytes()
         parent, started = _parent_and_start(pid)
@@ -176,7 +176,7 @@ def _parent_and_start(pid: int) -> tuple[int, int]:
 
 
 def _line(pid: int) -> list[int]:
-    """A process and all above it."""
+    """A process, its parent, and all further ancestors."""
     line: list[int] = []
     while pid > 1 and pid not in line:
         line.append(pid)

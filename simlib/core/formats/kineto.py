@@ -1,4 +1,4 @@
-"""Joins the traces that torch's profiler wrote, one file for each rank of a job."""
+"""Join the traces that torch's profiler wrote: one file for each rank of a job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Traces:
     Attributes
     ----------
     trace : Trace
-        Its times are those of one clock, as exactly as the clocks are known.
+        All times are on one clock, as exactly as simlib knows the clocks.
     profiles : list of Profile or None
         The profile of each rank.
     notes : list of str
@@ -71,12 +71,13 @@ def read_rank(path: Path, content: Any, is_alone: bool) -> RankTrace:
         The name of the file may contain the rank.
     content : object
     is_alone : bool
-        Whether it is the only file. If it names no rank and has no calls, it is from the only rank.
+        Whether it is the only file. If the only file names no rank and has no calls, it belongs to
+        the only rank.
 
     Raises
     ------
     ValueError
-        The file is no trace, does not name its rank, or contains data that torch does not write.
+        The file is not a trace, does not name its rank, or contains data that torch does not write.
     """
     found = trace_of(content) if isinstance(content, dict) else None
     if found is None:
@@ -114,7 +115,7 @@ def read_rank(path: Path, content: Any, is_alone: bool) -> RankTrace:
 
 
 def _place_of(path: Path, found: KinetoTrace, is_alone: bool) -> tuple[int, int | None, Group]:
-    """The rank, the world size if the file gives it, and the world as far as it is known."""
+    """The rank, the world size if the file contains it, and the world as far as simlib knows it."""
     rank, size = found.world.get("rank"), found.world.get("world_size")
     in_name = IN_A_NAME.search(path.name)
     if rank is None and in_name:
@@ -263,7 +264,7 @@ def _check_numbers(ops: Iterable[Op]) -> None:
 
 
 def _tell_dtypes(trace: Trace) -> None:
-    """Give a scatter's ops the dtype of the root's: Gloo does not write it for receivers."""
+    """Give all ops of a scatter the root's dtype, because Gloo does not write it for receivers."""
     for one in trace.collectives:
         for op in one.ops.values():
             root = one.ops.get(op.peer, op)
@@ -274,7 +275,7 @@ def _tell_dtypes(trace: Trace) -> None:
 
 
 def _check_alike(trace: Trace, files: Mapping[int, str]) -> None:
-    """Raise ValueError if ranks made different calls in one collective, which cannot have met."""
+    """Raise ValueError if ranks made different calls in one collective, which is impossible."""
     for number, one in enumerate(trace.collectives):
         first, *others = one.ops.values()
         for other in others:
@@ -291,7 +292,7 @@ def _call(op: Op) -> str:
 
 
 def _folded(ranks: Sequence[RankTrace], missing: Sequence[int]) -> list[str]:
-    """The notes on data missing in the files, each once."""
+    """The notes on data that are missing in the files, without repetitions."""
     files: dict[str, list[str]] = {}
     for one in ranks:
         for note, number in one.notes.items():

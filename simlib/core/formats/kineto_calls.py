@@ -1,9 +1,9 @@
 """The calls into torch.distributed in one rank's trace of torch's profiler, as ops.
 
-NCCL's group writes a ``record_param_comms`` for each call. For Gloo there are the ops of torch's
-dispatcher, ``c10d::allreduce_``, and the work of Gloo's threads, ``gloo:all_reduce``, in the same
-order. No record says when a rank waited for a request. If its thread did nothing until the work was
-done and then continued, simlib assumes that it waited.
+For NCCL, the trace contains a ``record_param_comms`` for each call. For Gloo, the trace contains
+the ops of torch's dispatcher, such as ``c10d::allreduce_``, and the work of Gloo's threads, such as
+``gloo:all_reduce``, in the same order. No record says when a rank waited for a request. If a thread
+did nothing until the work was done and then continued, simlib assumes that it waited.
 
 Source: ``record_function.h`` and ``Ops.cpp`` of torch 2.13 for the arguments.
 """
@@ -29,11 +29,12 @@ MOST_ELEMENTS = 1 << 60
 SHORTEST_WAIT_S = 50e-6
 """If a thread does nothing for less than this, it is between two operators."""
 SOON_S = 1e-3
-"""After a shorter wait than that, the thread continues at most so much later."""
+"""After a shorter wait than this, the thread continues at most this many seconds later."""
 EARLY = 0.1
-"""Gloo wakes the waiting thread, and records the end at most by this share of the wait later."""
+"""Gloo wakes the waiting thread first, and records the end later, by at most this share of the
+wait."""
 EARLY_S = 5e-3
-"""It is also at most so many seconds later."""
+"""Gloo records the end at most this many seconds later."""
 NO_CALLS = frozenset({"wait", "init", "coalesced"})
 """Further data that a ``record_param_comms`` may contain."""
 UNKNOWN_DTYPE = ("", 4)
@@ -92,7 +93,7 @@ class Calls:
     ops : list of Op
         In the rank's order, with times in seconds since the file's first event.
     notes : Counter of str
-        Missing facts. Each is the end of a sentence about the file, with a place for a number.
+        Missing facts. A fact is the end of a sentence about the file, with a place for a number.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -282,7 +283,8 @@ class _Reader:
         return (post_s, post_s if waits_at_once else wait_s, done_s), not waits_at_once
 
     def _wait(self, thread: int, called_s: float, done_s: float) -> float | None:
-        """When a thread began to wait for work that ended then; None if it did not wait."""
+        """When a thread began to wait for work that ended at ``done_s``. None if it did not
+        wait."""
         parts = self._trace.busy.get(thread, [])
         after = bisect.bisect_right(self._starts.get(thread, []), done_s)
         longest_s, since_s = SHORTEST_WAIT_S, None

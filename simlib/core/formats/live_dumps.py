@@ -3,9 +3,10 @@
 torch offers two ways. The job itself must have opened one of them:
 
 - A debug server in each rank, `torch.distributed.debug.start_debug_server`. The job's store knows
-  the address of each. It gives the dumps of all ranks, on any host, and Python's stacks.
+  the addresses of all servers. The servers send the dumps of all ranks, on any host, and Python's
+  stacks.
 - A pipe of each rank by NCCL, ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``. Any text in the pipe makes this
-  one rank write its dump into a file. A thread of the rank looks once a second.
+  one rank write its dump into a file. A thread of the rank looks into the pipe once a second.
 
 Any program may answer. So sizes and times are limited, and only the safe reader reads the answers.
 """
@@ -38,7 +39,7 @@ from .job_processes import LiveJob, RankProcess
 STORE_S = 120.0
 """Seconds in which the job's store must name all debug servers.
 
-Most of them are for the start of torch from a slow disk. The store itself has 30 s of them.
+Most of this time is for loading torch from a slow disk. The store itself gets 30 s.
 """
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -48,14 +49,14 @@ ALL_S = 120.0
 LOOK_S = 0.02
 """Seconds between two looks at the files that ranks write."""
 AT_ONCE = 16
-"""The most ranks that are asked at a time."""
+"""simlib asks at most this many ranks at the same time."""
 MOST_BYTES = 128 << 20
-"""The most bytes of an answer; a ring of 2,000 entries with deep stacks takes about 10 MB."""
+"""The most bytes of an answer. A ring of 2,000 entries with deep stacks takes about 10 MB."""
 MOST_STACK_BYTES = 1 << 20
 MOST_FRAMES = 100
 """The most frames that Python writes of a thread."""
 MOST_ADDRESS_BYTES = 300
-"""The most letters of a host's name are 253."""
+"""The most bytes of an address. A host's name has at most 253 letters."""
 RECORDERS = ("dump_nccl_trace_pickle", "fr_trace_json")
 """Handlers of a debug server: of NCCL's recorder, if torch has it, and of Gloo's."""
 ASK_STORE = """
@@ -85,7 +86,8 @@ class Progress:
     last : int or None
         The number of its last call.
     over : int
-        How many of these calls are over. If a host is far ahead of its GPU, only this number grows.
+        How many of these calls have completed. If a host is far ahead of its GPU, only this number
+        grows.
     """
 
     calls: int
@@ -103,7 +105,7 @@ class Dump:
 
 
 Keep = Callable[[int, Dump], None]
-"""It is called with a rank and its dump when the dump has arrived."""
+"""A function that simlib calls with a rank and its dump when the dump has arrived."""
 
 
 def dump_of(data: bytes) -> Dump | None:
@@ -141,7 +143,7 @@ class DebugServers:
         return cls(addresses) if addresses else None
 
     def look(self, keep: Keep | None = None) -> dict[int, Progress]:
-        """The progress of each rank that gives a dump, all by the same recorder."""
+        """The progress of each rank that sends a dump, all from the same recorder."""
         found: dict[int, Progress] = {}
         for handler in self._recorders:
             answers = self._ask_all(handler, MOST_BYTES, functools.partial(_kept, keep))
@@ -152,7 +154,7 @@ class DebugServers:
         return found
 
     def stacks(self, keep: Callable[[int, str], T]) -> dict[int, T]:
-        """``keep`` of the main threads' present places, in Python's own words."""
+        """Call ``keep`` with the present stack of each rank's main thread, as Python writes it."""
         return self._ask_all(
             "dump_traceback",
             MOST_STACK_BYTES,
@@ -162,7 +164,7 @@ class DebugServers:
     def _ask_all(
         self, handler: str, most_bytes: int, take: Callable[[int, bytes], T]
     ) -> dict[int, T]:
-        """``take`` of the answers. A rank that does not answer is not asked again."""
+        """Call ``take`` with the answers. Do not ask a rank again that does not answer."""
         until_s = time.monotonic() + ALL_S
         taken: dict[int, T] = {}
         lock = threading.Lock()
@@ -223,7 +225,7 @@ def _host_and_port(text: str) -> tuple[str, int] | None:
 
 
 def _ask(address: tuple[str, int], handler: str, most_bytes: int, until_s: float) -> bytes | None:
-    """The answer of one rank; empty if it refuses, None if it gives none in time."""
+    """The answer of one rank. Empty if it refuses, None if it does not answer in time."""
     until_s = min(until_s, time.monotonic() + ANSWER_S)
     left_s = until_s - time.monotonic()
     if left_s <= 0:
@@ -241,7 +243,7 @@ def _ask(address: tuple[str, int], handler: str, most_bytes: int, until_s: float
 
 @contextlib.contextmanager
 def _shut_at(until_s: float, line: socket.socket):
-    """Shut a connection down at this time. Its own limit begins again with each byte."""
+    """Close a connection at this time, because its own time limit begins again with each byte."""
 
     def shut() -> None:
         with contextlib.suppress(OSError):  # the other side was faster
@@ -277,7 +279,7 @@ class Pipes:
     Attributes
     ----------
     asked : frozenset of int
-        These ranks.
+        The ranks on this host that have opened a pipe.
     """
 
     def __init__(self, ranks: Iterable[RankProcess]) -> None:
@@ -293,7 +295,7 @@ class Pipes:
     def look(self, keep: Keep | None = None, timeout_s: float = ANSWER_S) -> dict[int, Progress]:
         """The progress of each rank that writes its dump within ``timeout_s`` seconds.
 
-        Other ranks are not asked again.
+        Ranks that do not write a dump are not asked again.
         """
         no_dump = {one.rank: _stamp(_target(one)) for one in self._ranks}
         seen = dict(no_dump)
@@ -316,7 +318,7 @@ class Pipes:
         return found
 
     def stacks(self, keep: Callable[[int, str], T]) -> dict[int, T]:
-        """None, because a pipe gives no stacks."""
+        """Returns None, because a pipe sends no stacks."""
         return {}
 
 

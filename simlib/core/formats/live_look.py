@@ -1,4 +1,4 @@
-"""Two looks at a running job: the dumps of its ranks in a folder, and further facts."""
+"""Look twice at a running job: store the dumps of its ranks in a folder, and note more facts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Look:
     moves : Moves
         The ranks that made progress between both looks.
     notes : list of str
-        Sentences on the ranks that gave no dump, and on the folder of the dumps.
+        Sentences about the ranks that sent no dump, and about the folder of the dumps.
     frames : dict of int to list of dict
-        The places of the ranks between both looks, as far as known.
+        The lines of code at which ranks were between the two looks, as far as known.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ def look_at(pid: int | None, folder: str | Path | None, apart_s: float) -> Look:
     Raises
     ------
     ValueError
-        The job does not exist, or it cannot be asked.
+        The job does not exist, or simlib cannot ask its ranks.
     OSError
         The folder cannot be written.
     """

@@ -1,6 +1,6 @@
 """Names of collectives and dtypes in torch's recorder, torch's profiler, NCCL and simlib.
 
-Each of them spells a collective in its own way: simlib's ``all_gather`` is ``_allgather_base``,
+Each of these spells a collective in its own way: simlib's ``all_gather`` is ``_allgather_base``,
 ``ALLGATHER_coalesced`` or ``AllGather``.
 """
 
@@ -34,7 +34,7 @@ DTYPES = {
     "bool": "Bool",
     "bfloat16": "BFloat16",
 }
-"""torch's names in C++; a newer dtype has its own with a capital: ``Float8_e4m3fn``."""
+"""The names of dtypes in torch's C++. Newer dtypes use their own name, as ``Float8_e4m3fn``."""
 IN_CPP = {theirs.lower(): ours for ours, theirs in DTYPES.items()} | {
     "long int": "int64",
     "short int": "int16",

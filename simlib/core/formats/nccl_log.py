@@ -1,9 +1,9 @@
-"""Logs of NCCL with ``NCCL_DEBUG=INFO``: the network really used, communicators, calls.
+"""Read logs of NCCL with ``NCCL_DEBUG=INFO``: the network that NCCL used, communicators, calls.
 
 Unlike a flight recorder, a log contains the root and the reduce op of a collective. It contains no
-times and no lines of the program. The ``commId`` identifies a communicator. Within a
-process, the address identifies it, too. Collectives of one communicator are counted by the order of
-their lines, because ``opCount`` repeats.
+times and no lines of the program. The ``commId`` identifies a communicator. Within a process, the
+address identifies it, too. simlib counts the collectives of a communicator in the order of their
+lines, because ``opCount`` repeats.
 
 **Source** logs of NCCL 2.18 to 2.28 in public issues of NVIDIA/nccl.
 """
