@@ -71,7 +71,8 @@ class SimulatorProcess:
                 os.close(fd)
 
     def wait_until_ready(self):
-        """Wait until it has started or, after a simulation, is clean. False if it cannot serve."""
+        """Wait until the process has started or, after a simulation, is clean. False if it cannot
+        serve."""
         if self._state == "ready":
             return True
         try:
@@ -84,7 +85,7 @@ class SimulatorProcess:
         return not reason
 
     def start_cleaning(self):
-        """Tell it to undo the changes of the ranks. False if it has ended."""
+        """Tell the process to undo the changes of the ranks. False if the process has ended."""
         try:
             self.control.send(("clean", None))
         except OSError:
@@ -93,7 +94,7 @@ class SimulatorProcess:
         return True
 
     def start(self, request):
-        """Begin a simulation; returns the readers of its ranks' logs."""
+        """Begin a simulation. Returns the readers of its ranks' logs."""
         classes = request.options.classes
         running = range(request.world_size) if classes is None else classes.running
         size = len(running)
@@ -150,7 +151,7 @@ class SimulatorProcess:
 
 
 class Simulators:
-    """One process at rest, and a spare one that replaces it if it had to be ended."""
+    """One unused process, and a spare process that replaces it if the first process had to end."""
 
     def __init__(self):
         self._resting = []
@@ -175,7 +176,7 @@ class Simulators:
                 raise OSError("the process of the simulation did not start")
 
     def take_unlike(self, main):
-        """A process in which sets have another order. The caller closes it."""
+        """A process in which sets of strings have another order. The caller closes the process."""
         process = SimulatorProcess(main, is_unlike=True)
         if process.wait_until_ready():
             return process
@@ -189,7 +190,7 @@ class Simulators:
                 self._resting.append(SimulatorProcess(main))
 
     def give_back(self, process, clean):
-        """Return a process after its simulation. A process that is not clean is ended."""
+        """Return a process after its simulation. simlib ends a process that is not clean."""
         if clean and process.start_cleaning():
             self._resting.append(process)
         else:

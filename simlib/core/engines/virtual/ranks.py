@@ -46,7 +46,7 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 _HERE = os.path.dirname(__file__) + os.sep
 _ENGINE = (_HERE, str(FOLDER / "core" / "clockwork") + os.sep)
 _AROUND_RANKS = (__file__, _HERE + "child.py", os.path.dirname(per_rank.__file__) + os.sep)
-"""The engine's files around the learner's code. A rank within them is not at work."""
+"""The files of the engine that surround the learner's code. A rank in these files does not work."""
 
 
 def _is_within_engine(frame):
@@ -67,7 +67,7 @@ class SimulationRequest(Request):
     world_size : int
     cluster : Cluster
     local_size : int
-        Ranks of one host, by their environment.
+        The number of ranks of one host, as their environment says.
     placement : str or list of int
         As for `simulate`.
     options : Options
@@ -150,7 +150,7 @@ class Ranks:
             scheduler.unless_over(time_s, functools.partial(self._kill, rank))
 
     def run(self):
-        """Let all ranks run until none can continue; returns the facts for the kernel."""
+        """Let all ranks run until no rank can continue. Returns the facts for the kernel."""
         scheduler = self._simulation.scheduler
         if not self._simulation.options.data:
             dataless.prepare_torch()
@@ -263,7 +263,7 @@ class Ranks:
             log.leave()
 
     def _equip(self, rank):
-        """The dispatch mode that sees the work of the rank's function on tensors, or none."""
+        """The dispatch mode that observes the ops of the rank's function, or an empty context."""
         simulation, device = self._simulation, self._simulation.topology.cluster.device
         options, op_times = simulation.options, self._op_times
         takes_time = options.compute == "flops" and op_times is not None
@@ -324,7 +324,8 @@ class Ranks:
         return make_site("allocating", place, self._request.cell_numbers)
 
     def _join(self, rank):
-        """The default group, as `init_process_group` makes it, without its n entries a rank."""
+        """Make the default group as `init_process_group` does, but without n entries for each
+        rank."""
         store = dist.PrefixStore("world", self.store)
         make_default_group(rank, self._everyone, store, FOREVER)
 
@@ -343,7 +344,8 @@ class Ranks:
     def _before_output(self, rank):
         """A rank prints nothing after its time of death.
 
-        Inside the engine this does not apply, because a learner's ``__del__`` may print anywhere.
+        This does not apply while the engine's own code runs, because a learner's ``__del__`` may
+        print at any moment.
         """
         scheduler = self._simulation.scheduler
         if scheduler.clocks[rank] > scheduler.now_s and not _is_within_engine(sys._getframe(1)):

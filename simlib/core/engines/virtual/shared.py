@@ -1,4 +1,4 @@
-"""The things that the ranks of a simulation share: the key-value store, and DDP's check."""
+"""What the ranks of a simulation share: the key-value store, and DDP's check of models."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ class SimulatedStore(dist.Store):
 
 
 def own_stores(store):
-    """Let a rank's own ``TCPStore`` or ``FileStore`` be a part of the simulation's.
+    """Let a ``TCPStore`` or ``FileStore`` that a rank makes be a part of the simulation's store.
 
-    They would wait for other ranks in C++, without passing on the baton. ``store()`` is the
-    `SimulatedStore` of the running simulation.
+    torch's own classes would wait for other ranks in C++, and no other rank could run meanwhile.
+    ``store()`` is the `SimulatedStore` of the running simulation.
     """
     for original, parameters in (
         (dist.TCPStore, ("host_name", "port", "world_size", "is_master", "timeout")),
@@ -183,12 +183,12 @@ def verify_same_model(process_group, tensors, logger=None):
     tensors : list of Tensor
         The parameters of this rank.
     logger : object, optional
-        As torch's; not used.
+        An argument of torch's function, which is not used.
 
     Raises
     ------
     RuntimeError
-        On every rank that finds a difference.
+        Each rank that finds a difference raises it.
     """
     rank = process_group.rank()
     outputs = SharedOutputs(process_group.size())

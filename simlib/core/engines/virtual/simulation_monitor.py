@@ -1,4 +1,4 @@
-"""`SimulationMonitor`: the kernel's view of one simulation."""
+"""`SimulationMonitor`: the facts that the kernel knows about one simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 BUSY_S = 0.2
-"""Seconds without an op after which the kernel looks whether some ranks wait for ever."""
+"""After this many seconds without an op, the kernel checks whether some ranks wait for ever."""
 CHUNK = 1 << 16
 
 
@@ -103,7 +103,7 @@ class SimulationMonitor(RunMonitor):
         return self._of_report()
 
     def _blocked_beside_a_busy_one(self, posted):
-        """The deadlock of some ranks while another one computes without end; or None."""
+        """The deadlock of some ranks while another rank computes without end, or None."""
         if posted != self._ops:
             self._ops, self._ops_at = posted, time.monotonic()
         return self.stuck() if time.monotonic() - self._ops_at >= BUSY_S else None
@@ -153,7 +153,7 @@ class SimulationMonitor(RunMonitor):
         return failures.of_failures(self, {rank})
 
     def _take_in(self, timeout_s):
-        """Handle messages that have arrived; waits up to ``timeout_s`` for the first one."""
+        """Handle messages that have arrived. Waits up to ``timeout_s`` for the first message."""
         sorts = {key.data for key, _ in self._selector.select(timeout_s)}
         if "output" in sorts:
             self._read_output()
@@ -214,7 +214,8 @@ class SimulationMonitor(RunMonitor):
         self.values_asked = report["values_asked"]
 
     def _answer_for_others(self, report):
-        """Copy end and memory of a class's first rank to its others. Their results are unknown."""
+        """Copy end and memory of a class's first rank to its other ranks. Their results are
+        unknown."""
         if self.classes is None:
             return
         for ranks in self.classes.members.values():
@@ -260,7 +261,7 @@ class SimulationMonitor(RunMonitor):
 
 
 def thread_as_seen_here(pid, thread):
-    """Our id of a process's thread, if the process has its own process ids."""
+    """The id of a process's thread in this process's numbering, if that process has its own ids."""
     if os.path.isdir(f"/proc/{pid}/task/{thread}"):
         return thread
     with contextlib.suppress(OSError):

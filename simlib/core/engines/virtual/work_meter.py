@@ -1,4 +1,4 @@
-"""The work of one simulated rank's device, in sum and by the pieces that the program names."""
+"""The work of one simulated rank's device: sums over the run and over each named piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WorkMeter:
     Parameters
     ----------
     log : OpLogWriter
-        The log for the sums when the rank leaves.
+        The log to which the meter writes the sums when the rank leaves its function.
     streams : Streams or None
         The streams of an asynchronous device.
     has_rates : bool
@@ -39,7 +39,7 @@ class WorkMeter:
         return self._sums[0]
 
     def count(self, flops: int, full_rate_s: float) -> None:
-        """An op was called that takes so long at the rate of its dtype."""
+        """Count an op that takes ``full_rate_s`` seconds at the full rate for its dtype."""
         # Backward itself builds no graph. Whoever does within it computes again for that graph.
         is_again = torch.is_grad_enabled() and getattr(here, "backward_depth", 0)
         with self._lock:
@@ -63,14 +63,14 @@ class WorkMeter:
                 self._pieces[start] = sums, extent
 
     def tell(self) -> None:
-        """Write down the sums, because the rank leaves."""
+        """Write the sums into the log when the rank leaves its function."""
         self._log.tell_work(0, self._as_work(self._sums, None))
         for start, piece in self._pieces.items():
             if start:
                 self._log.tell_work(start, self._as_work(*piece))
 
     def retell(self, extents: dict[int, Any]) -> None:
-        """Write them down again, with these extents, by their numbers in a rehearsal."""
+        """Write the sums again, with these extents, by the numbers of the pieces in a rehearsal."""
         for start, (sums, extent) in self._pieces.items():
             self._pieces[start] = sums, extent and extents[extent.number]
         self.tell()

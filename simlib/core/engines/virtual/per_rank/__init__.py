@@ -1,4 +1,4 @@
-"""The things that each simulated rank has for itself, although it is only a thread.
+"""What each simulated rank has for itself, although it is only a thread.
 
 torch already keeps most of its modes by thread (gradient mode, autocast, default device). This
 package does the same for the rest: torch.distributed's world, random numbers, output, environment,
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def separate_threads(write_out, all_cpus):
-    """Give every rank thread of this process its own world. Call it once, before any function.
+    """Give every rank thread its own state. Call it once, before any rank function runs.
 
     Returns ``sys.stdout`` and ``sys.stderr`` in the form for every rank.
     """

@@ -1,9 +1,9 @@
 """Settings that torch keeps once per process and that ranks change: flags, tables, hooks.
 
 Most of them belong to a ``with`` block (`loss_parallel`, `sdpa_kernel`, checkpointing without an
-early stop). If all ranks shared them, the first rank that leaves the block would end it for the
-others. The last one would restore a value that another rank had set. So from the first change on
-each rank has its own settings.
+early stop). If all ranks shared these settings, the first rank that leaves the block would end it
+for all other ranks. The last rank would restore a value that another rank had set. So from the
+first change on, each rank has its own settings.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def _named(place, *beginnings):
 class ModesInTurn:
     """The modes that some rank of one simulation has changed, with each rank's own values.
 
-    **Cost** nothing if no rank has changed any; else a microsecond for each at a change of ranks.
+    **Cost** nothing if no rank has changed a mode. Else a microsecond per mode whenever another
+    rank continues.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -99,7 +100,7 @@ class ModesInTurn:
         self.of_rank: dict[Mode, list] = {}
 
     def about_to_change(self, modes: Iterable[Mode]) -> None:
-        """Let each rank have its own values of these. The running rank will change them now."""
+        """Give each rank its own values of these modes. The running rank will change them now."""
         for mode in modes:
             if mode not in self._at_first:
                 value = self._at_first[mode] = mode.read()
@@ -136,7 +137,7 @@ def _watch_all(functions, modes_of, module):
 
 
 def _watch(place, name, modes):
-    """Replace a function by one that first announces which settings it will change."""
+    """Replace a function. The new function first announces which settings it will change."""
     function = getattr(place, name)
 
     @functools.wraps(function)

@@ -1,10 +1,10 @@
-"""Each rank's own modules: a copy for each rank of its imports, as each process has one.
+"""Each rank's own modules. Each rank gets its own copies of its imports, as a process would.
 
 The contents of a module belong to a rank: groups and ranks in globals, attributes of classes,
 caches, constants from the environment. So each rank has its own copies of its imports, which are in
 ``sys.modules`` only while its thread runs. Ranks share Python's modules, torch, numpy, the modules
-that this process had imported before any rank, and packages with C extensions, because these hold
-pointers to one copy of the rest. They also share packages that refuse to be made twice.
+that this process had imported before any rank, and packages with C extensions, because C code keeps
+pointers to one copy of its package. They also share packages that cannot be loaded twice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ModulesInTurn:
         _bootstrap._get_module_lock = lambda name: lock_of(self._name_of_lock(name))
 
     def begin(self, size: int) -> None:
-        """Forget all modules of ranks, and expect so many new ranks."""
+        """Forget all modules of ranks, and expect ``size`` new ranks."""
         for name in getattr(self, "_names", ()):
             sys.modules.pop(name, None)
         sys.modules["__main__"] = self._main
@@ -67,7 +67,8 @@ class ModulesInTurn:
         self.names.begin()
 
     def find_spec(self, name, path=None, target=None):
-        """The result of Python's own finders. If a rank asks, it is noted as the rank's."""
+        """The result of Python's own finders. If a rank imports the module, note that it is the
+        rank's."""
         rank = local.__dict__.get("rank")
         if rank is None:
             return None
@@ -110,7 +111,8 @@ class ModulesInTurn:
             self.names.watch_globals(module, find_code and find_code(module.__name__))
 
     def _execute(self, execute, module):
-        """Make an installed module. If no second copy is possible, all ranks share the first."""
+        """Load an installed module. If a second copy is impossible, all ranks share the first
+        copy."""
         try:
             execute(module)
         except Exception as error:

@@ -1,7 +1,7 @@
 """State that Python and torch keep once per process, as if a process were a rank.
 
-Here each rank has its own copy of most of it: groups, loggers, process id, folder. The rest is
-refused, or given to one rank at a time.
+Here each rank has its own copy of most of it: groups, loggers, process id, folder. simlib refuses
+the rest, or gives it to one rank at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ....record.this_rank import here as local
 from ....record.torch_inside import configurations, fields_of_world, when_imported
 
 foreign_threads = []
-"""Names of threads that called torch.distributed but are no ranks."""
+"""Names of threads that have called torch.distributed but are not ranks."""
 
 CLONE_FS = 0x200
 """Flags of Linux's `unshare`: the working folder and the file mask."""
@@ -99,7 +99,7 @@ def _is_of_processes(file):
 def own_folder() -> bool:
     """Give the calling thread its own working folder and file mask; False if this is impossible.
 
-    Its child threads and processes have them too.
+    Its child threads and processes inherit both.
     """
     try:
         return ctypes.CDLL(None).unshare(CLONE_FS) == 0
@@ -131,11 +131,11 @@ class WorldPerThread(threading.local):
 
 
 class _Profiling:
-    """Owned by the rank that has torch's profiler. It is free again when its thread ends."""
+    """A lock that belongs to the rank with torch's profiler, until the rank's thread ends."""
 
 
 def one_profiler_at_a_time():
-    """torch's profiler belongs to the process. A second one at the same time would crash it."""
+    """Refuse a second profiler at the same time, because it would crash the process."""
     profiler = torch.autograd.profiler
     prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
     holders = weakref.WeakSet()
@@ -196,7 +196,8 @@ REASONS = {
 
 
 def refuse_parts_of_torch():
-    """Let the calls of `REASONS` give the reason why a simulated rank cannot make them."""
+    """Let the calls in `REASONS` raise an error with the reason why simulated ranks cannot make
+    them."""
     for (module, name), reason in REASONS.items():
         when_imported(module, lambda found, name=name, reason=reason: _refuse(found, name, reason))
 

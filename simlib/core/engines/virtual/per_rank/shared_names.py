@@ -1,9 +1,9 @@
 """Names of shared modules to which several ranks have given different values.
 
-On real ranks each rank has its own value; here the last value counts for all. simlib notices names
-that the learner's own lines set (``torch.flag = rank``), by the class of the module. It also
-notices names that functions of a package with C extensions set by ``global``. It compares those
-when the baton passes on.
+On real ranks, each rank has its own value. In a simulation, the last value counts for all ranks.
+simlib notices names that the learner's own lines set (``torch.flag = rank``), by the class of the
+module. It also notices names that functions of a package with C extensions set by ``global``. It
+compares those names when another rank continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SharedNames:
     Attributes
     ----------
     is_seen : bool
-        Whether there is anything to compare when the baton passes on.
+        Whether there are names to compare when another rank continues.
     """
 
     def __init__(self) -> None:

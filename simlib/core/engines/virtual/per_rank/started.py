@@ -1,9 +1,9 @@
 """Threads, processes and commands that a rank starts belong to the rank.
 
 A thread's computing is work of the rank's one device. So its seconds are added to the rank's
-seconds, and its memory is the rank's memory. The computing of other processes is not counted. They
-have the rank's environment, and their output is the rank's output: while they start, the rank's
-pipe replaces descriptors 1 and 2.
+seconds, and its memory is the rank's memory. simlib does not count the computing of other
+processes. These have the rank's environment, and their output counts as the rank's output: while
+they start, the rank's pipe replaces descriptors 1 and 2.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class WorkBeside:
     meter : MemoryMeter or None
         The rank's own meter.
     make_mode : callable
-        It makes the context in which the ops of a thread are counted.
+        A function that makes the context in which simlib counts the ops of a thread.
     handed_on : dict
-        Things that threads of the rank share with it, by names of `local`.
+        What threads of the rank share with the rank, by names of `local`.
     processes : int
         The number of processes that the rank has started.
     took_part : bool
@@ -47,8 +47,8 @@ class WorkBeside:
     write_out : callable
         ``write_out(rank, text)`` shows the output of a rank's processes.
 
-    The sum does not depend on the order of threads. An op is counted before the sum can be taken,
-    because ``lock`` is held from its beginning on.
+    The sum does not depend on the order of threads. A thread holds ``lock`` from the beginning of
+    an op until the op is counted. So nobody can read the sum before.
     """
 
     def __init__(self, rank):
@@ -63,7 +63,7 @@ class WorkBeside:
         self._seconds = []
 
     def add(self, seconds):
-        """A thread has computed for so long."""
+        """A thread has computed for this many seconds."""
         with self.lock:
             self._seconds.append(seconds)
 
@@ -113,7 +113,7 @@ class WorkBeside:
 def own_threads_and_processes(write_out, all_cpus):
     """Let threads and processes that a rank starts, and their work, belong to the rank.
 
-    A command has all CPUs, from ``all_cpus()``.
+    Commands may use all CPUs, through ``all_cpus()``.
     """
     WorkBeside.write_out = staticmethod(write_out)
     for name, others in (
@@ -198,7 +198,7 @@ class _Pump:
             local.beside = beside
 
     def start(self, start, *args, **kwargs):
-        """Start a process. Its output is the other end."""
+        """Start a process whose output is the other end of the pipe."""
         own, pid = {}, _real_process_id()
         with _turn:
             if self._has_ended:
@@ -237,7 +237,7 @@ class _Pump:
                     os.close(self._reading)
 
     def end(self):
-        """The rank has ended. Processes that still run keep the other end."""
+        """The rank has ended. Processes that still run keep the other end of the pipe."""
         with _turn:
             self._has_ended = True
             os.close(self._writing)

@@ -33,16 +33,17 @@ def _waits_in_reality(filename):
 
 
 PATIENCE = 1000
-"""Readings of a clock that stands still, after which each further one costs `READING_S`. After as
-many more readings it costs twice as much, and so on up to a thousand times."""
+"""If a rank reads its clock this many times and the clock does not advance, each further reading
+takes `READING_S`. After as many more readings, a reading takes twice as long, and so on, up to a
+thousand times as long."""
 READING_S = 1e-6
 
 
 def _virtual(function, convert):
     """A clock's function. It gives a rank its own time, and other threads the machine's time.
 
-    Reading the clock takes no virtual time, unless a rank does nothing else. Otherwise a loop that
-    waits for a moment would never end.
+    Reading the clock takes no virtual time, unless a rank does nothing else. In that case it takes
+    time, because a loop that waits for a moment would otherwise never end.
     """
 
     def now():
@@ -108,7 +109,8 @@ _DELETED = object()
 
 
 class EnvironmentPerRank(MutableMapping):
-    """``os.environ``: the variables of the process, and over them the variables of one rank."""
+    """``os.environ``: the variables of one rank, and for other names the variables of the
+    process."""
 
     def __init__(self, base):
         self.base = base
@@ -158,7 +160,7 @@ class EnvironmentPerRank(MutableMapping):
 
 
 LONGEST_HELD = 8192
-"""Characters of a line after which the unfinished line is shown."""
+"""simlib shows an unfinished line when it has this many characters."""
 
 
 class _BytesPerRank(io.RawIOBase):
@@ -227,7 +229,7 @@ class OutputPerRank(io.TextIOBase):
             fields.get("write_out", self._write_out)(rank, text)
 
     def close(self):
-        """Write out everything. It stays open, because it belongs to all ranks."""
+        """Write out all text. The stream stays open, because it belongs to all ranks."""
         self.flush()
 
     def reconfigure(self, *, encoding=None, errors=None, newline=None, **buffering):

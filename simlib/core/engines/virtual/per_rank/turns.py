@@ -83,17 +83,17 @@ class StateInTurn:
 
 
 class Turns:
-    """The actions when a rank's thread continues: it shows which rank runs, and stops dead ranks.
+    """What happens when a rank's thread continues: note which rank runs, and stop dead ranks.
 
     Parameters
     ----------
     running : memoryview
-        It gets the rank, and the native id of its thread.
+        The memory that gets the rank, and the native id of its thread.
     deaths : dict
         Its keys are the ranks that are dead.
     state : StateInTurn
     park : callable
-        It stops the calling thread for ever.
+        A function that stops the calling thread for ever.
     """
 
     def __init__(self, running, deaths, state, park):
@@ -114,8 +114,9 @@ class Turns:
 class _RandomNumbers:
     """The state of torch's generator, by rank.
 
-    Asking for it costs 3 us, more than the rest of a change of ranks, and most ranks draw nothing
-    between two ops. So it is read only if the generator's memory has changed.
+    Reading this state costs 3 us, more than all other work of a change of ranks, and most ranks
+    draw no numbers between two ops. So simlib reads the state only if the generator's memory has
+    changed.
     """
 
     def __init__(self, seeds):
@@ -141,8 +142,8 @@ class _RandomNumbers:
 def memory_of(generator):
     """A view of a generator's whole memory, with its place in the sequence; None if unknown.
 
-    It is trusted only if every way of drawing is visible in it. One of these ways is a number that
-    is kept for the next call (of a pair of normal numbers).
+    simlib uses this view only if every way of drawing changes the memory. One of these ways draws a
+    pair of normal numbers and keeps the second number for the next call.
     """
     size_of = _size_of_allocation()
     return None if size_of is None else _view(generator, size_of)
