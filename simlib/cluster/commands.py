@@ -21,8 +21,8 @@ from .batch.mpiexec import Mpiexec
 
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
 """The names of all backends, without loading torch."""
-FOLDER = f"where the folders of jobs are ({JOBS})"
-BACKEND = f"how to move the data: {', '.join(BACKENDS)} (gloo)"
+FOLDER = f"folder that contains the folders of jobs ({JOBS})"
+BACKEND = f"backend that moves the data: {', '.join(BACKENDS)} (gloo)"
 STAGE = "copy the job to hosts that share no filesystem"
 CODES = "The exit code is 0 if the job is done, 1 if it failed or was cancelled, 130 after Ctrl-C."
 
@@ -34,7 +34,7 @@ def add_commands(commands):
     listed = commands.add_parser(
         "jobs",
         help="list your jobs, with their states and hosts",
-        description="List the jobs whose folders are here, by the time of their submission.",
+        description="List the jobs in a folder, in the order in which they were submitted.",
     )
     listed.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
     listed.set_defaults(command=_jobs)
@@ -109,10 +109,10 @@ def _add_submit(commands):
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="ranks")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="A,B", help="hosts that ssh reaches")
-    where.add_argument("--hostfile", metavar="FILE", help="file with the hosts' names")
+    where.add_argument("--hosts", metavar="A,B", help="run on these hosts, over ssh")
+    where.add_argument("--hostfile", metavar="FILE", help="run on the hosts in this file")
     for name, place in SYSTEMS.items():
-        words = f"hand the job to {place.scheduler.called}'s queue"
+        words = f"submit the job to {place.scheduler.called}'s queue"
         where.add_argument(f"--{name}", dest="system", action="store_const", const=name, help=words)
     _add(parser, FOR_PLACES)
     for flag in _queue_flags():
@@ -124,8 +124,10 @@ def _add_submit(commands):
     parser.add_argument("--backend", default="gloo", metavar="NAME", help=BACKEND)
     parser.add_argument("--stage", action="store_true", help=STAGE)
     _add(parser, FOR_RANKS)
-    parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}; all hosts see it")
-    parser.add_argument("--follow", action="store_true", help="then work like `simlib follow`")
+    parser.add_argument(
+        "--folder", default=JOBS, metavar="F", help=f"{FOLDER}; all hosts must see it"
+    )
+    parser.add_argument("--follow", action="store_true", help="then do what `simlib follow` does")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.set_defaults(command=_submit)
@@ -147,7 +149,7 @@ def _launchers():
     """The possible values of ``--launcher``, in words."""
     systems = {name: place.launchers for name, place in SYSTEMS.items() if len(place.launchers) > 1}
     words = [f"with --{name}: {' or '.join(launchers)}" for name, launchers in systems.items()]
-    return "; ".join(["stands for mpiexec", *words])
+    return "; ".join(["command to use instead of mpiexec", *words])
 
 
 FOR_PLACES = (
@@ -161,17 +163,17 @@ FOR_PLACES = (
     ),
     ("ranks-per-node", "K", "ranks on each host (as many as are needed)", int),
     ("launcher", "CMD", _launchers(), str),
-    ("time-limit", "S", "seconds after which the job is ended (600)", float),
+    ("time-limit", "S", "end the job after this many seconds (600)", float),
 )
 FOR_RANKS = (
-    ("setup", "LINE", 'a line of bash before Python: "module load gcc"; may be repeated', "append"),
-    ("env", "NAME=VALUE", "a variable of the environment; may be repeated", "append"),
-    ("cpus-per-rank", "N", "cores for each rank, and threads of torch", int),
+    ("setup", "LINE", 'bash to run before Python: "module load gcc"; may be repeated', "append"),
+    ("env", "NAME=VALUE", "an environment variable for the ranks; may be repeated", "append"),
+    ("cpus-per-rank", "N", "cores of each rank; torch uses as many threads", int),
     ("gpus-per-rank", "N", "GPUs for each rank", int),
-    ("memory", "4G", "memory of each rank: K, M, G or T; only for a queue", str),
-    ("container", "CMD", 'words before Python: "apptainer exec image.sif"', str),
-    ("working-dir", "F", "where the ranks run (this folder)", str),
-    ("name", "NAME", "name of the job (the script's); a number is added", str),
+    ("memory", "4G", "memory of each rank, in K, M, G or T; only for a queue", str),
+    ("container", "CMD", 'put this before Python, as in "apptainer exec image.sif"', str),
+    ("working-dir", "F", "folder in which the ranks run (this folder)", str),
+    ("name", "NAME", "name of the job (the script's); simlib adds a number", str),
 )
 ONLY_BY_SSH = ("ssh_python", "sync")
 
@@ -196,7 +198,7 @@ def _submit(options):
     except SimlibError as error:
         raise InvalidCallError(str(error)) from None
     shown = os.path.relpath(job.path)
-    print(f"{job.name} is submitted; simlib follow, result and cancel take {shown}", flush=True)
+    print(f"{job.name} is submitted; pass {shown} to simlib follow, result or cancel", flush=True)
     return _looked_at(job) if options.follow else 0
 
 
@@ -205,7 +207,7 @@ def _wrong_call(options):
     if not os.path.isfile(options.script):
         return f"there is no file {options.script}"
     if options.n < 1:
-        return f"-n {options.n} must be a whole number from 1"
+        return f"-n {options.n} must be a whole number of 1 or more"
     if options.backend not in BACKENDS:
         return f"--backend {options.backend} must be {_listed(BACKENDS)}"
     if options.ssh is None and (given := _given(options, ONLY_BY_SSH)):
@@ -374,7 +376,9 @@ def _no_such_job(options):
     if not names:
         known = "`simlib jobs` lists the jobs, --folder names another place"
     else:
-        known = f"is it {names[0]}?" if len(names) == 1 else f"there are {', '.join(names[:5])}"
+        known = (
+            f"did you mean {names[0]}?" if len(names) == 1 else f"there are {', '.join(names[:5])}"
+        )
     return f"there is no job {options.job} in {options.folder}: {known}"
 
 

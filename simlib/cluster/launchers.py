@@ -23,8 +23,8 @@ from pathlib import Path
 from ..core.model.errors import InvalidCallError
 
 NO_MPI = (
-    "a host has no MPI at the path of this host's MPI{which}: install the same MPI there, at the "
-    "same path"
+    "a host has no MPI at the path where this machine has its MPI{which}: install the same MPI "
+    "there, at the same path"
 )
 OTHER_MPI = (
     "mpiexec belongs to another MPI than the one mpi4py has loaded: name the right mpiexec with "
@@ -37,7 +37,7 @@ NO_PYTHON = (
 NO_PLUGIN = (
     "srun does not support MPI by {host} here: use mpi=... with a type that srun --mpi=list prints"
 )
-TOO_MUCH = "the job asks for more than there is: use fewer ranks or nodes"
+TOO_MUCH = "the job asks for more cores or nodes than there are: use fewer ranks or nodes"
 OUT_OF_TIME = (
     "the job reached the queue's time limit before its ranks were done: increase time_limit, as "
     "far as the partition allows"
@@ -273,7 +273,7 @@ def ucx_settings():
 
 HOST = re.compile(r"([^\s:,=#]+)(?::(\S*))?")
 OPTION = re.compile(r"(slots|max_slots|max-slots)\s*=\s*(\S*)")
-FORMS = "a line is a host's name, alone or as `node1:2` or `node1 slots=2`"
+FORMS = "write each host on its own line, as `node1`, `node1:2` or `node1 slots=2`"
 
 
 def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:

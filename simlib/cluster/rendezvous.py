@@ -132,10 +132,11 @@ def meet(comm):
         return _store(comm, address, port, listening), address
     hosts = comm.allgather(socket.gethostname())
     deaf = sorted({host for host, those in zip(hosts, reached, strict=True) if not those})
+    told = f" {', '.join(deaf)} can reach none of these addresses." if deaf else ""
     raise InvalidCallError(
         f"no address of {hosts[0]}, where rank 0 runs, can be reached by all ranks "
-        f"({', '.join(addresses)}; port {port}). From {', '.join(deaf) or 'no host'} no address "
-        "can be reached at all: open the ports between the hosts, or put them into one network"
+        f"({', '.join(addresses)}; port {port}).{told} Open the ports "
+        "between the hosts, or put the hosts into one network"
     )
 
 
@@ -228,7 +229,8 @@ def check_size(place, world_size):
     if place.size == world_size:
         return
     who = "the environment" if place.comm is None else "MPI"
-    found = f"{world_size} ranks were asked for, but {who} says: rank {place.rank} of {place.size}"
+    here = f"rank {place.rank} of {place.size}"
+    found = f"the job has {world_size} ranks, but {who} says that this is {here}"
     if place.size > 1:
         raise JobError(f"{found}. Does launcher= give its own number of ranks, as -n does?")
     if place.comm is None:

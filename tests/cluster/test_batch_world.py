@@ -43,9 +43,9 @@ def test_who_a_process_is(monkeypatch):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (Place(0, 1), "the environment says: rank 0 of 1. Is the notebook itself a process of"),
-        (Place(0, 1, object(), "MPICH 5"), "MPI says: rank 0 of 1. mpiexec belongs to another MPI"),
-        (Place(1, 3, object()), "MPI says: rank 1 of 3. Does launcher= give its own number"),
+        (Place(0, 1), "the environment says that this is rank 0 of 1. Is the notebook"),
+        (Place(0, 1, object(), "MPICH 5"), "MPI says that this is rank 0 of 1. mpiexec belongs"),
+        (Place(1, 3, object()), "MPI says that this is rank 1 of 3. Does launcher= give"),
     ],
 )
 def test_a_world_of_another_size(place, words):

@@ -103,13 +103,13 @@ ONE_FAULT = {
     ),
     "mpi version": (
         alter(["mpi", "version"], [0, MPICH.replace("5.0.2", "4.0.2")]), "mpi",
-        "the MPI there is MPICH 4.0.2, but MPICH 5.0.2 here: install one",
+        "the MPI there is MPICH 4.0.2, but MPICH 5.0.2 here: install the same",
     ),
     "other mpi": (
         alter(["mpi", "version"], [0, "mpiexec (Open MPI) 5.0.11"]), "mpi",
         "the MPI there is Open MPI 5.0.11, but MPICH 5.0.2 here",
     ),
-    "no proxy": (alter(["mpi", "proxy"], False), "mpi", "without its hydra_pmi_proxy: install"),
+    "no proxy": (alter(["mpi", "proxy"], False), "mpi", "hydra_pmi_proxy is missing: install"),
     "mpi4py on another mpi": (
         alter(["library"], [0, "Open MPI v5.0.11, package: ..."]), "mpi4py",
         r"library is Open MPI, but mpiexec is MPICH, .*use the mpiexec of Open MPI \(--launcher\)",
@@ -132,7 +132,7 @@ ONE_FAULT = {
     ),
     "ports": (
         lambda facts: facts.unreached.update(b={"a": "no answer"}), "ports",
-        r"cannot be reached \(to a: no answer\): let the firewalls pass",
+        r"free port failed \(to a: no answer\): let the firewalls pass",
     ),
     "ports of this machine": (
         lambda facts: facts.unreached.update(b={"": "refused"}), "ports", "to this machine .*: ref"
@@ -175,8 +175,8 @@ def test_what_ssh_says(facts, said, check, words):
     (fault,) = [key for key, (state, _) in found.items() if state == "wrong"]
     assert fault == (check, "b") and re.search(words, found[fault][1]), found[fault]
     after = {value for key, value in found.items() if key[1] == "b" and key != fault}
-    assert after == {("not asked", f"because {check} failed there")}
-    assert found["hello", None] == ("not asked", f"because {check} failed on b")
+    assert after == {("not asked", f"because the check {check} failed there")}
+    assert found["hello", None] == ("not asked", f"because the check {check} failed on b")
     assert not [key for key in found if key[1] == "a"]
     assert hosts_for_hello(facts) is None
 
@@ -191,7 +191,7 @@ def test_a_host_of_three_that_is_out_does_not_keep_the_others_from_the_hello(fac
 HELLOS = {
     "alone": (
         [{**step, "size": 1} if step["step"] == "joined" else step for step in STEPS[:4]], 0, "",
-        r"each of 2 processes says that the world has 1 ranks, not 2: .* \(--launcher\)",
+        r"each process says that its world size is 1, not 2: .* \(--launcher\)",
     ),
     "hangs before MPI is up": (STEPS[:2], None, "", "hangs: 2 ranks started, 0 fin.* firewalls"),
     "hangs in the sum": (STEPS[:4], None, "", "the test hangs: 2 ranks started, 0 finished in"),
@@ -200,7 +200,7 @@ HELLOS = {
         "0 of 2 ranks finished: a host has no MPI",
     ),
     "words that nobody knows": (STEPS[:1], 1, "oh\n", r"run the same mpiexec by hand .* \(oh\)"),
-    "no words": ([], 3, "", r"\(exit code 3, nothing said\)"),
+    "no words": ([], 3, "", r"\(exit code 3 and no output\)"),
     "a rank that did not begin": (STEPS[:1], None, "", "0 of 2 ranks finished"),
 }  # fmt: skip
 
@@ -212,7 +212,7 @@ def test_how_a_hello_fails(facts, kind):
     found = not_ok(facts)
     assert found["hello", None][0] == "wrong"
     assert re.search(words, found["hello", None][1]), found["hello", None][1]
-    assert found["ping-pong", None] == ("not asked", "because hello failed")
+    assert found["ping-pong", None] == ("not asked", "because the check hello failed")
     facts.together.update(steps=STEPS[:6], code=None)
     ((key, (state, sentence)),) = not_ok(facts).items()
     assert key == ("ping-pong", None) and state == "wrong" and "a wrong MTU" in sentence
@@ -265,7 +265,7 @@ def test_no_mpiexec_here(capfd, tmp_path):
     assert main(["doctor", "--launcher", "no-such-mpiexec", "--folder", str(tmp_path)]) == 1
     out = capfd.readouterr().out
     assert re.search(r"\nwrong +mpi +there is no command 'no-such-mpiexec'", out)
-    assert re.search(r"\nnot asked +hello +because mpi failed", out)
+    assert re.search(r"\nnot asked +hello +because the check mpi failed", out)
     assert re.search(r"\nok +torch ", out)
 
 

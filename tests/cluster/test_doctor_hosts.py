@@ -61,10 +61,10 @@ def test_packets_between_two_nodes_are_lost(cluster, tmp_path):
     for host, other in (("node1", "node2"), ("node2", "node1")):
         assert seen.lines["ports", host] == (
             "wrong",
-            f"a free port cannot be reached (to {other}: no answer): let the firewalls pass all "
-            "ports between the hosts",
+            f"a connection to a free port failed (to {other}: no answer): let the firewalls pass "
+            "all ports between the hosts",
         )
     state, words = seen.lines["hello", None]
     assert state == "wrong" and "the test hangs: 2 ranks started, 0 finished" in words, words
     assert "firewalls" in words
-    assert seen.lines["ping-pong", None] == ("not asked", "because hello failed")
+    assert seen.lines["ping-pong", None] == ("not asked", "because the check hello failed")

@@ -306,7 +306,7 @@ SEEN = {
     "no simlib": ("simlib", "simlib is missing: put .* on a filesystem that all hosts"),
     "no MPI": ("mpi", "there is no mpiexec at .*: install the same MPICH there, at the"),
     "Intel MPI": (
-        "mpi", r"the MPI there is Intel MPI 2021\.18, but MPICH .* here: install one MPI on"
+        "mpi", r"the MPI there is Intel MPI 2021\.18, but MPICH .* here: install the same MPI"
     ),
     "no folder": ("files", "the host does not see a file .*: mount the same"),
     "name": ("address", r"own name {0} stands for 127\.0\.1\.1 there, .* write 10\.77\.0\.{1}"),
@@ -340,7 +340,7 @@ def test_what_cannot_be_asked_says_why_and_the_hello_goes_on_with_the_others(see
         ("files", HOST["link down"], "server"),
         ("torch", HOST["no Python"], "python"),
     ):
-        assert seen.lines[check, host] == ("not asked", f"because {because} failed there")
+        assert seen.lines[check, host] == ("not asked", f"because the check {because} failed there")
     assert seen.lines["account", HOST["no Python"]][0] == "ok"
     fit = ["node1", *(HOST[fault] for fault in ONLY_ONE)]
     words = f"6 ranks on {', '.join(fit)}, world size 6"
@@ -365,9 +365,9 @@ STARTS = {
     "no mpi4py": "{0} has no mpi4py, but the notebook has 4.*: install the same",
     "no MPI library": "no MPI library on {0} .*install the same MPI there",
     "dies in MPI": "a rank on {0} exited with code 3 before it could join the others: mend",
-    "no folder": "a host does not see .*doctor --hosts .* --folder .*share with fold",
+    "no folder": "a host does not see .*doctor --hosts .* --folder .*that all hosts share",
     "read-only": r"{0} cannot write into the job's folder .*\(Read-only file system\): give",
-    "mute sshd": "no ssh server answers on {0}: is the host overloaded, or its login hanging",
+    "mute sshd": "no ssh server answers on {0}: log in by hand to see whether the host is",
 }
 
 
@@ -396,7 +396,7 @@ def test_mpiexec_of_another_mpi_on_two_hosts(hosts, tmp_path):
     program.write_text(ALONE.format(mpiexec=str(MPIEXEC)))
     began_s = time.time()
     job = hosts.submit(hello, hosts.mpiexec(launcher=[sys.executable, program]))
-    words = "2 ranks were asked for, but MPI says: rank 0 of 1. mpiexec belongs to another MPI"
+    words = "the job has 2 ranks, but MPI says that this is rank 0 of 1. mpiexec belongs to another"
     hosts.failed("mpiexec of another MPI", job, began_s, simlib.JobError, words)
 
 
@@ -495,7 +495,7 @@ def summing(rank, world_size):
         time.sleep(0.01)
 
 
-NO_ANSWER = r"node\d+, where rank {} runs, no longer answers: its network was lost, or the host was"
+NO_ANSWER = r"node\d+, where rank {} runs, no longer answers: the host lost its network, or was"
 GONE = r"rank 1 on node\d+ is gone: {}.*\(test_failures_hosts.py, line \d+, .*all_reduce"
 GOES = {
     "network": (simlib.JobError, NO_ANSWER.format(1)),

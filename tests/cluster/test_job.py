@@ -246,10 +246,13 @@ def test_what_was_said_is_read_before_anything_is_guessed(folder, guess, joined,
 @pytest.mark.parametrize(
     ("said", "last"),
     [
-        ({}, r"launcher has ended \(exit code 1\) \(`simlib doctor --hosts a --folder .*` looks"),
-        ({"launcher.err": "new words"}, r"All its output is in \S*/launcher.err$"),
+        ({}, r"launcher has ended with exit code 1: `simlib doctor --hosts a --folder .*` checks"),
+        ({"launcher.err": "new words"}, r"All output of the launcher is in \S*/launcher.err$"),
         ({"launcher.out": "new words", "launcher.err": " "}, r"is in \S*/launcher.out$"),
-        ({"mute.json": '["node2"]'}, r"no ssh server answers on node2: is the host overloaded"),
+        (
+            {"mute.json": '["node2"]'},
+            r"no ssh server answers on node2: log in by hand to see whether",
+        ),
         ({"mute.json": "[]"}, "the launcher has ended"),
     ],
 )
@@ -260,7 +263,7 @@ def test_a_launcher_of_which_little_is_known(folder, said, last):
         folder.write(text.encode(), name)
     words = str(failure(folder))
     assert re.search(last, words.splitlines()[-1])
-    assert ("All its output" in words) == any(name.startswith("launcher") for name in said)
+    assert ("All output of" in words) == any(name.startswith("launcher") for name in said)
 
 
 # Its folder, deleted
@@ -333,7 +336,7 @@ def test_ranks_that_wait_are_told_while_they_wait(folder, waiting, capsys):
         words = f"rank 0 has waited for {words} in all_reduce for rank 1 on node2"
         assert job.trouble == words
     folder.write_json({"node2": "silent"}, "lost.json")
-    words += "; node2, where rank 1 runs, no longer answers: its network was lost, or the host was"
+    words += "; node2, where rank 1 runs, no longer answers: the host lost its network, or was"
     assert words in repr(job)
     with pytest.raises(TimeoutError, match=f"after 0 s: {words}"):
         job.result(0)

@@ -71,7 +71,7 @@ def test_a_script_for_torchrun_is_submitted_followed_and_told(script, capfd, tmp
     assert main(["submit", "-n", "2", str(script), "--lr", "0.5"]) == 0
     said = capfd.readouterr().out
     assert said == (
-        "train-1 is submitted; simlib follow, result and cancel take simlib-jobs/train-1\n"
+        "train-1 is submitted; pass simlib-jobs/train-1 to simlib follow, result or cancel\n"
     )
     assert main(["follow", "train-1"]) == 0
     lines = sorted(capfd.readouterr().out.splitlines())
@@ -168,7 +168,7 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         tmp_path.joinpath("known", name).mkdir(parents=True)
     calls = (
         ("submit -n 2 nowhere.py", 2, "simlib: there is no file nowhere.py"),
-        ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number from 1"),
+        ("submit -n 0 train.py", 2, "simlib: -n 0 must be a whole number of 1 or more"),
         ("submit -n 2 --partition p train.py", 2, "--partition is for a queue: add --slurm"),
         ("submit -n 2 --backend mpi train.py", 2, "--backend mpi must be gloo, nccl or mpi4py"),
         ("submit -n 2 --stage train.py", 2, "--stage copies the job to hosts: add --hosts, --ho"),

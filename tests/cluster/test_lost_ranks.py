@@ -66,5 +66,5 @@ def test_lost_hosts_are_named_with_their_ranks(folder):
     folder.write_json({"node2": "silent", "node3": "refused", "node1": "cut"}, "lost.json")
     first, second, third = lost_hosts(folder, {**PLACES, 3: {"host": "node3"}}).split("; ")
     assert first == "node1, where rank 0 runs, has lost its network"
-    assert second.startswith("node2, where rank 1 runs, no longer answers: its network was lost")
+    assert second.startswith("node2, where rank 1 runs, no longer answers: the host lost its")
     assert third.startswith("node3, where ranks 2 and 3 run, answers, but its ssh server no longer")

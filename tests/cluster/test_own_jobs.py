@@ -106,7 +106,7 @@ def test_a_job_that_another_account_has_planted(shared):
         assert simlib.jobs(shared) == []
     assert not evil.exists()
     shutil.rmtree(shared / "planted-1")
-    with pytest.warns(UserWarning, match=r"left out of jobs\(\): .*x-1 belongs to nobody"):
+    with pytest.warns(UserWarning, match=r"jobs\(\) leaves out a job: .*x-1 belongs to nobody"):
         assert simlib.jobs(shared) == []
     try_all(plant(shared, evil))  # it would harm who trusts it
     assert evil.exists()
@@ -143,7 +143,7 @@ def test_the_mode_of_a_job_decides(tmp_path, folder_mode, file_mode, refused):
     with pytest.raises(simlib.InvalidCallError) as caught:
         simlib.Job(path)
     assert refused in str(caught.value) and "chmod go-w" in str(caught.value)
-    with pytest.warns(UserWarning, match=r"left out of jobs\(\)"):
+    with pytest.warns(UserWarning, match=r"jobs\(\) leaves out a job"):
         assert simlib.jobs(tmp_path) == []
 
 
@@ -177,7 +177,9 @@ def test_what_is_no_file_is_refused_and_holds_nobody_up(tmp_path, make):
     ):
         JobFolder(tmp_path / "x-1").read("job.json")
     assert os.listdir("/proc/self/fd") == open_before
-    with pytest.warns(UserWarning, match=r"left out of jobs\(\): .*x-1/job.json cannot be read"):
+    with pytest.warns(
+        UserWarning, match=r"jobs\(\) leaves out a job: .*x-1/job.json cannot be read"
+    ):
         assert [job.name for job in simlib.jobs(tmp_path)] == ["planted-1"]
 
 
@@ -187,10 +189,8 @@ def test_the_command_line_tells_what_is_left_out_in_its_own_words(tmp_path, caps
     assert main(["jobs", "--folder", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert said.out == f"there are no jobs in {tmp_path}\n"
-    words = (
-        f"simlib: left out of jobs(): {tmp_path}/x-1/job.json cannot be read as a file of a job: "
-    )
-    assert said.err == f"{words}it is not a regular file\n"
+    words = f"simlib: jobs() leaves out a job: {tmp_path}/x-1/job.json cannot be read as a "
+    assert said.err == f"{words}file of a job: it is not a regular file\n"
 
 
 @needs_root
@@ -230,7 +230,7 @@ def test_further_attempts_read_only_ones_own_plan(tmp_path, monkeypatch):
         (path / name).chmod(0o666)
         assert submission.carry_attempts(str(path)) == 1
         words = (path / "refused").read_text()
-        assert f"could not begin again: InvalidCallError: {path / name} can be written" in words
+        assert f"could not restart: InvalidCallError: {path / name} can be written" in words
         (path / "refused").unlink()
         (path / name).chmod(0o600)
         (path / "request.pkl").write_bytes(dumps_tree({"path": sys.path}))

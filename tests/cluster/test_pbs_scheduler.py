@@ -164,8 +164,8 @@ def test_what_is_refused(pbs, tmp_path, monkeypatch):
         start(simlib.Pbs(nodes=1), JobFolder(tmp_path))
     first, said = str(caught.value).splitlines()
     assert first == (
-        "this machine has no qsub: submit from a host of the cluster that has PBS, or name one by "
-        'login="ssh HOST"'
+        "this machine has no qsub: submit from a host of the cluster that has PBS, or name such a "
+        'host: login="ssh HOST"'
     )
     assert said.strip() == "[Errno 2] No such file or directory: 'qsub'"
     with pytest.raises(simlib.InvalidCallError, match="launcher='srun' must be 'mpiexec'"):

@@ -91,7 +91,7 @@ def test_what_sbatch_is_asked(slurm, folder):
     ("said", "words"),
     [
         ("sbatch: error: invalid partition specified: gpu", "there is no such partition"),
-        ("sbatch: error: it is monday", "the queue says why"),
+        ("sbatch: error: it is monday", "the queue gives this reason"),
         ("sbatch: error: Invalid generic resource (gres) specification", "no node has the"),
         ("sbatch: error: Batch job failed: Invalid feature specification", "no node has the"),
         ("sbatch: unrecognized option '--frobnicate'\nTry ...", "sbatch has no such option"),

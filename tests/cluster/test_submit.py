@@ -157,7 +157,7 @@ def test_an_mpiexec_of_another_mpi(tmp_path):
     to = simlib.Mpiexec(launcher=launcher, time_limit=WAIT_S)
     error = failure(submitted(sleeping, 2, tmp_path, to=to))
     assert isinstance(error, simlib.JobError)
-    assert "2 ranks were asked for, but MPI says: rank 0 of 1" in str(error)
+    assert "the job has 2 ranks, but MPI says that this is rank 0 of 1" in str(error)
     assert "belongs to another MPI" in str(error)
 
 
@@ -388,7 +388,7 @@ def test_what_on_restart_raises_is_told(tmp_path, told, error):
         os._exit(3)
 
     job = submitted(main, 2, tmp_path, restarts=3, on_restart=told)
-    words = f"{job.name} could not be carried out: the job could not begin again: {error}"
+    words = f"{job.name} could not be carried out: the job could not restart: {error}"
     assert words in str(failure(job))
     assert job.status == "failed"
     assert not job.path.joinpath("attempt-2").exists()

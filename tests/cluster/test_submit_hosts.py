@@ -328,7 +328,7 @@ def place(rank, world_size):
 @pytest.mark.parametrize(
     ("nodes", "queue", "words"),
     [
-        (9, {}, "the queue has refused the job: the job asks for more than there is: use fewer"),
+        (9, {}, "the queue has refused the job: the job asks for more cores or nodes than"),
         (2, {"partition": "gpu"}, "there is no such partition"),
         (2, {"extra": "--gres=gpu:1"}, "no node has the .*\n    sbatch: error: Invalid"),
         (2, {"extra": "--frobnicate"}, "no such option: .*\n    sbatch: unrecognized opt"),

@@ -151,7 +151,7 @@ class Scheduler(ABC):
         """The error for a missing command; its text ends with the original message."""
         return NoSchedulerError(
             f"this machine has no {command}: submit from a host of the cluster that has "
-            f'{self.called}, or name one by login="ssh HOST"\n    {str(error).strip()}'
+            f'{self.called}, or name such a host: login="ssh HOST"\n    {str(error).strip()}'
         )
 
     def run(self, *words: str, timeout: float | None = ANSWER_S) -> str:
@@ -173,7 +173,7 @@ class Scheduler(ABC):
             raise QueueError(str(error)) from None
         if done.returncode:
             said = "\n".join(filter(None, (done.stdout, done.stderr)))
-            raise QueueError(said or f"{words[0]} has ended with {done.returncode}")
+            raise QueueError(said or f"{words[0]} ended with exit code {done.returncode}")
         return done.stdout
 
 
@@ -239,16 +239,16 @@ class Queued(Resources):
     launchers: ClassVar[tuple[str, ...]]
     """The programs that can start ranks on these nodes."""
     flags: ClassVar[tuple[Flag, ...]] = (
-        Flag("nodes", "N", "nodes of a queue (1)", int),
-        Flag("partition", "P", "of the queue"),
-        Flag("account", "A", "of the queue"),
+        Flag("nodes", "N", "how many nodes the job gets from the queue (1)", int),
+        Flag("partition", "P", "the partition or queue for the job"),
+        Flag("account", "A", "the account or project for the job"),
         Flag(
             "extra",
             "OPTION",
             "one more option for the queue: --extra=--exclusive; may be repeated",
             is_list=True,
         ),
-        Flag("login", "CMD", 'words before the queue\'s commands: "ssh login"'),
+        Flag("login", "CMD", 'put this before each command of the queue, as in "ssh login"'),
     )
     """The options of the command line in addition to the options of every place."""
 

@@ -14,7 +14,7 @@ import time
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 LOOK_S = 0.05
-UNWRITTEN = "there can be no rank here: "
+UNWRITTEN = "no rank can run here: "
 """The beginning of a line for the launcher, if the job's folder does not accept a file."""
 
 

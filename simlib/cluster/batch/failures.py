@@ -54,8 +54,8 @@ SHELL = (
     (r"(?P<host>\S+): (command )?not found", NO_PYTHON),
     (
         r"can't open file '?(?P<host>[^']*start\.py)|(?P<host2>[^:\s]*rank\.sh): No such file",
-        "a host does not see {host} in the job's folder{which}: name a folder that all hosts share "
-        "with folder=...",
+        "a host does not see {host} in the job's folder{which}: use folder=... to name a folder "
+        "that all hosts share",
     ),
     (
         r"(?P<host>\S+): error while loading shared libraries",
@@ -103,7 +103,7 @@ def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
     The sentence is None if the words are unknown. ``doctor`` is `doctor_for` the job. The sentence
     names it if the launcher does not say which host it means.
     """
-    which = f" (`{doctor}` says which)" if doctor else ""
+    which = f" (`{doctor}` names the host)" if doctor else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
     lines = [line for line in lines if not NOISE.match(line)]
     for line in lines:
@@ -129,24 +129,27 @@ def refusal_in(said: str) -> str | None:
     return "\n".join(words.splitlines()[:2]) if found else None
 
 
+OVERLOADED = "log in by hand to see whether the host is overloaded, or the login hangs"
+
+
 def mute_hosts(folder: JobFolder) -> str | None:
     """Words on hosts that accept a connection, for a job that could not begin; or None."""
     hosts = folder.read_json("mute.json")
     if not hosts:
         return None
     names = ", ".join(hosts)
-    return f"no ssh server answers on {names}: is the host overloaded, or its login hanging?"
+    return f"no ssh server answers on {names}: {OVERLOADED}"
 
 
 def refused(begin: str, said: str) -> str:
     """A sentence on a scheduler's refusal, and below it the scheduler's own words."""
     sentence, line = cause_in(said)
-    return f"{begin}: {sentence or 'the queue says why'}\n    {line}"
+    return f"{begin}: {sentence or 'the queue gives this reason'}\n    {line}"
 
 
 MAX_HOSTS = 16
 HOW = {
-    SILENT: "no longer answers: its network was lost, or the host was switched off",
+    SILENT: "no longer answers: the host lost its network, or was switched off",
     REFUSED: "answers, but its ssh server no longer does: the host restarted, or is shutting down",
     CUT: "has lost its network",
 }

@@ -252,7 +252,7 @@ class Job:
             if time.monotonic() > deadline:
                 raise JobError(
                     f"{self.name} is still {self.status} {CANCEL_S:g} s after it was cancelled: "
-                    f"can its hosts read {self.path}?"
+                    f"check whether the job's hosts can read {self.path}"
                 )
             time.sleep(LOOK_S)
 
@@ -470,19 +470,21 @@ class JobOutcome:
         doctor = doctor_for(self._about.get("hosts"), self._folder.path.parent)
         sentence, line = cause_in(self._launcher_said() + self.queue.words(), doctor)
         if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
-            sentence = "the filesystem of the job's folder is full: free space, or set folder="
+            sentence = (
+                "the filesystem of the job's folder is full: free space, or use another folder"
+            )
         sentence = sentence or mute_hosts(self._folder) or state.get("words")
         if sentence is None:
             who = ranks_in_words(missing) if missing else "the ranks"
-            code = f" (exit code {state['code']})" if state.get("code") is not None else ""
-            sentence = f"no answer came from {who}; the launcher has ended{code}"
-            sentence += f" (`{doctor}` looks for what is wrong)" if doctor else ""
+            code = f" with exit code {state['code']}" if state.get("code") is not None else ""
+            sentence = f"{who} did not answer, and the launcher has ended{code}"
+            sentence += f": `{doctor}` checks the hosts" if doctor else ""
         words = f"{self._name} could not be carried out: {sentence}"
         if line:
             words += f"\n    {line}"
         said = [name for name in SAID if self._folder.text(name).strip()]
         files = " and ".join(str(self._folder.file(name)) for name in said)
-        return JobError(f"{words}\nAll its output is in {files}" if files else words)
+        return JobError(f"{words}\nAll output of the launcher is in {files}" if files else words)
 
 
 def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
@@ -530,6 +532,6 @@ def jobs(folder: str | Path = JOBS) -> list[Job]:
         except InvalidCallError as error:
             left_out.append(str(error))
     if left_out:
-        more = f" (and {len(left_out) - 1} more such jobs)" if len(left_out) > 1 else ""
-        warnings.warn(f"left out of jobs(): {left_out[0]}{more}", stacklevel=2)
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        warnings.warn(f"jobs() leaves out a job: {left_out[0]}{more}", stacklevel=2)
     return sorted(found, key=lambda job: job._about["submitted"])

@@ -80,8 +80,8 @@ class Resources:
                 check_count(name, value)
         if self.memory is not None and not MEMORY.fullmatch(str(self.memory)):
             raise InvalidCallError(
-                f"memory={self.memory!r} must be a whole number and K, M, G or T, for each rank: "
-                "memory='4G' is 4 GiB"
+                f"memory={self.memory!r} must be a whole number followed by K, M, G or T: "
+                "memory='4G' gives each rank 4 GiB"
             )
 
     @property
@@ -164,7 +164,7 @@ failed() {
     words=$(tail -n 3 "$said" | tr -s '[:space:]' ' ' | cut -c -300)
     rm -f "$said"
     words=${words% }
-    words=${words:-it said nothing}
+    words=${words:-the line printed nothing}
     refuse "could not carry out the line '$line' of setup (exit code $code): $words"
 }
 left() {  # somebody ends this from outside: it is no reason of its own
@@ -197,8 +197,8 @@ def words_of(command: str | Sequence[str | Path], name: str = "command") -> list
         words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
     except (TypeError, ValueError) as error:
         raise InvalidCallError(
-            f"{name}={command!r} must be a command, one text as a shell takes it or a list of its "
-            f"words ({error})"
+            f"{name}={command!r} must be a command: one string, as in a shell, or a list of "
+            f"strings ({error})"
         ) from None
     return [os.path.abspath(words[0]), *words[1:]] if words and os.sep in words[0] else words
 

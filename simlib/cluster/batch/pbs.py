@@ -64,7 +64,7 @@ class PbsScheduler(Scheduler):
         state = STATE_OF.get(found.get("job_state", ""))
         comment = found.get("comment", "")
         if state is None:
-            raise QueueError(f"qstat says nothing about job {number}: {answer[:200]!r}")
+            raise QueueError(f"qstat printed no state for job {number}: {answer[:200]!r}")
         if state == "over":
             return JobStatus(_end(found), comment)
         return JobStatus(state, comment if state == "queued" else "")

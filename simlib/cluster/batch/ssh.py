@@ -228,11 +228,15 @@ class Line:
         python = shlex.join(self._python)
         sentence, line = cause_in(said)
         if with_errors.returncode == 255:  # ssh itself
-            return sentence or f"the connection to {self.host} was lost ({line or 'no word why'})"
+            return (
+                sentence
+                or f"the connection to {self.host} was lost ({line or 'ssh gave no reason'})"
+            )
         if re.search(NO_SIMLIB, said):
             return (
-                f"{self.host} has no simlib like this one for {python} ({said.splitlines()[-1]}): "
-                "install the same environment there, and name its Python by python=..."
+                f"{python} on {self.host} cannot load the same simlib as here "
+                f"({said.splitlines()[-1]}): install the same environment there, and name its "
+                "Python with python=..."
             )
         if re.search(NO_PYTHON, said, re.MULTILINE):
             return (

@@ -245,7 +245,7 @@ class Spoke:
         except BlockingIOError:
             raise OSError(
                 f"{os.path.dirname(path)} already exists, and belongs to a job that still runs. "
-                "Two hosts that submit jobs both count from 1: name another folder with folder=..."
+                "Each host numbers its own jobs from 1: name another folder with folder=..."
             ) from None
         self._locked.append(file)  # until this process ends
 

@@ -164,7 +164,10 @@ class JobState:
                     "job's ranks may still be running: job.cancel() ends them"
                 )
         elif time.time() - self._submitted > START_S:
-            return "the job was never started: did its kernel end during submit?"
+            return (
+                "the job was never started, perhaps because the notebook's kernel ended during "
+                "submit: submit the job again"
+            )
         return None
 
 

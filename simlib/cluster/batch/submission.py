@@ -412,7 +412,7 @@ def _reporting(on_restart: Callable[[Restart], Any], restart: Restart) -> None:
 def _refuse_attempt(folder: JobFolder, error: BaseException) -> int:
     """Write down why the job makes no further attempt. Returns the exit code."""
     traceback.print_exception(error)
-    words = f"the job could not begin again: {returned.short(error)}"
+    words = f"the job could not restart: {returned.short(error)}"
     folder.write_once(words.encode(), "refused")
     return 1
 

@@ -150,8 +150,8 @@ def _fault(facts, check, host, places, faults):
 def _because(fault, host):
     check, where = fault
     if where is None:
-        return f"because {check} failed"
-    return f"because {check} failed {'there' if where == host else f'on {where}'}"
+        return f"because the check {check} failed"
+    return f"because the check {check} failed {'there' if where == host else f'on {where}'}"
 
 
 def hosts_for_hello(facts):
@@ -169,8 +169,8 @@ def hosts_for_hello(facts):
 
 COLOURS = {OK: "#1b7837", WRONG: "#b2182b", NOT_ASKED: "#767676"}
 UNITS = (
-    "latency is the time of one byte in one direction, bandwidth is measured with large messages, "
-    "both over MPI"
+    "The latency is the time in which one byte travels one way. The bandwidth is measured with "
+    "large messages. Both are measured over MPI."
 )
 
 

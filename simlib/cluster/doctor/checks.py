@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..batch.failures import cause_in
+from ..batch.failures import OVERLOADED, cause_in
 from ..batch.mpiexec import versions
 from ..launchers import mpi_named, mpi_of_library, mpi_of_version
 from .facts import LIMIT_S, NO_PYTHON
@@ -81,7 +81,7 @@ def server(facts, host):
     said = facts.refused.get(host, "")
     if re.search(r"refused|timed out|No route|unreachable|^no answer", said):
         sentence, line = _said(facts, host)
-        return wrong(f"{sentence or 'no answer: is the host overloaded, or its login hanging?'}"
+        return wrong(f"{sentence or f'no answer: {OVERLOADED}'}"
                      f" ({line})")  # fmt: skip
     return well("an ssh server answers")
 
@@ -89,7 +89,7 @@ def server(facts, host):
 def ssh(facts, host):
     said = facts.refused.get(host)
     if said is None or NO_PYTHON in said:
-        return well("lets this account in without a password")
+        return well("this account can log in without a password")
     sentence, line = _said(facts, host)
     if "Host key verification failed" in said:
         sentence = (
@@ -183,11 +183,13 @@ def mpi(facts, host):
         )
     mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
     if mine != theirs:
-        return wrong(f"the MPI there is {theirs}, but {mine} here: install one MPI on all hosts")
+        return wrong(
+            f"the MPI there is {theirs}, but {mine} here: install the same MPI on all hosts"
+        )
     proxy = mpi_named(facts.mpi).proxy
     if proxy and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
         return wrong(
-            f"{facts.mpiexec} is there without its {proxy}: install {facts.mpi} again there"
+            f"{facts.mpiexec} is there, but {proxy} is missing: install {facts.mpi} again there"
         )
     return well(f"{theirs}, {facts.mpiexec}")
 
@@ -216,7 +218,7 @@ def library(facts, host):
             f"mpi4py's library is {which}, but mpiexec is {facts.mpi}, so every process would be "
             f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
         )
-    return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} with {which}, as mpiexec")
+    return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} uses {which}, as mpiexec does")
 
 
 def files(facts, host):
@@ -236,7 +238,7 @@ def files(facts, host):
             f"this machine does not see a file that the host wrote in {facts.folder}: mount the "
             "same filesystem at the same path on both"
         )
-    return well(f"shares {facts.folder}")
+    return well(f"the folder {facts.folder} is shared")
 
 
 def address(facts, host):
@@ -283,10 +285,10 @@ def ports(facts, host):
         lost.append(f"from {here}: {facts.unreached[None][host]}")
     if lost:
         return wrong(
-            f"a free port cannot be reached ({'; '.join(lost)}): let the firewalls pass all ports "
-            "between the hosts"
+            f"a connection to a free port failed ({'; '.join(lost)}): let the firewalls pass all "
+            "ports between the hosts"
         )
-    return well("free ports of the others are reached")
+    return well("free ports of the other hosts can be reached")
 
 
 HOST_CHECKS = (
@@ -320,7 +322,7 @@ def hello(facts):
     if joined and all(step["size"] != wanted for step in joined):
         size = joined[0]["size"]
         return wrong(
-            f"each of {len(joined)} processes says that the world has {size} ranks, not {wanted}: "
+            f"each process says that its world size is {size}, not {wanted}: "
             "mpiexec belongs to another MPI than mpi4py's library. Use the mpiexec that fits "
             "(--launcher)"
         )
@@ -328,7 +330,7 @@ def hello(facts):
         return well(f"{wanted} ranks on {place}, world size {wanted}")
     sentence, line = cause_in(run["said"])
     if len(began) < wanted or run["code"] is not None:
-        line = line or f"exit code {run['code']}, nothing said"
+        line = line or f"exit code {run['code']} and no output"
         fix = sentence or "run the same mpiexec by hand and fix the problem that it names"
         return wrong(f"{len(met)} of {wanted} ranks finished: {fix} ({line})")
     return wrong(
@@ -346,14 +348,18 @@ def ping_pong(facts):
     run = facts.together
     pairs = _of(run, "pair")
     if run["code"] == 0 and pairs:
-        return well(f"{len(pairs)} measured, in the table" if facts.hosts else describe(pairs[0]))
+        return well(
+            f"pairs measured: {len(pairs)}; the table lists them"
+            if facts.hosts
+            else describe(pairs[0])
+        )
     if run["code"] is None:
         return wrong(
             f"the measurement did not end in {LIMIT_S} s after {len(pairs)} pairs, although small "
             f"messages arrived: look for a wrong MTU, or {FIREWALL}"
         )
     sentence, line = cause_in(run["said"])
-    return wrong(f"it stopped: {sentence or 'run it again, and fix what it says'} ({line})")
+    return wrong(f"the measurement stopped: {sentence or 'run the doctor again'} ({line})")
 
 
 def describe(pair):

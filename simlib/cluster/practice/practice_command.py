@@ -59,9 +59,8 @@ def _add_exec(actions):
     run = actions.add_parser(
         "exec",
         help="run a program on a host of the practice cluster",
-        description="Run a program on a host, in this folder, with this environment. Returns its "
-        f"exit code; {CANNOT} if the program could not start for lack of a cluster or "
-        "host.",
+        description="Run a program on a host, in this folder, with this environment. The exit "
+        f"code is the program's. It is {CANNOT} if there is no cluster or no such host.",
         usage="simlib practice exec HOST -- program ...",
     )
     run.add_argument("host", metavar="HOST")
@@ -143,7 +142,7 @@ def _down(options):
     was_up, removed = daemon.bring_down()
     print("the practice cluster is down" if was_up else "no practice cluster was up")
     if removed:
-        print(f"{len(removed)} namespaces of killed processes removed")
+        print(f"removed namespaces of killed processes: {len(removed)}")
     return 0
 
 

@@ -299,7 +299,7 @@ def why_not() -> str | None:
 def why_not_here() -> str | None:
     """The part of `why_not` that takes no time: it checks the system, the user, the programs."""
     if os.uname().sysname != "Linux":
-        return "a practice network needs Linux: it is made of network namespaces"
+        return "a practice network needs Linux, because it consists of network namespaces"
     if is_practice_host():
         return (
             "this is a host of a practice cluster, which has no practice network of its own: start "
