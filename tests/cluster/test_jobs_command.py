@@ -178,7 +178,7 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         ("submit -n 2 --pbs --mpi pmix train.py", 2, "--mpi pmix is srun's, but PBS has no such"),
         ("submit -n 2 --env A train.py", 2, "--env A has no value: --env A=..."),
         ("follow train-7", 2, "simlib: there is no job train-7 in simlib-jobs"),
-        ("follow nap --folder known", 2, "there is no job nap in known: is it nap-1?"),
+        ("follow nap --folder known", 2, "there is no job nap in known: did you mean nap-1?"),
         ("cancel doze --folder known", 2, "no job doze in known: there are doze-1, doze-2"),
         ("result train-7 --trace no/x.json", 2, "simlib: there is no folder for no/x.json"),
         ("cancel train-7 --folder elsewhere", 2, "there is no job train-7 in elsewhere"),

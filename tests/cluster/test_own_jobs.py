@@ -102,7 +102,7 @@ def test_a_job_that_another_account_has_planted(shared):
     words = str(caught.value)
     assert "planted-1 belongs to nobody, but this account is root. Reading a job" in words
     assert "\n" not in words
-    with pytest.warns(UserWarning, match="planted-1 belongs to nobody.*and 1 more such jobs"):
+    with pytest.warns(UserWarning, match="planted-1 belongs to nobody.*Other jobs left out: 1"):
         assert simlib.jobs(shared) == []
     assert not evil.exists()
     shutil.rmtree(shared / "planted-1")

@@ -532,6 +532,6 @@ def jobs(folder: str | Path = JOBS) -> list[Job]:
         except InvalidCallError as error:
             left_out.append(str(error))
     if left_out:
-        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        more = f". Other jobs left out: {len(left_out) - 1}" if len(left_out) > 1 else ""
         warnings.warn(f"jobs() leaves out a job: {left_out[0]}{more}", stacklevel=2)
     return sorted(found, key=lambda job: job._about["submitted"])
