@@ -106,9 +106,15 @@ def _parser():
         description="Measure single operations on the GPU of this machine, or on its CPU, and "
         "write a file for simlib.Device.measured. Nothing else should run meanwhile.",
     )
-    card.add_argument("--out", default="card.json", metavar="FILE", help="(card.json)")
-    card.add_argument("--device", choices=("cuda", "cpu"), help="(cuda if there is a GPU)")
-    card.add_argument("--time", type=float, default=110, metavar="S", help="seconds it takes (110)")
+    card.add_argument(
+        "--out", default="card.json", metavar="FILE", help="file to write (card.json)"
+    )
+    card.add_argument(
+        "--device", choices=("cuda", "cpu"), help="device to measure (cuda if there is a GPU)"
+    )
+    card.add_argument(
+        "--time", type=float, default=110, metavar="S", help="seconds to measure (110)"
+    )
     card.set_defaults(command=_card)
     diagnose = commands.add_parser(
         "diagnose",
@@ -127,7 +133,7 @@ def _parser():
         type=_pid,
         const=0,
         metavar="PID",
-        help="a job of torchrun on this host. If there are several, give a process of one",
+        help="a job of torchrun on this host. If several jobs run, give a process of one of them",
     )
     diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
     diagnose.add_argument("--json", action="store_true", help="print the verdict as JSON")
@@ -242,7 +248,7 @@ def _card(options):
     card = measure(options.device or ("cuda" if torch.cuda.is_available() else "cpu"), options.time)
     with open(options.out, "w", encoding="utf-8") as file:
         file.write(card.text())
-    print(f"{card.name}: simlib.Device.measured({options.out!r}) simulates it")
+    print(f"{card.name} is measured. Use it as simlib.Device.measured({options.out!r})")
     return 0
 
 

@@ -98,7 +98,7 @@ WRONG = {
     one_holder_many_times: "All holders are one and the same tensor",
     counts_nodes: "not a usual mistake. Print what rank",
     two_calls: "place where 1 would be enough. Who knows all nodes can count all",
-    as_objects: "where 1 would be enough; ..._object calls two collectives. Who knows",
+    as_objects: "where 1 would be enough; a ..._object function calls two collectives. Who knows",
     names_with_room: "One int64 number from each rank is enough",
     over_rank_0: "calls gather",
     asks_nobody: "No rank communicates",

@@ -82,14 +82,14 @@ def tensors(rank, world_size, n):
 
 
 WRONG = {
-    tensors: "but a number is expected: use its .item()",
+    tensors: "but a number is expected: convert it with .item()",
     rest_dropped: "The last examples belong to nobody",
     rest_to_the_last: "The last rank takes all that is left over",
     full_blocks: "With full blocks of ceil(n / world_size) the last rank has too few",
     more_for_the_higher: "The higher ranks take one more here",
     with_a_last_example: "stop is the number after the last one",
-    dealt_out_like_cards: "has a list of 14, but 2 are expected",
-    cut_by_numpy: "has a numpy int64, but a Python number is expected: use its .item()",
+    dealt_out_like_cards: "has a list of length 14, but length 2 is expected",
+    cut_by_numpy: "has a numpy int64, but a Python number is expected: convert it with .item()",
     told_by_rank_0: "but the ranks send 1 message where 0 are enough",
     sizes_gathered: "but 1 collective takes place where 0 would be enough",
 }

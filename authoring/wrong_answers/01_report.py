@@ -139,7 +139,7 @@ WRONG = {
     along_a_chain: "Each rank sends its own number, no more",
     sends_to_itself_too: "is the rank itself",
     by_a_collective: "calls gather (01_report.py",
-    by_objects: "; ..._object calls two collectives)",
+    by_objects: "; a ..._object function calls two collectives)",
 }
 
 

@@ -115,7 +115,7 @@ def without_the_empty_ones(rank, world_size, x):
 
 WRONG = {
     last_rank_first: "Rank 0 at index 1 has a tensor of shape (6,), but (3,) is expected",
-    without_own: "has a list of 0, but 1 are expected",
+    without_own: "has a list of length 0, but length 1 is expected",
     room_for_everybody: "A holder that is large enough for everybody",
     number_by_number: "One message can carry all the numbers of a rank",
     everyone_collects: "Rank 1 has [tensor([40., 99., 88.]), tensor([",

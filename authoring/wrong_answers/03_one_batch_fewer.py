@@ -105,8 +105,8 @@ WRONG = {
     asks_before_every_step: "One question, then the steps",
     only_rank_0_returns: "Rank 1 returns None",
     all_steps_at_once: "brings 12 bytes into a collective",
-    as_it_was_but_longer: "has a list of 4, but 3 are expected",
-    by_a_table_of_worlds: "has a list of 3, but 4 are expected",
+    as_it_was_but_longer: "has a list of length 4, but length 3 is expected",
+    by_a_table_of_worlds: "has a list of length 3, but length 4 is expected",
     stays_away_when_done: "rank 0 waits for rank 1, which has finished",
     skips_zeros: "A rank left out a call in the middle",
 }

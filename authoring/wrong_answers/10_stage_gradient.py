@@ -211,7 +211,7 @@ def grad_of_what_was_given(rank, world_size, w, x, batch):
 
 
 WRONG = {
-    input_needs_no_gradient: "Is it a .grad? A .grad stays None",
+    input_needs_no_gradient: "Is the None a .grad? A .grad stays None",
     nothing_comes_back: "Only the last rank has a gradient",
     gradient_left_out: "Rank 0 returns None, not so rank",
     own_loss_everywhere: "the gradient of its own output's squares",

@@ -125,7 +125,7 @@ WRONG = {
     groups_of_zero: "Your groups are those of rank 0",
     all_who_share: "shares all others",
     groups_before_coordinates: "Coordinates first, then groups.",
-    without_itself: "has a list of 3, but 4 are expected",
+    without_itself: "has a list of length 3, but length 4 is expected",
     asks_everybody: "1 collective takes place where 0 would be enough",
     tells_the_next: "the ranks send 5 messages where",
 }

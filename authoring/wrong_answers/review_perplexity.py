@@ -105,7 +105,7 @@ WRONG = {
     exp_of_each_token: "That is the mean of the tokens' exp",
     nothing_stays_away: "which has finished",
     two_all_reduces: "Sum and count can travel together",
-    in_float64: "make it float32",
+    in_float64: "use float32",
 }
 
 ALSO_RIGHT = [by_weights]

@@ -28,8 +28,8 @@ from . import SEED, asked_by
 MARK = "ranks"
 HELP = (
     'ranks(n, ..., engine="run", seeds=(), **options): run the test on n ranks, once for each n; '
-    'engine="simulate" simulates them, seeds=range(20) in so many orders; options are those of '
-    "simlib.run or simlib.simulate (timeout_s=, strict=False, ...)"
+    'engine="simulate" simulates the ranks, and seeds=range(20) repeats this in 20 orders of their '
+    "calls; options are options of simlib.run or simlib.simulate (timeout_s=, strict=False, ...)"
 )
 _STARTED = pytest.StashKey[bool]()
 _PARAMETERS = ("world_size", SEED, "rank")

@@ -130,7 +130,7 @@ def _check_names(options, call):
         known |= set(ALGORITHMS)
     for name in options.keys() - known:
         like = difflib.get_close_matches(name, known, 1)
-        meant = f": {like[0]!r} is one" if like else ""
+        meant = f": did you mean {like[0]!r}?" if like else ""
         raise InvalidCallError(f"simlib.{call.__name__} has no option {name!r}{meant}")
 
 

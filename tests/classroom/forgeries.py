@@ -132,7 +132,7 @@ ALL = {
         "    OpLogWriter.post = post\n"
         "    return total[:3].clone()\n",
         "wrong",
-        "a record that does not fit its messages",
+        "does not match its messages",
     ),
     "a_process_that_stays": right(
         HELPER + HONEST.replace("return total", "rank or stay_and_add_up()\n    return total")

@@ -309,7 +309,7 @@ def test_a_meeting_is_in_the_record_as_a_group_that_was_made():
         ranks.exchange.post(rank, 7, ("meet", "one bit", 2))
     assert ranks.answers == {(0, 7): (None, [], None), (1, 7): (None, [], None)}
     (carried, *_) = ranks.exchange.carried
-    assert difference(carried, []).startswith("new_group of 0 bytes was transferred, but is not in")
+    assert difference(carried, []).startswith("new_group of 0 bytes was sent, but is not in")
     assert difference(carried, [op("new_group", 0)]) is None
     for how_many in (0, 4):
         with pytest.raises(WrongWords, match=f"a collective cannot have {how_many} ranks"):

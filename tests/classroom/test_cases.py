@@ -68,7 +68,7 @@ def test_an_error_in_a_case_names_its_file_and_line(beside):
 def test_what_is_not_there_is_said(beside, monkeypatch):
     with pytest.raises(InvalidCallError, match=r"07_some\.py has no task 07\.9"):
         check_of("07.9", print)
-    sentence = "task 0.7 are not here: to write them, run `make install` or `pip install -e .` in "
+    sentence = "task 0.7 are missing: to write them, run `make install` or `pip install -e .` in "
     with pytest.raises(InvalidCallError, match=sentence):
         check_of("0.7", print)
     monkeypatch.setattr(module, "ROOT", beside / "site-packages")
@@ -166,7 +166,12 @@ def test_nobody_guessed_and_nothing_is_said(capsys, right):
         ("1,200", 1200, {}, "Your guess is right: 1,200."),
         (torch.tensor(3), 3.0, {}, "Your guess is right: 3."),
         (11, 12, {}, "Your guess was 11. The right value is 12."),
-        (36, 12, {}, "Your guess was 36. The right value is 12. Your guess is 3 times that."),
+        (
+            36,
+            12,
+            {},
+            "Your guess was 36. The right value is 12. Your guess is 3 times the right value.",
+        ),
         (0, 12, {}, "Your guess was 0. The right value is 12."),
         (-6, 12, {}, "Your guess was -6. The right value is 12."),
         (12, 0, {}, "Your guess was 12. The right value is 0."),
@@ -189,7 +194,12 @@ def test_nobody_guessed_and_nothing_is_said(capsys, right):
         (0.3, 0.1 + 0.2, {}, "Your guess is right: 0.3."),
         (0.31, 0.1 + 0.2, {}, "Your guess was 0.31. The right value is 0.3."),
         ("12,5", 12.5, {}, "Your guess is right: 12.5."),
-        ("12,5", 125, {}, "Your guess was 12,5. The right value is 125: 10 times your guess."),
+        (
+            "12,5",
+            125,
+            {},
+            "Your guess was 12,5. The right value is 125. This is 10 times your guess.",
+        ),
         ("1,200.5", 1200.5, {}, "Your guess is right: 1200.5."),
         ("1,20,0", 1200, {}, "Your guess 1,20,0 is not a number. The right value is 1,200."),
         ("7/4", 1.75, {}, "Your guess is right: 1.75."),

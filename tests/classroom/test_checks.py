@@ -261,7 +261,7 @@ WRONG = {
     "sends nothing (None)": (
         lambda rank, n, x: dist.all_reduce(None),
         {"worlds": [2]},
-        [r"A rank sent None, or received into None. Is it a .grad\?"],
+        [r"A rank sent None, or received into None. Is the None a .grad\?"],
     ),
     "changes its input": (
         doubles_in_place,
@@ -363,12 +363,12 @@ def test_same_answer_gives_the_same_text():
         (torch.tensor([0.0, 2.1]), torch.tensor([0.0, 2.0]), "has the wrong value"),
         (None, None, None),
         (0.3, 0.1 + 0.2, None),
-        (torch.tensor(0.3), 0.3, "has a Tensor, but a number is expected: use its .item()"),
+        (torch.tensor(0.3), 0.3, "has a Tensor, but a number is expected: convert it with .item()"),
         (torch.ones(2), 0.3, "has a Tensor, but a number is expected"),
         (
             np.int64(3),
             3,
-            "has a numpy int64, but a Python number is expected: use its .item()",
+            "has a numpy int64, but a Python number is expected: convert it with .item()",
         ),
         (True, 1, "has a bool, but a number is expected"),
         (1_000_001, 1_000_000, "has the wrong value"),
@@ -386,7 +386,11 @@ def test_same_answer_gives_the_same_text():
         (torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), None),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), None),
         (torch.tensor([1.0]), torch.tensor([float("nan")]), "has the wrong value"),
-        ([torch.ones(1)], [torch.ones(1), torch.ones(1)], "has a list of 1, but 2 are expected"),
+        (
+            [torch.ones(1)],
+            [torch.ones(1), torch.ones(1)],
+            "has a list of length 1, but length 2 is expected",
+        ),
         ([1, 2], [1, 3], "at index 1 has the wrong value"),
         ([1, None], [1, 3], "has None at index 1: nothing was put there"),
         ([1, (2, 3)], [1, (2, 4)], "at index [1][1] has the wrong value"),
@@ -735,10 +739,15 @@ def three(rank, world_size, x):
         (
             objects,
             checks.collectives(lambda xs: 1),
-            "2 collectives take place where 1 would be enough; ..._object calls two collectives",
+            "2 collectives take place where 1 would be enough; a ..._object function calls",
             None,
         ),
-        (objects, checks.only("send"), "; ..._object calls two collectives\\): this", None),
+        (
+            objects,
+            checks.only("send"),
+            "; a ..._object function calls two collectives\\): this",
+            None,
+        ),
         (two, checks.collective_nbytes(lambda xs: 20), None, None),
         (two, checks.collective_nbytes(lambda xs: 19), "brings 20 bytes", "float64"),
         # It is named where it alone makes a collective too heavy.

@@ -474,9 +474,9 @@ def test_what_is_set_by_hand_has_the_status_of_the_notebook(report, tmp_path):
         ("student_99,04,mean_of_all,1,", "line 2: there is no student 'student_99'"),
         ("student_01,04,mean,1,", "no question 'mean'; it has mean_of_all"),
         ("student_01,04,mean_of_all,3,", "3 points, but mean_of_all is worth 2"),
-        ("student_01,04,mean_of_all,-1,", "points are a number of 0 or more"),
-        ("student_01,04,mean_of_all,nan,", "points are a number of 0 or more"),
-        ("student_01,04,,1,", "points need the name of a question"),
+        ("student_01,04,mean_of_all,-1,", "points must be a number of 0 or more"),
+        ("student_01,04,mean_of_all,nan,", "points must be a number of 0 or more"),
+        ("student_01,04,,1,", "a line with points must name a question"),
         ("student_01,04,mean_of_all,1,\nstudent_01,04,mean_of_all,2,", "line 3: an earlier line"),
     ],
 )

@@ -79,7 +79,7 @@ def test_what_would_take_longer_than_its_share_is_left_out(monkeypatch):
 def test_the_command_writes_a_card(small, tmp_path, capsys):
     path = tmp_path / "card.json"
     assert main(["card", "--out", str(path), "--device", "cpu", "--time", "1"]) == 0
-    assert f"simlib.Device.measured({str(path)!r}) simulates it" in capsys.readouterr().out
+    assert f"Use it as simlib.Device.measured({str(path)!r})" in capsys.readouterr().out
     assert simlib.Device.measured(path).table.rows
 
 

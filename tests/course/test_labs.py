@@ -362,7 +362,7 @@ def test_a_run_that_is_not_there_is_refused(runs, state, sentence):
 
 
 def test_sizes_that_cannot_be_simulated_are_refused():
-    with pytest.raises(InvalidCallError, match="at least one world size"):
+    with pytest.raises(InvalidCallError, match="at least one value of sizes"):
         labs.simulate_sizes(work_and_tell, ())
     with pytest.raises(InvalidCallError, match="slow is 0: give a number above 0"):
         labs.simulate_sizes(work_and_tell, (2,), slow=(0,))

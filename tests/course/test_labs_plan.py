@@ -103,7 +103,7 @@ def test_the_title_is_the_plan():
 
 
 def test_what_is_no_job_is_refused():
-    with pytest.raises(InvalidCallError, match="jobs must be a dict of labs.Training"):
+    with pytest.raises(InvalidCallError, match="jobs must be a dict from names to labs"):
         labs.draw_plan("a job")
     with pytest.raises(InvalidCallError, match="with at least one entry"):
         labs.plan_lab({})

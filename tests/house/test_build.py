@@ -178,22 +178,22 @@ ANSWER = '# %% role="answer" question="q"\n'
         (ANSWER + "### BEGIN SOLVING\n", "line 2: did you mean"),
         (ANSWER + "### begin solution\n", "line 2: did you mean"),
         (ANSWER + "#END_SOLUTION\n", "line 2: did you mean"),
-        (ANSWER + "x = 1\n", "line 1: role 'answer' and solution markers go together"),
-        ('# %% role="check" question="q" weight=-1\n', "line 1: weight=-1 is for check and hidden"),
-        ('# %% role="setup" weight=1\n', "line 1: weight=1 is for check and hidden cells"),
+        (ANSWER + "x = 1\n", "line 1: a cell has both role 'answer' and solution"),
+        ('# %% role="check" question="q" weight=-1\n', "line 1: weight=-1: only check and"),
+        ('# %% role="setup" weight=1\n', "line 1: weight=1: only check and hidden cells"),
         (
             ANSWER + "### BEGIN BROKEN\n### END SOLUTION\n",
-            "line 3: '### END SOLUTION' without '### BEGIN SOLUTION'",
+            "line 3: '### END SOLUTION' has no '### BEGIN SOLUTION'",
         ),
         (
             ANSWER + "### BEGIN BROKEN\n### END BROKEN\n",
             "line 1: this broken program has no solution",
         ),
-        ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: role 'answer' and solution"),
+        ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: a cell has both role"),
         ('# %% role="teacher" question="q"\n', "line 1: role 'teacher' is not one of"),
         ('# %% role="check"\n', "line 1: a cell with role 'check' needs question="),
         ('# %% role="check" question="a b"\n', "line 1: question 'a b' may contain"),
-        ("x = 1\n# %%\n", "line 1: text before the first"),
+        ("x = 1\n# %%\n", "line 1: there is text before the first"),
     ],
 )
 def test_a_source_with_a_slip_is_refused_with_file_and_line(tmp_path, text, sentence):

@@ -226,7 +226,7 @@ def call_complaint(answer: Callable, inputs: Sequence) -> str | None:
         name = getattr(answer, "__name__", "it")
         return (
             f"TypeError: {error}. simlib calls it as {name}({names}), with "
-            f"{2 + len(inputs)} arguments: leave the first line as it is in the stub."
+            f"{2 + len(inputs)} arguments: leave the first line as you found it."
         )
     except ValueError:
         pass  # a builtin whose parameters nobody knows: the call itself will tell

@@ -129,7 +129,7 @@ def difference(got: Any, want: Any, within: float = EXACT) -> str | None:
 
 def no_number(got: object) -> str:
     """Words about a `got` that should be a number of Python's own, and how to make one."""
-    item = ": use its .item()"
+    item = ": convert it with .item()"
     if isinstance(got, np.generic):
         return f"has a numpy {type(got).__name__}, but a Python number is expected{item}"
     of_one = isinstance(got, torch.Tensor) and got.numel() == 1
@@ -170,7 +170,7 @@ def list_difference(got: Any, want: Sequence, within: float = EXACT) -> str | No
     if not isinstance(got, (list, tuple)):
         return f"has a {type(got).__name__}, but a {type(want).__name__} is expected"
     if len(got) != len(want):
-        return f"has a list of {len(got)}, but {len(want)} are expected"
+        return f"has a list of length {len(got)}, but length {len(want)} is expected"
     index, one, _, wrong = first_wrong(got, want, within) or (None,) * 4
     if one is None and wrong:
         return f"has None at index {index}: nothing was put there"

@@ -74,7 +74,9 @@ def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> t
     inputs = keep_returned(run)
     for rank in silent:
         if rank not in run.deaths:
-            raise SimlibError(f"rank {rank} {NO_RESULT}: the run ended before it returned", run=run)
+            raise SimlibError(
+                f"rank {rank} {NO_RESULT}: the run ended before the rank returned", run=run
+            )
     return run, inputs
 
 
@@ -199,10 +201,10 @@ def value_complaint(
             "write into the old tensors."
         )
     elif in_place and not any(map(difference, run.results, want)):
-        what = (
-            "tensors of the list themselves" if isinstance(got[rank], list) else "tensor x itself"
-        )
-        reason += f" The returned value is right, but the {what} must change: write into it."
+        what, there = "tensor x itself", "it"
+        if isinstance(got[rank], list):
+            what, there = "tensors of the list themselves", "them"
+        reason += f" The returned value is right, but the {what} must change: write into {there}."
     elif text.endswith("wrong value"):
         reason += f" {changed or cause(run, got, want, given, rules)}"
     return reason, [rank_line(r, got[r], want[r], r in wrong, within) for r in range(len(want))]
@@ -321,7 +323,7 @@ def failure(error: SimlibError) -> tuple[str, str, list[str]]:
     said, *details = str(error).splitlines()
     if "parameter `tensor`" in said and "NoneType" in said:
         said += (
-            ". A rank sent None, or received into None. Is it a .grad? A .grad stays None if "
+            ". A rank sent None, or received into None. Is the None a .grad? A .grad stays None if "
             "the tensor did not need a gradient (requires_grad_) before the forward pass."
         )
     if isinstance(error, DeadlockError):

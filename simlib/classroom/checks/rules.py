@@ -61,7 +61,7 @@ def only(*kinds: str) -> Rule:
 def remark(op: Op) -> str:
     """A remark for learners who called an object collective; else empty."""
     of_objects = not op.is_p2p and "_object" in op.site.line_text
-    return "; ..._object calls two collectives" if of_objects else ""
+    return "; a ..._object function calls two collectives" if of_objects else ""
 
 
 def are_enough(most: int) -> str:
@@ -281,7 +281,7 @@ def collective_nbytes(bound: Callable[..., int], hint: str = "") -> Rule:
         is_wide = any(op.nbytes == found and op.dtype == "float64" for op in run.trace)
         passed = {one.dtype for values in given for one in values if isinstance(one, torch.Tensor)}
         if is_wide and torch.float32 in passed and found <= 2 * most:  # nobody asked for float64
-            return "A float64 has 8 bytes, a float32 has 4: make it float32."
+            return "A float64 has 8 bytes, a float32 has 4: use float32."
         return hint
 
     return at_most(bound, largest, said, counted, hint_on)

@@ -224,12 +224,12 @@ def cases_of(task: str) -> Cases:
                 return Cases(path.read_text(encoding="utf-8"), str(path))
     if (ROOT / "authoring" / "exercises").is_dir():
         raise InvalidCallError(
-            f"the cases of task {task} are not here: to write them, run `make install` or `pip "
-            f"install -e .` in {ROOT}"
+            f"the expected answers of task {task} are missing: to write them, run `make install` "
+            f"or `pip install -e .` in {ROOT}"
         )
     raise InvalidCallError(
-        f"the cases of task {task} are not here: copy the folder exercises/{FOLDER} of the "
-        f"course next to this notebook, to {here / FOLDER}"
+        f"the expected answers of task {task} are missing: copy the folder exercises/{FOLDER} of "
+        f"the course next to this notebook, to {here / FOLDER}"
     )
 
 
@@ -303,8 +303,10 @@ def how_far(mine: float, other: float) -> str:
     if not (mine * other > 0 and math.isfinite(mine * other)) or other < 0:
         return ""
     if 1.5 <= other / mine < math.inf:
-        return f": {other / mine:.3g} times your guess"
-    return f". Your guess is {mine / other:.3g} times that" if mine / other >= 1.5 else ""
+        return f". This is {other / mine:.3g} times your guess"
+    return (
+        f". Your guess is {mine / other:.3g} times the right value" if mine / other >= 1.5 else ""
+    )
 
 
 def number_of(value: Any) -> float | None:

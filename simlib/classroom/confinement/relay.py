@@ -351,8 +351,8 @@ def difference(carried, ops):
     recorded = Counter(map(as_carried, ops))
     carried = Counter(carried)
     for what, more, less in (
-        ("is in its record, but the relay did not transfer it", recorded, carried),
-        ("was transferred, but is not in its record", carried, recorded),
+        ("is in the record, but no such message was sent", recorded, carried),
+        ("was sent, but is not in the record", carried, recorded),
     ):
         for one in more - less:
             return f"{one.kind} of {one.nbytes:,} bytes {what}"
@@ -438,7 +438,7 @@ class Broker:
             for rank, carried in enumerate(self._exchange.carried):
                 found = difference(carried, trace.of_rank(rank))
                 if found is not None:
-                    return f"rank {rank} has a record that does not fit its messages: {found}"
+                    return f"the record of rank {rank} does not match its messages: {found}"
         return None
 
     def close(self):

@@ -74,13 +74,18 @@ def add_grade(commands):
         "submissions", help="a folder with a folder per student, a folder of files, or a zip"
     )
     parser.add_argument("--out", metavar="F", help="folder to write to (report)")
-    parser.add_argument("--roster", metavar="CSV", help="the class; a missing file is worth 0")
+    parser.add_argument(
+        "--roster", metavar="CSV", help="list of the class; a student without a file gets 0 points"
+    )
     parser.add_argument(
         "--overrides",
         metavar="CSV",
-        help="points and comments by hand: student, exercise, question, points, comment",
+        help="points and comments that you set by hand, in the columns student, exercise, "
+        "question, points, comment",
     )
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="notebooks at a time (2)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="notebooks to grade at once (2)"
+    )
     parser.add_argument(
         "--only",
         action="append",
@@ -111,15 +116,20 @@ def add_grade(commands):
         "--exercise", action="append", metavar="NN", help="grade these exercises only"
     )
     parser.add_argument(
-        "--exercises", default=str(EXERCISES), metavar="F", help="folder of their sources"
+        "--exercises",
+        default=str(EXERCISES),
+        metavar="F",
+        help="folder with the sources of the exercises",
     )
     parser.add_argument(
         "--time",
         type=float,
         metavar="S",
-        help="seconds for a notebook (240); with more, each cell gets more",
+        help="time limit of a notebook in seconds (240); a longer one gives each cell more",
     )
-    parser.add_argument("--memory", type=int, metavar="MB", help="memory for a notebook (4096)")
+    parser.add_argument(
+        "--memory", type=int, metavar="MB", help="memory limit of a notebook in MB (4096)"
+    )
     parser.add_argument(
         "--sandbox",
         choices=["bubblewrap", "podman", "docker"],

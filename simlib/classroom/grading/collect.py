@@ -106,7 +106,9 @@ def read(files, exercises, roster):
         elif owner not in closed:
             closed.add(owner)
             one.exercise = None
-            one.unreadable = f"only the first {MAX_NOTEBOOKS:,} notebooks are read, not this one"
+            one.unreadable = (
+                f"simlib reads only {MAX_NOTEBOOKS:,} notebooks, and this is a later one"
+            )
             notebooks.append(one)
     return notebooks, others
 
@@ -120,7 +122,7 @@ def name_by_content(files, reader):
             except Unreadable:  # grading says why
                 continue
             if one.exercise:
-                one.notes.append("the file's cells are from an exercise, but its name is not")
+                one.notes.append("the cells are from an exercise, but the file has another name")
 
 
 def newest(files, reader):
@@ -272,7 +274,7 @@ def without_notebook(others, students):
     for files in found.values():
         names = [PurePosixPath(one.file).name for one in files[:MAX_NAMED]]
         names += [f"{len(files) - MAX_NAMED:,} more"] if len(files) > MAX_NAMED else []
-        first, told = files[0], "there is no notebook (a file that ends in .ipynb), but"
+        first, told = files[0], "no notebook (a file that ends in .ipynb) was handed in, only"
         first.exercise, first.unreadable = None, f"{told} {', '.join(names)}"
     return [found[student][0] for student in sorted(found)]
 

@@ -332,8 +332,8 @@ To check a whole notebook as it is on disk:
 
     .venv/bin/simlib check exercises/01_ranks_and_clusters.ipynb
 
-or all of them: `.venv/bin/simlib check exercises`. Save first: it reads the file, not the window.
-It runs everything from top to bottom, as grading does.
+or all of them: `.venv/bin/simlib check exercises`. Save first, because the command reads the file,
+not the window. It runs everything from top to bottom, as grading does.
 
 - You may add your own cells anywhere. Each may take 20 seconds. Your own Python files are not
   handed in: write their code into a cell. Leave the cells of the exercise where they are.
@@ -343,7 +343,7 @@ It runs everything from top to bottom, as grading does.
 
 ## Hand in
 
-The notebooks of `exercises/`, saved, under the names they have.
+Save the notebooks of `exercises/`, and hand them in under the names that they have.
 """
 
 
@@ -373,7 +373,9 @@ def handout(root, target):
     """
     root, target = Path(root), Path(target)
     if not exercise_files(root / "exercises", ".ipynb"):
-        raise CannotHandOut(f"{root} has no exercises to hand out: a handout is made in a checkout")
+        raise CannotHandOut(
+            f"{root} has no exercises to hand out: work in a checkout of the course"
+        )
     if target.suffix == ".zip":
         with tempfile.TemporaryDirectory() as above:
             folder = Path(above) / target.stem
@@ -444,7 +446,9 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
         lines.append(f"not written: {needs}")
     lines += rules.sentences() + all_late(students)
     lines += of_failed_grader(students)
-    lines.append(f"seed {report['seed']} (--seed {report['seed']} repeats it); see {folder}/")
+    lines.append(
+        f"--seed {report['seed']} repeats these hidden tests. The results are in {folder}/"
+    )
     return "\n".join(map(one_line, lines))
 
 
@@ -455,7 +459,7 @@ def all_late(students):
         return []
     return [
         f"all {len(books)} notebooks are late: check whether their times are the times of "
-        "submission. A zip of Moodle's and a git clone may have the time of the download"
+        "submission. Files of a zip from Moodle or of a git clone may have the time of download"
     ]
 
 

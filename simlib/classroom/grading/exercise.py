@@ -70,7 +70,7 @@ def read_exercise(path):
             )
     orphans = {cell.question for cell in cells if cell.question} - set(questions)
     if orphans:
-        raise SourceError(f"{path}: no answer cell for {', '.join(sorted(orphans))}")
+        raise SourceError(f"{path}: there is no answer cell for {', '.join(sorted(orphans))}")
     exercise = Exercise(
         path.stem,
         cells,

@@ -40,15 +40,15 @@ class Rules:
         said = []
         if self.deadline:
             when = self.deadline.replace("T", " ")
-            said.append(f"deadline {when} (kept until --deadline none)")
+            said.append(f"the deadline is {when}; --deadline none removes it")
         if self.costs:
             percent, _, each = self.costs.partition("/")
             what = f"{percent} % of the points" + (" for each day begun" if each else "")
-            said.append(f"late notebooks lose {what} (kept until --late-costs none)")
+            said.append(f"late notebooks lose {what}; --late-costs none removes this rule")
         if self.counts == LAST:
             said.append(
-                "of several files the last one counts, even if it is late (kept until --counts "
-                "in-time)"
+                "of several files the last one counts, even if it is late; --counts in-time "
+                "removes this rule"
             )
         return said
 

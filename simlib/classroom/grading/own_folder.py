@@ -62,7 +62,7 @@ class OwnFolder:
             )
         if found.st_mode & OTHERS_WRITE:
             raise NotOwn(
-                f"others can write to {self.path}: remove that right (chmod go-w), or name "
+                f"other accounts can write to {self.path}: remove that right (chmod go-w), or name "
                 "another folder"
             )
 

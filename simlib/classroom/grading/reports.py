@@ -101,8 +101,9 @@ def changed_in_tables(student, name, person):
     if not changed:
         return []
     return [
-        f"written as {' and '.join(changed)} in all tables, so that no spreadsheet runs or hides "
-        "it: correct this text before you import a table that finds students by it"
+        f"all tables show {' and '.join(changed)} in place of the original text, which a "
+        "spreadsheet could run or hide: correct this text before you import a table that finds "
+        "students by it"
     ]
 
 
@@ -168,7 +169,7 @@ def rows_of(report):
         notes = one["notes"] + [note for note in of_books if not note.endswith(": ")]
         notes += [f"{other['file']}: {other['reason']}" for other in one["other_files"]]
         by_hand = [
-            f"{b['exercise']} {q['question']}: by hand, before {q['override']['graded']:g}"
+            f"{b['exercise']} {q['question']}: set by hand, before {q['override']['graded']:g}"
             for b in books
             for q in b["questions"]
             if q["override"] and q["override"]["graded"] != q["points"]
@@ -364,10 +365,10 @@ def known_student(one, names):
 def check_points(one, exercise):
     """Refuse an override of a question that an exercise does not have, or of too many points."""
     if one.points is not None and not (math.isfinite(one.points) and one.points >= 0):
-        raise BadOverrides(f"{one.where}: points are a number of 0 or more")
+        raise BadOverrides(f"{one.where}: points must be a number of 0 or more")
     if not one.question:
         if one.points is not None:
-            raise BadOverrides(f"{one.where}: points need the name of a question")
+            raise BadOverrides(f"{one.where}: a line with points must name a question")
         return
     question = exercise.questions.get(one.question)
     if question is None:

@@ -118,7 +118,7 @@ def read_roster(path):
     if column is None:
         raise BadRoster(
             f"the roster {path} needs a column 'student' with the names of the students' folders, "
-            "or the numbers of the platform"
+            "or a column with the numbers of the platform"
         )
     people, mistakes = {}, []
     for line, row in rows:
@@ -160,8 +160,8 @@ def doubles(path, people):
             first = owners.setdefault(folded(text) if text else line, line)
             if people[first].student != one.student:
                 found.append(
-                    f"the roster {path}, lines {first} and {line}: two students have one {kind} "
-                    f"({text}): correct one of them"
+                    f"the roster {path}, lines {first} and {line}: two students have the same "
+                    f"{kind} ({text}): correct one of them"
                 )
     return found
 
@@ -233,7 +233,7 @@ def students_to_regrade(wanted, names, files):
     unknown = sorted(found - set(students))
     if unknown:
         raise ValueError(
-            f"nobody named {', '.join(unknown)} handed anything in; these did: {listed(students)}"
+            f"no student {', '.join(unknown)} handed anything in. These did: {listed(students)}"
         )
     return found
 
@@ -428,7 +428,8 @@ def claims_apart(files, roster):
             continue
         told = ", ".join(mine[0].file for mine in found.values())
         conflict = (
-            f"{len(found)} students claim to be {student}: {told}. All are graded: ask who is who"
+            f"{len(found)} students claim to be {student}: {told}. simlib graded all of them: ask "
+            f"who is {student}"
         )
         for mine in found.values():
             for one in mine:

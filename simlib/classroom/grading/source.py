@@ -72,7 +72,7 @@ def read_source(path, is_exercise):
 
     notebook = jupytext.reads(text, fmt="py:percent")
     if len(notebook.cells) != len(headers):
-        raise SourceError(f"{path}, line 1: text before the first {CELL_HEADER!r}")
+        raise SourceError(f"{path}, line 1: there is text before the first {CELL_HEADER!r}")
     for cell, line in zip(notebook.cells, headers, strict=True):
         cell.metadata = cell_metadata(cell.metadata)
         check_cell(cell, is_exercise, f"{path}, line {line}")
@@ -96,7 +96,7 @@ def check_markers(text, path):
             begun, opened = word, number
         elif word in begin_of:
             if begun != begin_of[word]:
-                raise SourceError(f"{where}: {word!r} without {begin_of[word]!r}")
+                raise SourceError(f"{where}: {word!r} has no {begin_of[word]!r} before it")
             begun = None
         elif line.startswith(CELL_HEADER) and begun:
             raise SourceError(f"{path}, line {opened}: {begun!r} is not closed within its cell")
@@ -147,10 +147,12 @@ def check_cell(cell, is_exercise, where):
     weight = course_of(cell, "weight")
     if weight is not None and (role not in ("check", "hidden") or not is_weight(weight)):
         raise SourceError(
-            f"{where}: weight={weight!r} is for check and hidden cells, a number >= 0"
+            f"{where}: weight={weight!r}: only check and hidden cells have a weight, a number >= 0"
         )
     if has_solution != (role == "answer"):
-        raise SourceError(f"{where}: role 'answer' and solution markers go together")
+        raise SourceError(
+            f"{where}: a cell has both role 'answer' and solution markers, or neither"
+        )
 
 
 def is_weight(value):

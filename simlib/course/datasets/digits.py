@@ -91,7 +91,8 @@ def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
     sizes = [tuple(part.tensors[0].shape[1:]) for part in (train, test)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"{folder} holds images of {sizes[0]} to train on and of {sizes[1]} to test"
+            f"the images in {folder} must have one shape, but those for training have {sizes[0]} "
+            f"and those for testing {sizes[1]}"
         )
     return train, test
 
@@ -139,7 +140,7 @@ def read_idx(path: Path) -> np.ndarray:
     shape = tuple(np.frombuffer(data[4:start], dtype=">u4").tolist())
     if math.prod(shape) != len(data) - start:
         raise ValueError(
-            f"{path} holds {len(data) - start:,} bytes of values, but its header promises "
+            f"{path} contains {len(data) - start:,} bytes of values, but the header says "
             f"{' x '.join(map(str, shape))}: the file is damaged, incomplete or too long"
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape).copy()
@@ -150,11 +151,13 @@ def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
     images, labels = read_idx(_found(images_path)), read_idx(_found(labels_path))
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise ValueError(
-            f"{images_path.name} holds an array of shape {images.shape} and {labels_path.name} one "
-            f"of shape {labels.shape}: expected (n, rows, columns) and (n,), n > 0"
+            f"{images_path.name} has the shape {images.shape}, and {labels_path.name} has "
+            f"{labels.shape}: expected are (n, rows, columns) and (n,) with n > 0"
         )
     if labels.max() > 9:
-        raise ValueError(f"{labels_path.name} holds the label {labels.max()}: expected 0 to 9")
+        raise ValueError(
+            f"{labels_path.name} contains the label {labels.max()}: labels must be 0 to 9"
+        )
     scaled = torch.from_numpy(images).to(torch.float32).unsqueeze(1) / 255
     return TensorDataset(scaled, torch.from_numpy(labels).to(torch.int64))
 
@@ -165,4 +168,4 @@ def _found(path: Path) -> Path:
         if candidate.exists():
             return candidate
     names = ", ".join(name for pair in IDX_FILES.values() for name in pair)
-    raise FileNotFoundError(f"{path} does not exist, nor does {path.name}.gz: MNIST is {names}")
+    raise FileNotFoundError(f"there is no {path}, and no {path.name}.gz: MNIST needs {names}")

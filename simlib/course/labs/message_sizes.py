@@ -105,7 +105,7 @@ ping_pong_lab = lab_of(draw_ping_pong, "sliders for latency, bandwidth and size"
 
 def _columns(points):
     """Bytes and seconds of the points, as arrays."""
-    wanted = "give a list of (nbytes, seconds), two or more, all numbers above 0"
+    wanted = "give two or more pairs (nbytes, seconds), with numbers above 0"
     try:
         table = np.array(points, dtype=float)
     except (TypeError, ValueError):
@@ -114,7 +114,7 @@ def _columns(points):
     if table.ndim != 2 or table.shape[1] != 2 or len(table) < 2 or not good.all():
         raise InvalidCallError(f"points has {table.tolist()!r}: {wanted}")
     if len(set(table[:, 0])) < 2:
-        raise InvalidCallError("points are all of one size: a line needs two sizes")
+        raise InvalidCallError("all points have the same size: a line needs two sizes")
     return table.T
 
 

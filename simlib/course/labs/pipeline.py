@@ -244,12 +244,14 @@ class _Pipeline(Layers):
         for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
             check_count(name, value)
             if value > most:
-                raise InvalidCallError(f"{name} is {value}: the picture has room for {most}")
+                raise InvalidCallError(
+                    f"{name} is {value}: the picture has room for at most {most}"
+                )
         super().check(*state)
         check_number("slow", slow, above=True)
         check_number("link", link)
         if inf in (slow, link):
-            raise InvalidCallError("the picture has no room for an infinite time")
+            raise InvalidCallError("slow and link must be finite")
         parts = v if schedule == "interleaved" else 1
         if schedule == "interleaved" and M % K:
             raise InvalidCallError(

@@ -465,10 +465,12 @@ def check_cluster(cluster):
     if cluster.rails % per_node:
         raise InvalidCallError(
             f"{per_node} ranks of a node share {cluster.rails} network "
-            f"card{'s' * (cluster.rails != 1)}: give each its own, rails={per_node}"
+            f"card{'s' * (cluster.rails != 1)}: give each rank its own card, rails={per_node}"
         )
     if not cluster.device.flops_per_s < float("inf"):
-        raise InvalidCallError("the cluster's device computes in zero time: give it flops_per_s")
+        raise InvalidCallError(
+            "the cluster's device computes in zero time: give the device flops_per_s"
+        )
     return cluster
 
 
@@ -621,7 +623,7 @@ def check_jobs(jobs):
     """Refuse jobs that are not a dict from names to `Training`."""
     if not jobs or not all(isinstance(job, Training) for job in jobs.values()):
         raise InvalidCallError(
-            "jobs must be a dict of labs.Training by their names, with at least one entry"
+            "jobs must be a dict from names to labs.Training, with at least one entry"
         )
 
 

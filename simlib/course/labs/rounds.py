@@ -255,8 +255,8 @@ class _Rounds(Layers):
         last = len(steps_of(algorithm, n).rounds)
         if rounds_done not in range(last + 1):
             raise InvalidCallError(
-                f"rounds_done is {rounds_done!r}: {NAMES[algorithm]} on {n} ranks "
-                f"has rounds 1 to {last}, and 0 is before them"
+                f"rounds_done is {rounds_done!r}: give a number from 0 to {last}, because "
+                f"{NAMES[algorithm]} on {n} ranks has {last} rounds"
             )
 
     def tie(self, widgets):

@@ -310,9 +310,9 @@ class _Staleness(Layers):
         check_above_zero(slow=slow, rate=rate)
         check_number("message", message)
         if n_fetch > GRADIENTS:
-            raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has {GRADIENTS} gradients")
+            raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has room for {GRADIENTS}")
         if inf in (slow, rate, message):
-            raise InvalidCallError("the picture has no room for an infinite number")
+            raise InvalidCallError("slow, rate and message must be finite")
 
     def background(self):
         figure = Picture(figsize=(9.0, 4.1), dpi=DPI, facecolor=PAPER)

@@ -93,7 +93,7 @@ def _window(name, run, step):
     least = min(map(len, starts))
     if not 0 <= step < least:
         raise InvalidCallError(
-            f"{name} has {least} pieces of work called 'forward' on each rank: no step {step}"
+            f"{name} has {least} pieces of work called 'forward' on each rank, so no step {step}"
         )
     ends = [own[step + 1] for own in starts if step + 1 < len(own)]
     return min(own[step] for own in starts), min(ends, default=run.trace.end_s)

@@ -58,7 +58,7 @@ def simulate_sizes(
     """
     sizes, slow = list(sizes), list(slow)
     if not sizes or not slow:
-        raise InvalidCallError("a lab needs at least one world size and one slowness")
+        raise InvalidCallError("give at least one value of sizes, and one of slow")
     for factor in slow:
         check_number("slow", factor, above=True)
     runs = {}
