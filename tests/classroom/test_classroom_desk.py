@@ -216,7 +216,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder
     [
         (made_a_link, "is a link"),
         pytest.param(given_away, "belongs to another account", marks=as_root),
-        (open_to_others, "others can write to"),
+        (open_to_others, "other accounts can write to"),
     ],
 )
 def test_a_folder_that_others_decide_on_is_refused(three, tmp_path, name, become, words):

@@ -192,7 +192,7 @@ def test_nobody_else_takes_the_user_ids_of_graders(tmp_path, monkeypatch):
         assert uid >= sandbox.FIRST_UID
     monkeypatch.setattr(sandbox, "TAKEN", tmp_path)
     tmp_path.chmod(0o777)
-    with pytest.raises(NotOwn, match="others can write"):
+    with pytest.raises(NotOwn, match="other accounts can write"):
         sandbox.own_user().__enter__()
 
 

@@ -164,7 +164,7 @@ ANSWER = '# %% role="answer" question="q"\n'
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        (ANSWER + "### END SOLUTION\n", "line 2: '### END SOLUTION' without"),
+        (ANSWER + "### END SOLUTION\n", "line 2: '### END SOLUTION' has no"),
         (ANSWER + "### BEGIN SOLUTION\n", "line 2: '### BEGIN SOLUTION' is not closed"),
         (
             ANSWER + "### BEGIN SOLUTION\n# %%\n### END SOLUTION\n",

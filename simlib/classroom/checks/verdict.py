@@ -267,7 +267,7 @@ def guess(yours: object, right: object, *, within: float = 0.0, of: Sequence = (
     >>> guess(12, 12)
     Your guess is right: 12.
     >>> guess(6, 12)
-    Your guess was 6. The right value is 12: 2 times your guess.
+    Your guess was 6. The right value is 12. This is 2 times your guess.
     >>> guess(11.5, 12, within=0.1)
     Your guess of 11.5 is near enough. The right value is 12.
     >>> guess("Rank 0", "rank 1", of=("rank 0", "rank 1"))

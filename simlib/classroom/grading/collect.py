@@ -107,7 +107,7 @@ def read(files, exercises, roster):
             closed.add(owner)
             one.exercise = None
             one.unreadable = (
-                f"simlib reads only {MAX_NOTEBOOKS:,} notebooks, and this is a later one"
+                f"simlib reads only the first {MAX_NOTEBOOKS:,} notebooks, not this one"
             )
             notebooks.append(one)
     return notebooks, others

@@ -39,7 +39,7 @@ def main(names):
         and (why := _complaint_without_data(program, simulate))
     ]
     print(*failed, sep="\n", end="\n" if failed else "")
-    print(f"{len(chosen)} programs ran on both engines, {len(failed) or 'none'} failed")
+    print(f"{len(chosen)} programs, both engines: {len(failed) or 'none'} failed")
     return int(bool(failed) or not chosen)
 
 
