@@ -164,8 +164,8 @@ def test_who_handed_in_other_files_only_is_told_so(desk, monkeypatch):
     desk.grade(code=1)
     notes = {student: row["notes"] for student, row in desk.rows().items()}
     assert notes["student_01"] == ""
-    assert "but all.zip, x.py" in notes["student_02"]
-    assert "but a folder that cannot be opened" in notes["student_03"]
+    assert "only all.zip, x.py" in notes["student_02"]
+    assert "only a folder that cannot be opened" in notes["student_03"]
 
 
 def test_a_file_that_the_grader_may_not_read_is_no_0(three, monkeypatch):
@@ -488,7 +488,7 @@ def test_a_deadline_is_kept_until_it_is_taken_away(three):
     for words in (["--deadline", "2030-01-01"], [], ["--deadline", "none"], []):
         said = three.grade(*words).out
         late.append({one: row["late"] for one, row in three.rows().items() if row["late"]})
-        assert ("deadline 2030-01-01 00:00" in said) == bool(late[-1])
+        assert ("deadline is 2030-01-01 00:00" in said) == bool(late[-1])
         assert "notebooks are late" not in said
     assert late == [{"student_02": "04_collectives"}] * 2 + [{}, {}]
 
