@@ -29,10 +29,10 @@ def main(names):
     """Test under each MPI, also after one has failed; 0 where all passed."""
     unknown = set(names) - set(ENVIRONMENTS)
     if unknown:
-        print(f"no environment {', '.join(sorted(unknown))}: there are {', '.join(ENVIRONMENTS)}")
+        print(f"unknown: {', '.join(sorted(unknown))}. Choose from {', '.join(ENVIRONMENTS)}")
         return 2
     if " " in str(FOLDER):
-        print(f"an MPI in {FOLDER} does not start over ssh: take a folder without a space")
+        print(f"MPI cannot start over ssh in {FOLDER}: use a folder without a space")
         return 2
     pythons = {name: made(name) for name in names or ENVIRONMENTS}
     verdicts = []

@@ -42,7 +42,7 @@ def main(names):
     """Try each, also after one has failed; 0 where nothing failed."""
     wrong = [name for name in names if not re.fullmatch(r"\d+\.\d+/\d+\.\d+\.\d+", name)]
     if wrong:
-        print(f"{', '.join(wrong)}: say python/torch, as in 3.13/2.15.0")
+        print(f"{', '.join(wrong)}: write python/torch, as in 3.13/2.15.0")
         return 2
     rows = []
     for name in names or TRIED:

@@ -189,11 +189,13 @@ def main():
     """The command line."""
     parser = argparse.ArgumentParser(description="Measure a package.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "simlib")
-    parser.add_argument("--walks", action="store_true", help="also trips through simlib's files")
+    parser.add_argument(
+        "--walks", action="store_true", help="also list the files of simlib that calls pass through"
+    )
     options = parser.parse_args()
     folder = options.folder.resolve()
     if not (folder / "__init__.py").is_file():
-        parser.error(f"{options.folder} is no package: it has no __init__.py")
+        parser.error(f"{options.folder} is not a package: there is no __init__.py")
     print(*describe(measure(folder)), sep="\n")
     if options.walks:
         import walks

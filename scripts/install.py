@@ -49,15 +49,15 @@ SENTENCES = [
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|SSLError",
-        "The network's certificate was not accepted: if there is a proxy, tell pip its"
+        "pip did not accept the network's certificate. If there is a proxy, name the proxy's"
         " certificate with PIP_CERT=/path/to/file.pem, and run the command again.",
     ),
     (
         r"NewConnectionError|NameResolutionError|Temporary failure in name resolution"
         r"|Failed to establish a new connection|Network is unreachable|Connection refused"
         r"|Connection reset|ConnectTimeout|ReadTimeout|Read timed out|ProxyError",
-        "The network does not answer: the packages could not be downloaded. Run the command again"
-        " when it does; what has been downloaded is kept.",
+        "The network does not answer, so pip could not download the packages. Run the command"
+        " again when the network works. pip keeps the packages that it has downloaded.",
     ),
     (
         r"No matching distribution found for (?P<package>[\w.-]+)",
@@ -106,11 +106,9 @@ def explain(output):
         found = re.search(pattern, output)
         if found:
             return sentence.format(python=VERSION, **found.groupdict())
-    lines = [line for line in output.splitlines() if line.strip()] or ["(it said nothing)"]
+    lines = [line for line in output.splitlines() if line.strip()] or ["pip said nothing"]
     errors = [line for line in lines if "ERROR" in line] or lines
-    return (
-        f"pip could not install the course: {errors[-1].strip()} (all its complaints are in {LOG})"
-    )
+    return f"pip could not install the course: {errors[-1].strip()} (see {LOG} for all it printed)"
 
 
 def make_venv(venv):
@@ -153,7 +151,7 @@ def pip_install(python, *arguments):
                 _, complaints = process.communicate(timeout=STILL_AT_WORK_S)
             except subprocess.TimeoutExpired:
                 waited_s += STILL_AT_WORK_S
-                say(f"Still at work, for {waited_s / 60:.0f} min.")
+                say(f"Still at work after {waited_s / 60:.0f} min.")
     finally:
         process.kill()
         process.wait()
@@ -172,7 +170,7 @@ def write_checks():
         try:
             exercise.write_checks(ROOT)
         except (exercise.SourceError, SyntaxError) as error:  # a teacher is in the midst of one
-            say(f"The checks of exercises stay as they are: {error}")
+            say(f"The checks of exercises were not built again: {error}")
 
 
 def install():
@@ -188,7 +186,7 @@ def install():
     else:
         if VENV.exists():
             say("The last install was not finished: starting again.")
-        say("Installing the course into .venv, once: about 1.6 GB. Your network sets the pace.")
+        say("Installing the course into .venv (1.6 GB). Your network decides how long this takes.")
         make_venv(VENV)
     pip_install(python, "-e", with_extras(FOR_LEARNERS), "-c", "constraints.txt")
     STAMP.write_text(stamp)
@@ -212,7 +210,7 @@ def alone():
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        say("Another install of this course is at work: waiting for its end.")
+        say("Another install of this course is running. Waiting until it ends.")
         fcntl.flock(folder, fcntl.LOCK_EX)
     except OSError:
         pass  # a filesystem without locks
@@ -257,7 +255,7 @@ def main(arguments):
         extras = [argument.removeprefix("--") for argument in arguments]
         unknown = [name for name in extras if name not in EXTRAS]
         if unknown:
-            raise InstallError(f"{unknown[0]} is no extra: there are {', '.join(EXTRAS)}.")
+            raise InstallError(f"{unknown[0]} is not an extra. The extras are {', '.join(EXTRAS)}.")
         with alone():
             for extra in extras:
                 install_extra(extra)
@@ -270,7 +268,7 @@ def main(arguments):
         print(explain(str(error)), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nStopped. The next call starts again.", file=sys.stderr)
+        print("\nStopped. Run the command again to go on.", file=sys.stderr)
         return 130
     return 0
 

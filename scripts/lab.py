@@ -98,7 +98,7 @@ def invitation(server, display):
     """What a learner reads once the server is there: its address, token included."""
     page = server.local_url.partition("?")[0]
     lines = [
-        "Your browser opens; if it does not, this is the address:"
+        "Your browser should open. If it does not, open this address:"
         if display
         else "Open this address in a browser:",
         "",
@@ -107,7 +107,7 @@ def invitation(server, display):
     ]
     if not display:
         lines.append(
-            "From another computer, first make a way to this one:"
+            "To open it from another computer, first run there:"
             f" ssh -L {server.port}:127.0.0.1:{server.port} this-computer"
         )
     return "\n".join([*lines, "Ctrl-C here stops the course."])
@@ -119,7 +119,7 @@ def main(further):
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         return f"PORT={port} is not a port: choose a number from 1024 to 65535."
     if port and port_is_taken(int(port)):
-        return f"Port {port} is taken by another program: choose another, PORT={int(port) + 1}."
+        return f"Another program uses port {port}: choose another port, as in PORT={int(port) + 1}."
     write_checks()
     settle_in()
     print("Starting JupyterLab.", flush=True)

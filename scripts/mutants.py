@@ -281,15 +281,17 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(description="Break simlib; record which tests notice.")
     parser.add_argument(
-        "tests", nargs="+", help="names of test files, without test_ and .py; patterns, too"
+        "tests", nargs="+", help="names or patterns of test files, without test_ and .py"
     )
     parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--like", type=Path, help="a JSON file whose mutants to try again")
+    parser.add_argument("--like", type=Path, help="try the mutants of this JSON file again")
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=4, help="at most so many of a test function")
-    parser.add_argument("--budget", type=float, default=30, help="seconds of tests a mutant")
+    parser.add_argument(
+        "--cases", type=int, default=4, help="run at most this many cases of a test function"
+    )
+    parser.add_argument("--budget", type=float, default=30, help="seconds of tests for each mutant")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder).resolve() / "checkout"

@@ -207,7 +207,7 @@ def wait_until(what):
     end_s = time.monotonic() + LIMIT_S
     while not what():
         if time.monotonic() > end_s:
-            raise TimeoutError("it takes too long")
+            raise TimeoutError(f"the awaited event did not happen in {LIMIT_S} s")
         time.sleep(0.02)
 
 

@@ -44,7 +44,7 @@ def version_and_date(root=ROOT):
     if not said == cited == changed:
         raise Refused(
             f"pyproject.toml says {said}, CITATION.cff {cited}, CHANGELOG.md {changed}: "
-            "they have to name the same version"
+            "these files must name the same version"
         )
     return said, newest["when"] if DATE.fullmatch(newest["when"]) else None
 
@@ -54,16 +54,16 @@ def refuse_changes(root=ROOT):
     asked = ["git", "-C", str(root), "status", "--porcelain"]
     changed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")
     if changed[0]:
-        raise Refused(f"{changed[0][3:]} is not committed: a release is made of a commit")
+        raise Refused(f"{changed[0][3:]} is not committed: a release is built from a commit")
 
 
 def make_wheel():
     """The wheel and the source distribution, tried."""
     code = try_wheel.main([])
     if code == try_wheel.UNTRIED:
-        raise Refused("the wheel could not be tried, as the network does not answer")
+        raise Refused("the wheel could not be tried, because the network does not answer")
     if code:
-        raise Refused("the wheel does not do what it should: see above")
+        raise Refused("a test of the wheel failed: see above")
     for path in (try_wheel.FOLDER / "dist").iterdir():
         shutil.copy(path, DIST)
 

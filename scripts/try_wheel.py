@@ -64,7 +64,7 @@ def main(arguments):
         no_solutions_in(wheel)
         python = installed(folder / "venv", wheel)
         if python is None:
-            print("untried: pip could not install it")
+            print("untried: pip could not install the wheel")
             return UNTRIED
         print_sizes(python, wheel)
         shutil.copy(Path(__file__).with_name("tried_wheel.py"), work / "program.py")
@@ -100,7 +100,7 @@ def no_solutions_in(wheel):
             if name.endswith("grading/source.py"):  # which knows the markers
                 continue
             if any(f"### {word}\n" in text for word in NOT_FOR_STUDENTS):
-                raise Failed(f"{name} of the wheel holds a solution")
+                raise Failed(f"{name} in the wheel contains a solution")
 
 
 def installed(venv, wheel):
@@ -134,7 +134,9 @@ def step(name, command, folder, code=0, says="", shown=True):
     if done.returncode != code and NO_NETWORK.search(said):
         raise Unreachable
     if done.returncode != code or says not in said:
-        raise Failed(f"{name}: exit code {done.returncode}, and {says!r} is wanted in its words")
+        raise Failed(
+            f"{name} ended with exit code {done.returncode}; its output must contain {says!r}"
+        )
     print(f"== {name}: {time.monotonic() - begun:.0f} s\n", flush=True)
 
 

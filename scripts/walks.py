@@ -254,7 +254,7 @@ def main():
     parser.add_argument("trips", nargs="*", metavar="trip", help=", ".join(TRIPS))
     options = parser.parse_args()
     if unknown := set(options.trips) - set(TRIPS):
-        parser.error(f"no such trip: {', '.join(sorted(unknown))}; choose from {', '.join(TRIPS)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(TRIPS)}")
     for line in describe(Path(__file__).resolve().parent.parent / "simlib", options.trips or TRIPS):
         print(line, flush=True)
 

@@ -158,7 +158,7 @@ FAILURES = [
      "ERROR: No matching distribution found for torch==2.13.0", "The network does not answer"),
     ("pip", "socket.gaierror: Temporary failure in name resolution", "The network does not answer"),
     ("pip", "ReadTimeoutError: Read timed out.", "The network does not answer"),
-    ("pip", "SSL: CERTIFICATE_VERIFY_FAILED", "The network's certificate was not accepted"),
+    ("pip", "SSL: CERTIFICATE_VERIFY_FAILED", "pip did not accept the network's certificate"),
     ("pip", "ERROR: No matching distribution found for torch==2.13.0",
      "There is no torch for this Python"),
     ("pip", "ERROR: something nobody has seen", "ERROR: something nobody has seen"),
@@ -235,12 +235,14 @@ def test_a_pip_that_takes_long_is_told_to_be_at_work(tmp_path, monkeypatch, capf
     monkeypatch.setattr(install, "STILL_AT_WORK_S", 0.1)
     install.pip_install(write_script(tmp_path / "python", "#!/bin/sh\nsleep 0.5\necho done\n"))
     told = capfd.readouterr().out.splitlines()
-    assert told[0] == "Still at work, for 0 min." and "done" in told
+    assert told[0] == "Still at work after 0 min." and "done" in told
 
 
 def test_an_extra_that_is_not_there_is_said(capsys):
     assert install.main(["--help"]) == 1
-    assert capsys.readouterr().err == "help is no extra: there are dev, frameworks, book.\n"
+    assert (
+        capsys.readouterr().err == "help is not an extra. The extras are dev, frameworks, book.\n"
+    )
 
 
 def test_each_extra_is_everybodys_or_can_be_asked_for_by_make():

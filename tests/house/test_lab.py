@@ -52,7 +52,7 @@ def test_a_port_that_is_none_or_is_taken(monkeypatch):
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setenv("PORT", str(port))
-        taken = f"Port {port} is taken by another program: choose another, PORT={port + 1}."
+        taken = f"Another program uses port {port}: choose another port, as in PORT={port + 1}."
         assert lab.main([]) == taken
 
 

@@ -33,7 +33,7 @@ def test_a_version_has_a_date_once_it_is_released(checkout, heading, date):
     "said", [{"citation": "1.1.0"}, {"pyproject": "1.3.0"}, {"heading": "1.1.0, 2026-01-01"}]
 )
 def test_three_files_name_the_same_version(checkout, said):
-    with pytest.raises(release.Refused, match="have to name the same version"):
+    with pytest.raises(release.Refused, match="must name the same version"):
         release.version_and_date(checkout(**said))
 
 

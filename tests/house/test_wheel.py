@@ -15,7 +15,9 @@ def wheel_with(path, text):
 def test_a_wheel_with_a_solution_is_refused(tmp_path):
     try_wheel.no_solutions_in(wheel_with(tmp_path / "a.whl", "# %% 02.1 running_total\n"))
     wrong = wheel_with(tmp_path / "b.whl", "### BEGIN SOLUTION\nx\n### END SOLUTION\n")
-    with pytest.raises(try_wheel.Failed, match="02_send_and_recv.py of the wheel holds a solution"):
+    with pytest.raises(
+        try_wheel.Failed, match="02_send_and_recv.py in the wheel contains a solution"
+    ):
         try_wheel.no_solutions_in(wrong)
 
 
