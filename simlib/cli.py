@@ -106,15 +106,9 @@ def _parser():
         description="Measure single operations on the GPU of this machine, or on its CPU, and "
         "write a file for simlib.Device.measured. Nothing else should run meanwhile.",
     )
-    card.add_argument(
-        "--out", default="card.json", metavar="FILE", help="file to write (card.json)"
-    )
-    card.add_argument(
-        "--device", choices=("cuda", "cpu"), help="device to measure (cuda if there is a GPU)"
-    )
-    card.add_argument(
-        "--time", type=float, default=110, metavar="S", help="seconds to measure (110)"
-    )
+    card.add_argument("--out", default="card.json", metavar="FILE", help="output (card.json)")
+    card.add_argument("--device", choices=("cuda", "cpu"), help="device (cuda if there is a GPU)")
+    card.add_argument("--time", type=float, default=110, metavar="S", help="seconds to use (110)")
     card.set_defaults(command=_card)
     diagnose = commands.add_parser(
         "diagnose",

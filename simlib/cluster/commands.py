@@ -124,9 +124,7 @@ def _add_submit(commands):
     parser.add_argument("--backend", default="gloo", metavar="NAME", help=BACKEND)
     parser.add_argument("--stage", action="store_true", help=STAGE)
     _add(parser, FOR_RANKS)
-    parser.add_argument(
-        "--folder", default=JOBS, metavar="F", help=f"{FOLDER}; all hosts must see it"
-    )
+    parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}; hosts must see it")
     parser.add_argument("--follow", action="store_true", help="then do what `simlib follow` does")
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
@@ -376,9 +374,7 @@ def _no_such_job(options):
     if not names:
         known = "`simlib jobs` lists the jobs, --folder names another place"
     else:
-        known = (
-            f"did you mean {names[0]}?" if len(names) == 1 else f"there are {', '.join(names[:5])}"
-        )
+        known = f"try {' or '.join(names[:5])}"
     return f"there is no job {options.job} in {options.folder}: {known}"
 
 

@@ -170,7 +170,7 @@ def test_nobody_guessed_and_nothing_is_said(capsys, right):
             36,
             12,
             {},
-            "Your guess was 36. The right value is 12. Your guess is 3 times the right value.",
+            "Your guess was 36. The right value is 12. Your guess is 3 times that.",
         ),
         (0, 12, {}, "Your guess was 0. The right value is 12."),
         (-6, 12, {}, "Your guess was -6. The right value is 12."),

@@ -705,7 +705,7 @@ def test_folders_and_notes_put_no_formula_into_a_table(desk):
             assert not [part for part in parts if re.match("[=+@\uff1d]|-\\d", part)]
     rows = table("report/report.csv")
     assert ["a;'=1+1;b", "'=4"] in [row[:2] for row in rows]
-    assert rows[1][-2].startswith("all tables show a;'=1+1;b and '=4 in place of")
+    assert rows[1][-2].startswith("all tables show a;'=1+1;b and '=4, because")
 
 
 def test_names_of_pages_keep_letters_of_any_script(three):

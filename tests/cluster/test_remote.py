@@ -133,7 +133,7 @@ def far_side(words):
         ),
         (
             "echo 'No module named simlib.cluster.batch.remote' >&2; exit 1",
-            "/far/python on login cannot load the same simlib .*install the same environment",
+            "/far/python on login cannot load this simlib .*install the same environment",
             False,
         ),
         ("echo Welcome; exit 3", r"the remote side on login has ended \(exit code 3\)", False),

@@ -233,7 +233,7 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
         (laptop.to(mpiexec, python="/no/python"), "login has no Python /no/python: name the one"),
         (
             laptop.to(mpiexec, python=["/usr/bin/env", "python3"]),
-            "/usr/bin/env python3 on login cannot load the same simlib .*with python=",
+            "/usr/bin/env python3 on login cannot load this simlib .*with python=",
         ),
         (laptop.to(simlib.Slurm(nodes=9)), "the queue has refused the job: the job asks for more"),
     ):

@@ -90,11 +90,11 @@ def test_images_and_labels_that_differ_in_number_are_refused(tmp_path):
 def test_images_of_two_sizes_none_and_strange_labels_are_refused(tmp_path):
     write_mnist(tmp_path)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.array([1, 2, 12, 3], dtype=np.uint8))
-    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte contains the label 12"):
+    with pytest.raises(ValueError, match="t10k-labels-idx1-ubyte has the label 12"):
         digits.load_mnist(tmp_path)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(4, dtype=np.uint8))
     write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((4, 20, 20), dtype=np.uint8))
-    with pytest.raises(ValueError, match=r"\(1, 28, 28\) and those for testing \(1, 20, 20\)"):
+    with pytest.raises(ValueError, match=r"\(1, 28, 28\) for training, but \(1, 20, 20\)"):
         digits.load_mnist(tmp_path)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(0, dtype=np.uint8))
     write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((0, 28, 28), dtype=np.uint8))

@@ -178,7 +178,7 @@ ANSWER = '# %% role="answer" question="q"\n'
         (ANSWER + "### BEGIN SOLVING\n", "line 2: did you mean"),
         (ANSWER + "### begin solution\n", "line 2: did you mean"),
         (ANSWER + "#END_SOLUTION\n", "line 2: did you mean"),
-        (ANSWER + "x = 1\n", "line 1: a cell has both role 'answer' and solution"),
+        (ANSWER + "x = 1\n", "line 1: use role 'answer' and solution"),
         ('# %% role="check" question="q" weight=-1\n', "line 1: weight=-1: only check and"),
         ('# %% role="setup" weight=1\n', "line 1: weight=1: only check and hidden cells"),
         (
@@ -189,7 +189,7 @@ ANSWER = '# %% role="answer" question="q"\n'
             ANSWER + "### BEGIN BROKEN\n### END BROKEN\n",
             "line 1: this broken program has no solution",
         ),
-        ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: a cell has both role"),
+        ("# %%\n### BEGIN SOLUTION\n### END SOLUTION\n", "line 1: use role 'answer'"),
         ('# %% role="teacher" question="q"\n', "line 1: role 'teacher' is not one of"),
         ('# %% role="check"\n', "line 1: a cell with role 'check' needs question="),
         ('# %% role="check" question="a b"\n', "line 1: question 'a b' may contain"),

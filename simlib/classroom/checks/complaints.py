@@ -74,9 +74,7 @@ def run_answer(answer: Callable, by_rank: Sequence[tuple], start: Callable) -> t
     inputs = keep_returned(run)
     for rank in silent:
         if rank not in run.deaths:
-            raise SimlibError(
-                f"rank {rank} {NO_RESULT}: the run ended before the rank returned", run=run
-            )
+            raise SimlibError(f"rank {rank} {NO_RESULT}: the run ended before it returned", run=run)
     return run, inputs
 
 

@@ -304,9 +304,7 @@ def how_far(mine: float, other: float) -> str:
         return ""
     if 1.5 <= other / mine < math.inf:
         return f". This is {other / mine:.3g} times your guess"
-    return (
-        f". Your guess is {mine / other:.3g} times the right value" if mine / other >= 1.5 else ""
-    )
+    return f". Your guess is {mine / other:.3g} times that" if mine / other >= 1.5 else ""
 
 
 def number_of(value: Any) -> float | None:

@@ -74,18 +74,13 @@ def add_grade(commands):
         "submissions", help="a folder with a folder per student, a folder of files, or a zip"
     )
     parser.add_argument("--out", metavar="F", help="folder to write to (report)")
-    parser.add_argument(
-        "--roster", metavar="CSV", help="list of the class; a student without a file gets 0 points"
-    )
+    parser.add_argument("--roster", metavar="CSV", help="class list; no file gives 0 points")
     parser.add_argument(
         "--overrides",
         metavar="CSV",
-        help="points and comments that you set by hand, in the columns student, exercise, "
-        "question, points, comment",
+        help="table of what you set by hand: student, exercise, question, points, comment",
     )
-    parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="notebooks to grade at once (2)"
-    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="notebooks at once (2)")
     parser.add_argument(
         "--only",
         action="append",
@@ -116,20 +111,15 @@ def add_grade(commands):
         "--exercise", action="append", metavar="NN", help="grade these exercises only"
     )
     parser.add_argument(
-        "--exercises",
-        default=str(EXERCISES),
-        metavar="F",
-        help="folder with the sources of the exercises",
+        "--exercises", default=str(EXERCISES), metavar="F", help="folder of exercise sources"
     )
     parser.add_argument(
         "--time",
         type=float,
         metavar="S",
-        help="time limit of a notebook in seconds (240); a longer one gives each cell more",
+        help="time limit of a notebook in seconds (240); a longer limit gives each cell more time",
     )
-    parser.add_argument(
-        "--memory", type=int, metavar="MB", help="memory limit of a notebook in MB (4096)"
-    )
+    parser.add_argument("--memory", type=int, metavar="MB", help="memory limit in MB (4096)")
     parser.add_argument(
         "--sandbox",
         choices=["bubblewrap", "podman", "docker"],

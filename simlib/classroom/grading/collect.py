@@ -106,9 +106,7 @@ def read(files, exercises, roster):
         elif owner not in closed:
             closed.add(owner)
             one.exercise = None
-            one.unreadable = (
-                f"simlib reads only the first {MAX_NOTEBOOKS:,} notebooks, not this one"
-            )
+            one.unreadable = f"only the first {MAX_NOTEBOOKS:,} notebooks are read, not this one"
             notebooks.append(one)
     return notebooks, others
 

@@ -373,9 +373,7 @@ def handout(root, target):
     """
     root, target = Path(root), Path(target)
     if not exercise_files(root / "exercises", ".ipynb"):
-        raise CannotHandOut(
-            f"{root} has no exercises to hand out: work in a checkout of the course"
-        )
+        raise CannotHandOut(f"{root} has no exercises to hand out: use a checkout of the course")
     if target.suffix == ".zip":
         with tempfile.TemporaryDirectory() as above:
             folder = Path(above) / target.stem
@@ -446,9 +444,7 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
         lines.append(f"not written: {needs}")
     lines += rules.sentences() + all_late(students)
     lines += of_failed_grader(students)
-    lines.append(
-        f"--seed {report['seed']} repeats these hidden tests. The results are in {folder}/"
-    )
+    lines.append(f"--seed {report['seed']} repeats these hidden tests. See {folder}/")
     return "\n".join(map(one_line, lines))
 
 

@@ -101,9 +101,8 @@ def changed_in_tables(student, name, person):
     if not changed:
         return []
     return [
-        f"all tables show {' and '.join(changed)} in place of the original text, which a "
-        "spreadsheet could run or hide: correct this text before you import a table that finds "
-        "students by it"
+        f"all tables show {' and '.join(changed)}, because a spreadsheet could run or hide the "
+        "original: correct it before you import a table that finds students by this text"
     ]
 
 

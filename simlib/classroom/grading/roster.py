@@ -428,8 +428,7 @@ def claims_apart(files, roster):
             continue
         told = ", ".join(mine[0].file for mine in found.values())
         conflict = (
-            f"{len(found)} students claim to be {student}: {told}. simlib graded all of them: ask "
-            f"who is {student}"
+            f"{len(found)} students claim to be {student}: {told}. All are graded: ask who is who"
         )
         for mine in found.values():
             for one in mine:

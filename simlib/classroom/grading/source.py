@@ -150,9 +150,7 @@ def check_cell(cell, is_exercise, where):
             f"{where}: weight={weight!r}: only check and hidden cells have a weight, a number >= 0"
         )
     if has_solution != (role == "answer"):
-        raise SourceError(
-            f"{where}: a cell has both role 'answer' and solution markers, or neither"
-        )
+        raise SourceError(f"{where}: use role 'answer' and solution markers together")
 
 
 def is_weight(value):

@@ -470,9 +470,7 @@ class JobOutcome:
         doctor = doctor_for(self._about.get("hosts"), self._folder.path.parent)
         sentence, line = cause_in(self._launcher_said() + self.queue.words(), doctor)
         if shutil.disk_usage(self._folder.path).free < FULL_BYTES:
-            sentence = (
-                "the filesystem of the job's folder is full: free space, or use another folder"
-            )
+            sentence = "the filesystem of the job's folder is full: free space, or set folder=..."
         sentence = sentence or mute_hosts(self._folder) or state.get("words")
         if sentence is None:
             who = ranks_in_words(missing) if missing else "the ranks"

@@ -221,9 +221,7 @@ def _answer(method: Callable[[dict, bytes], Answer], message: dict, body: bytes)
     except Exception as error:
         traceback.print_exc()
         where = os.uname().nodename
-        return {
-            "error": f"{where} could not do what simlib asked ({type(error).__name__}: {error})"
-        }, b""
+        return {"error": f"{where} could not answer ({type(error).__name__}: {error})"}, b""
 
 
 if __name__ == "__main__":

@@ -234,9 +234,8 @@ class Line:
             )
         if re.search(NO_SIMLIB, said):
             return (
-                f"{python} on {self.host} cannot load the same simlib as here "
-                f"({said.splitlines()[-1]}): install the same environment there, and name its "
-                "Python with python=..."
+                f"{python} on {self.host} cannot load this simlib ({said.splitlines()[-1]}): "
+                "install the same environment there, and name its Python with python=..."
             )
         if re.search(NO_PYTHON, said, re.MULTILINE):
             return (

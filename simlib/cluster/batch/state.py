@@ -164,10 +164,7 @@ class JobState:
                     "job's ranks may still be running: job.cancel() ends them"
                 )
         elif time.time() - self._submitted > START_S:
-            return (
-                "the job was never started, perhaps because the notebook's kernel ended during "
-                "submit: submit the job again"
-            )
+            return "the job was never started: did the notebook's kernel end during submit?"
         return None
 
 

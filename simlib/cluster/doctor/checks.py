@@ -81,8 +81,7 @@ def server(facts, host):
     said = facts.refused.get(host, "")
     if re.search(r"refused|timed out|No route|unreachable|^no answer", said):
         sentence, line = _said(facts, host)
-        return wrong(f"{sentence or f'no answer: {OVERLOADED}'}"
-                     f" ({line})")  # fmt: skip
+        return wrong(f"{sentence or f'no answer: {OVERLOADED}'} ({line})")
     return well("an ssh server answers")
 
 
@@ -183,9 +182,7 @@ def mpi(facts, host):
         )
     mine, theirs = (_mpi_version(of["mpi"]["version"]) for of in (facts.here, facts.on(host)))
     if mine != theirs:
-        return wrong(
-            f"the MPI there is {theirs}, but {mine} here: install the same MPI on all hosts"
-        )
+        return wrong(f"the MPI there is {theirs}, but {mine} here: install the same MPI there")
     proxy = mpi_named(facts.mpi).proxy
     if proxy and facts.hosts and facts.here["mpi"]["proxy"] > found["proxy"]:
         return wrong(
@@ -348,11 +345,7 @@ def ping_pong(facts):
     run = facts.together
     pairs = _of(run, "pair")
     if run["code"] == 0 and pairs:
-        return well(
-            f"pairs measured: {len(pairs)}; the table lists them"
-            if facts.hosts
-            else describe(pairs[0])
-        )
+        return well(f"pairs measured: {len(pairs)}" if facts.hosts else describe(pairs[0]))
     if run["code"] is None:
         return wrong(
             f"the measurement did not end in {LIMIT_S} s after {len(pairs)} pairs, although small "

@@ -91,8 +91,7 @@ def load_mnist(folder: str | Path) -> tuple[TensorDataset, TensorDataset]:
     sizes = [tuple(part.tensors[0].shape[1:]) for part in (train, test)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"the images in {folder} must have one shape, but those for training have {sizes[0]} "
-            f"and those for testing {sizes[1]}"
+            f"{folder} has images of shape {sizes[0]} for training, but {sizes[1]} for tests"
         )
     return train, test
 
@@ -155,9 +154,7 @@ def _dataset(images_path: Path, labels_path: Path) -> TensorDataset:
             f"{labels.shape}: expected are (n, rows, columns) and (n,) with n > 0"
         )
     if labels.max() > 9:
-        raise ValueError(
-            f"{labels_path.name} contains the label {labels.max()}: labels must be 0 to 9"
-        )
+        raise ValueError(f"{labels_path.name} has the label {labels.max()}: labels are 0 to 9")
     scaled = torch.from_numpy(images).to(torch.float32).unsqueeze(1) / 255
     return TensorDataset(scaled, torch.from_numpy(labels).to(torch.int64))
 

@@ -205,9 +205,7 @@ class _BreakEven(Layers):
         check_above_zero(**dict(zip(Work._fields[:4], work, strict=False)))
         check_count("ranks", work.ranks, low=2)
         if work.ranks > MAX_RANKS:
-            raise InvalidCallError(
-                f"ranks is {work.ranks}: the map shows at most {MAX_RANKS:,} ranks"
-            )
+            raise InvalidCallError(f"ranks is {work.ranks}: give at most {MAX_RANKS:,}")
 
     def background(self):
         figure = Picture(figsize=(7.6, 4.4), dpi=DPI, facecolor=PAPER)

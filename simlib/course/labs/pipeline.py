@@ -244,9 +244,7 @@ class _Pipeline(Layers):
         for name, value, most in (("K", K, MAX_STAGES), ("M", M, MAX_MICROBATCHES), ("v", v, 4)):
             check_count(name, value)
             if value > most:
-                raise InvalidCallError(
-                    f"{name} is {value}: the picture has room for at most {most}"
-                )
+                raise InvalidCallError(f"{name} is {value}: give at most {most}")
         super().check(*state)
         check_number("slow", slow, above=True)
         check_number("link", link)

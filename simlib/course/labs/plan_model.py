@@ -468,9 +468,7 @@ def check_cluster(cluster):
             f"card{'s' * (cluster.rails != 1)}: give each rank its own card, rails={per_node}"
         )
     if not cluster.device.flops_per_s < float("inf"):
-        raise InvalidCallError(
-            "the cluster's device computes in zero time: give the device flops_per_s"
-        )
+        raise InvalidCallError("the cluster's device computes in zero time: set its flops_per_s")
     return cluster
 
 

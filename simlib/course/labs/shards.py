@@ -43,7 +43,7 @@ def draw_shards(shards=3, replicas=4, parameters=6634):
     ):  # fmt: skip
         check_count(name, count, low=2)
         if count > most:
-            raise InvalidCallError(f"{name} is {count}: the picture has room for at most {most}")
+            raise InvalidCallError(f"{name} is {count}: give at most {most}")
     check_count("parameters", parameters, low=shards)
     most = max(shards, replicas, 4)
     width = 2 * SIDE + most * BOX + (most - 1) * GAP

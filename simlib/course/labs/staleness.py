@@ -310,7 +310,7 @@ class _Staleness(Layers):
         check_above_zero(slow=slow, rate=rate)
         check_number("message", message)
         if n_fetch > GRADIENTS:
-            raise InvalidCallError(f"n_fetch is {n_fetch}: the picture has room for {GRADIENTS}")
+            raise InvalidCallError(f"n_fetch is {n_fetch}: give at most {GRADIENTS}")
         if inf in (slow, rate, message):
             raise InvalidCallError("slow, rate and message must be finite")
 

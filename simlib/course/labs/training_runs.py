@@ -124,7 +124,7 @@ class _Checkpoint(Layers):
     def check(self, ranks, mtbf_s, checkpoint_s, restart_s):
         check_count("ranks", ranks)
         if ranks > MAX_RANKS:
-            raise InvalidCallError(f"ranks is {ranks}: the lab shows at most {MAX_RANKS:,} ranks")
+            raise InvalidCallError(f"ranks is {ranks}: give at most {MAX_RANKS:,}")
         check_above_zero(mtbf_s=mtbf_s, checkpoint_s=checkpoint_s)
         check_number("restart_s", restart_s)
         times_s = {"mtbf_s": mtbf_s, "checkpoint_s": checkpoint_s, "restart_s": restart_s}
