@@ -102,7 +102,7 @@ def changed_in_tables(student, name, person):
         return []
     return [
         f"all tables show {' and '.join(changed)}, because a spreadsheet could run or hide the "
-        "original: correct it before you import a table that finds students by this text"
+        "original: correct this text before you import a table that finds students by it"
     ]
 
 
