@@ -144,9 +144,9 @@ WRONG = {
     forgets_world_of_one: "sends to itself",
     as_floats: "has dtype float32, but int64 is expected",
     by_all_gather: "calls all_gather",
-    into_x_itself: "uses memory of isend",
+    into_x_itself: "uses memory that isend",
     never_waits: "has no wait()",
-    asks_until_it_is_complete: "With Gloo a request never says so before wait()",
+    asks_until_it_is_complete: "With Gloo the answer stays False until wait()",
     in_pairs: "That is a swap of 0 with 1",
 }
 

@@ -64,7 +64,7 @@ def need(extra: str, *modules: str, what: str) -> None:
     gone = [name for name in modules if find_spec(name) is None]
     if gone:
         raise MissingExtra(
-            f'{what} needs {", ".join(gone)}, not installed here: pip install "simlib[{extra}]"'
+            f'{what} needs {", ".join(gone)}. To install this, run pip install "simlib[{extra}]"'
         )
 
 

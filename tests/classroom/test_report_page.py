@@ -13,7 +13,7 @@ ROWS = {"a step": (0.011, 0.0112), "a <run>": (34.1, 32.0)}
 
 def test_the_picture_has_both_and_the_miss():
     figure = draw_predictions(ROWS)
-    assert figure.in_words().endswith("what was measured: a step -1.8%; a <run> +6.6%.")
+    assert figure.in_words().endswith("the measured value by: a step -1.8%; a <run> +6.6%.")
     axes = figure.axes[0]
     bars = [bar.get_width() for bar in axes.patches]
     assert bars == pytest.approx([100 * (0.011 / 0.0112 - 1), 100 * (34.1 / 32 - 1)])

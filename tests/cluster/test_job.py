@@ -214,7 +214,7 @@ def test_a_host_that_no_longer_answers_is_named_before_what_follows_from_it(brok
     assert "rank 1 raised ZeroDivisionError" in str(failure(broken_off, simlib.RankError))
 
 
-LATE = "no rank made an op or printed a line for 9 s"
+LATE = "no rank called an op or printed a line for 9 s"
 ALL, NONE = range(RANKS), ()
 NO_ROOM = f"{UNWRITTEN}node2 cannot write into the job's folder (Read-only): x\n    for y\nmore"
 

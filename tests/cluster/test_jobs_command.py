@@ -110,10 +110,10 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     said = capfd.readouterr()
     assert said.out.startswith("my_run-1 is submitted")
     assert "[0] attempt 1\n" in said.out
-    assert "rank 1 left by sys.exit(3) (my run.py, line 7)" in said.err
+    assert "rank 1 called sys.exit(3) (my run.py, line 7)" in said.err
     assert main(["result", "--trace", "trace.json", "my_run-1"]) == 1
     again = capfd.readouterr()
-    assert "rank 1 left by sys.exit(3) (my run.py, line 7)" in again.err and not again.out
+    assert "rank 1 called sys.exit(3) (my run.py, line 7)" in again.err and not again.out
     assert (tmp_path / "trace.json").exists()
 
 

@@ -99,8 +99,8 @@ def test_cached_segments_go_back_before_memory_ends(expandable):
     allocator.allocate(60 * MIB, "b")
     assert allocator.reserved_bytes == 100 * MIB
     words = (
-        "its device has 104,857,600 bytes, the allocator has reserved 104,857,600 of them "
-        r"\(104,857,600 allocated, 0 reserved but unallocated\) and cannot serve 2,097,152 more"
+        "its device has 104,857,600 bytes, and 2,097,152 more bytes do not fit. The allocator "
+        r"has reserved 104,857,600 bytes \(104,857,600 allocated, 0 reserved but unallocated\)"
     )
     with pytest.raises(NoMemoryLeftError, match=words):
         allocator.allocate(2 * MIB, "a")
@@ -340,9 +340,9 @@ def test_a_gpu_without_memory_says_what_is_allocated_and_what_reserved():
         simlib.simulate(main, 1, cluster=small_gpu(memory_bytes=40 * MIB))
     assert "rank 0 is out of memory" in str(caught.value)
     assert (
-        "its device has 41,943,040 bytes, the allocator has reserved 41,943,040 of them "
-        "(18,874,368 allocated, 23,068,672 reserved but unallocated) and cannot serve "
-        "15,728,640 more; it holds parameters 0 bytes"
+        "its device has 41,943,040 bytes, and 15,728,640 more bytes do not fit. The allocator "
+        "has reserved 41,943,040 bytes (18,874,368 allocated, 23,068,672 reserved but "
+        "unallocated); the rank holds parameters 0 bytes"
     ) in str(caught.value)
 
 

@@ -40,22 +40,22 @@ def at_root(tensors):
 NOT_FILLED = "The elements of this tensor do not fill one"
 OTHER_ORDER = "must have the same order in memory with Gloo"
 WRONG_ON_ALL = {
-    "each tensor of all_gather's list must have the shape of what the rank brings, (6,): "
-    "number 0 has (2, 3)": [lambda: dist.all_gather(many(2, 2, 3), ones(6))],
-    "number 0 has (5,)": [lambda: dist.all_gather(many(2, 5), ones(6))],
+    "each tensor of all_gather's list must have shape (6,), like the tensor that the rank "
+    "brings: tensor 0 has shape (2, 3)": [lambda: dist.all_gather(many(2, 2, 3), ones(6))],
+    "tensor 0 has shape (5,)": [lambda: dist.all_gather(many(2, 5), ones(6))],
     "all_gather's list must have one tensor for each of the 2 ranks, but has 3": [
         lambda: dist.all_gather(many(3, 2), ones(2))
     ],
     "all_gather's list must not be made by expand()": [
         lambda: dist.all_gather([ones(1).expand(3)] * 2, ones(3))
     ],
-    "must have the shape of what the rank brings, (2, 3)": [
+    "must have shape (2, 3), like the tensor that the rank brings": [
         lambda: dist.all_gather_coalesced([many(1, 6), many(1, 6)], many(1, 2, 3))
     ],
     "all_gather_coalesced's list must not be made by expand()": [
         lambda: dist.all_gather_coalesced([[ones(1).expand(2)]] * 2, many(1, 2))
     ],
-    "2 ranks bring (2,) each, so the output must have shape (4,), but its shape is (5,)": [
+    "2 ranks bring shape (2,) each, so the output must have shape (4,), but its shape is (5,)": [
         lambda: dist.all_gather_into_tensor(ones(5), ones(2))
     ],
     "the output must have shape (4, 3), but its shape is (12,)": [
@@ -64,7 +64,7 @@ WRONG_ON_ALL = {
     "the output is int32 and the input float32: make both the same dtype": [
         lambda: dist.all_gather_into_tensor(ones(4, dtype=torch.int32), ones(2))
     ],
-    "a tensor without dimensions cannot be gathered into one": [
+    "all_gather cannot join tensors without dimensions into one": [
         lambda: dist.all_gather_into_tensor(ones(2), torch.tensor(1.0))
     ],
     "the output of all_gather must not be made by expand()": [
@@ -116,7 +116,7 @@ WRONG_ON_ALL = {
     "input_split_sizes [1, 2] add up to 3, but the input has 4 rows": [
         lambda: dist.all_to_all_single(ones(4), ones(4), [2, 2], [1, 2])
     ],
-    "output_split_sizes [5, -1] must be 0 or more each": [
+    "output_split_sizes is [5, -1]: give only numbers of 0 or more": [
         lambda: dist.all_to_all_single(ones(4), ones(4), [5, -1], [5, -1])
     ],
     "the output of all_to_all_single must be contiguous": [
@@ -197,7 +197,7 @@ WRONG_ON_ONE = {
     ),
     "gather, other shape": (
         lambda: dist.gather(ones(6), at_root(many(2, 2, 3))),
-        "each tensor of gather's list must have the shape of what the rank brings, (6,)",
+        "each tensor of gather's list must have shape (6,), like the tensor that the",
     ),
     "gather, long list": (
         lambda: dist.gather(ones(2), at_root(many(3, 2))),
@@ -205,8 +205,8 @@ WRONG_ON_ONE = {
     ),
     "scatter, uneven list": (
         lambda: dist.scatter(ones(2), at_root([ones(2), ones(3)])),
-        "each tensor of scatter's list must have the shape of what the rank receives, (2,): "
-        "number 1 has (3,)",
+        "each tensor of scatter's list must have shape (2,), like the tensor that the rank "
+        "receives: tensor 1 has shape (3,)",
     ),
     "scatter, long list": (
         lambda: dist.scatter(ones(2), at_root(many(3, 2))),

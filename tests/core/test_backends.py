@@ -190,7 +190,7 @@ def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert BACKENDS["nccl"].missing(1) is None
-    assert "for 2 ranks there are 1" in BACKENDS["nccl"].missing(2)
+    assert "this machine has 1 for 2 ranks" in BACKENDS["nccl"].missing(2)
 
 
 # Tensors on a GPU, by a stand-in: no data is looked at, and ops end by event

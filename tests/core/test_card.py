@@ -127,7 +127,7 @@ def changed(at, value):
         (GOOD | {"rows": []}, "the file has no rows"),
         (GOOD | {"rows": {}}, "the file's rows is {}"),
         (GOOD | {"launch_s": "fast"}, "the file's launch_s is 'fast'"),
-        (GOOD | {"launch_s": -1.0}, "launch_s is -1.0: give a number at least 0"),
+        (GOOD | {"launch_s": -1.0}, "launch_s is -1.0: give a number of at least 0"),
         (GOOD | {"asynchronous": 1}, "the file's asynchronous is 1"),
         (GOOD | {"memory_bytes": True}, "the file's memory_bytes is True"),
         (GOOD | {"memory_Bps": math.nan}, "memory_Bps is nan"),
@@ -139,7 +139,7 @@ def changed(at, value):
         (changed(3, [8, 8, 8.5]), "row 1 is"),
         (changed(4, 0), "row 1 is"),
         (changed(4, math.inf), "row 1 is"),
-        (changed(1, "float64"), "row 1 computes in 'float64', which is not in its rates"),
+        (changed(1, "float64"), "row 1 computes in 'float64', but rates has no such dtype"),
     ],
 )
 def test_what_is_no_card_is_refused(tmp_path, stored, says):

@@ -207,10 +207,10 @@ WRONG = {
     "waits for node 9, which is not in the trace": [work(0, 1, 9)],
     "two nodes of the trace have the same number": [work(0, 1), work(0, 1)],
     "is of group 3": [collective(0, 0, 4, pg_name="3")],
-    "has no comm_size": [collective(0, 0, -4)],
-    "of a type that simlib does not have": [collective(0, 8, 4)],
-    "simlib did not write one of its shapes": [collective(0, 0, 4, simlib='{"shapes": [[-1]]}')],
-    "do not fit together": [collective(0, 0, 4, simlib='{"shapes": [[3]]}')],
+    "has no valid comm_size": [collective(0, 0, -4)],
+    "of a type that simlib does not know": [collective(0, 8, 4)],
+    "shapes of one of its nodes are damaged": [collective(0, 0, 4, simlib='{"shapes": [[-1]]}')],
+    "contradict each other": [collective(0, 0, 4, simlib='{"shapes": [[3]]}')],
 }
 
 
@@ -240,7 +240,7 @@ def test_bytes_that_are_broken_end_in_a_sentence(run, tmp_path):
 
 
 def test_files_that_are_not_of_one_job_are_refused(run, tmp_path):
-    with pytest.raises(ValueError, match="contains: none"):
+    with pytest.raises(ValueError, match="names are: none"):
         simlib.load_chakra(tmp_path)
     write(tmp_path / "job.1.et", work(0, 1))
     with pytest.raises(ValueError, match="no job.0.et: the files of all ranks"):

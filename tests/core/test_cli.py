@@ -178,7 +178,7 @@ def test_a_failing_script_is_told_and_returns_1(tmp_path):
     fails = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('lost')\n"
     for text, told in (
         (fails, "rank 1 raised ValueError: lost (script.py, line 3)"),
-        ("import sys\nsys.exit(4)\n", "ranks 0 and 1 left by sys.exit(4) (script.py, line 2)"),
+        ("import sys\nsys.exit(4)\n", "ranks 0 and 1 called sys.exit(4) (script.py, line 2)"),
     ):
         path = tmp_path / "script.py"
         path.write_text(text)
@@ -192,7 +192,7 @@ def test_a_failing_script_is_told_and_returns_1(tmp_path):
     ("args", "words"),
     [
         (("run", "-n", 2, "no_such.py"), "there is no file no_such.py"),
-        (("run", "-n", 2, "-m", "x.py"), "-m takes a module: write -m x, or x.py without -m"),
+        (("run", "-n", 2, "-m", "x.py"), "-m needs a module's name: write -m x, or leave -m out"),
         (("run", "-n", "two", "x.py"), "invalid int value: 'two'"),
         (("run", "-n", 0, __file__), "whole number from 1 to 64"),
         (("fly",), "invalid choice"),

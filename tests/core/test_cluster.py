@@ -109,7 +109,7 @@ def test_placements():
         (lambda: cluster(backbone=1e9), "backbone is 1000000000.0: give a Link"),
         (lambda: cluster(device=1e9), "device is 1000000000.0: give a Device"),
         (lambda: Topology(cluster(), 0), "world_size is 0"),
-        (lambda: Topology(cluster(), 5), "5 ranks do not fit: 2 nodes of 2 ranks have room for 4"),
+        (lambda: Topology(cluster(), 5), "5 ranks do not fit: 2 nodes with 2 ranks each"),
         (lambda: Topology(cluster(), 4, "random"), "placement is 'random'"),
         (lambda: Topology(cluster(), 4, [0, 1]), "one whole number for each of the 4 ranks"),
         (lambda: Topology(cluster(), 4, 1), "one whole number for each of the 4 ranks"),

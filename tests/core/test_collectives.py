@@ -245,14 +245,14 @@ def test_every_policy_chooses_for_every_kind_and_the_default_is_mpich():
         (lambda: schedule("all_sum", 4, 8), "no collective 'all_sum'"),
         (lambda: schedule("all_reduce", 4, 8, "rong"), "no algorithm 'rong' of all_reduce"),
         (lambda: schedule("all_reduce", 0, 8), "n is 0"),
-        (lambda: schedule("broadcast", 4, 8, root=4), "root is 4: positions are 0 to 3"),
+        (lambda: schedule("broadcast", 4, 8, root=4), "root is 4: the positions in the group are"),
         (lambda: schedule("all_reduce", 4, 6, itemsize=4), "6 bytes are not a whole number"),
         (lambda: schedule("all_reduce", 4, -4), "nbytes is -4"),
         (lambda: schedule("all_reduce", 4, 8, "leader"), "give nodes="),
         (lambda: schedule("all_reduce", 4, 8, "leader", nodes=[0]), "each of the 4 positions"),
         (lambda: schedule("broadcast", 4, 8, "chain", chunks=0), "chunks is 0"),
-        (lambda: parts_of([1, 2], 3), "2 part sizes for 3 parts"),
-        (lambda: parts_of([1, -2], 2), "2 part sizes for 2 parts"),
+        (lambda: parts_of([1, 2], 3), "2 sizes for 3 parts"),
+        (lambda: parts_of([1, -2], 2), "2 sizes for 2 parts"),
     ],
 )
 def test_refusals(call, words):

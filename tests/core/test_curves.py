@@ -90,7 +90,7 @@ with simlib.live_curves(folder):
 def test_nothing_logged_is_said_and_ranks_that_die_leave_what_they_logged(kernel):
     code = "with simlib.live_curves(tempfile.mkdtemp()):\n    pass"
     printed, error, displays = kernel.finish(kernel.start(code))
-    assert (printed, error) == ("no curves: nothing was logged\n", None)
+    assert (printed, error) == ("there are no curves, because no rank logged a value\n", None)
     assert all(data == EMPTY for _, data in displays)
     code = """
 folder = tempfile.mkdtemp()

@@ -350,7 +350,7 @@ def the_last_rests_others(call):
     return lambda rank, n: time.sleep(60) if rank == n - 1 else call(n - 1)
 
 
-LEFT = "rank 3 died, as asked for by kill: "
+LEFT = "rank 3 died because kill= asked for it: "
 # What the ranks do, how many, who dies when; the error, how it begins, and what else it says.
 TOLD = {
     "a survivor that never answers": (
@@ -368,7 +368,7 @@ TOLD = {
     ),
     "a deadlock of survivors alone": (
         two_wait, 3, {2: 0.3}, simlib.DeadlockError,
-        "ranks 0 and 1 wait for each other; this is not because rank 2 has died\n",
+        "ranks 0 and 1 wait for each other; the death of rank 2 is not the cause\n",
         "died\n  rank 0 waits for rank 1: recv(src=1)",
     ),
     "an error that nobody catches": (
@@ -496,7 +496,7 @@ def test_a_host_that_vanishes_is_missed_after_the_detection_time():
     assert run.deaths == {2: 0.5, 3: 0.5}
     with pytest.raises(simlib.InvalidCallError, match="detection_s=-1 must be seconds"):
         simlib.simulate(main, 4, detection_s=-1, on_death="continue")
-    with pytest.raises(simlib.InvalidCallError, match='see a death: add on_death="continue"'):
+    with pytest.raises(simlib.InvalidCallError, match='no rank survives: add on_death="continue"'):
         simlib.simulate(main, 4, detection_s=1.0)
 
 

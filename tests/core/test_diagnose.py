@@ -198,9 +198,7 @@ def test_a_call_of_backward_is_named_by_its_place_and_its_size(tmp_path):
     ]
     waits = [*entries[:-2], entries[-2] | {"state": "scheduled", "retired": False}]
     found = simlib.diagnose(write(tmp_path, [waits, entries[:-2]]))
-    words = (
-        "call 1 of 2 that each backward makes, of as many elements as the call at model.py, line"
-    )
+    words = "call 1 of the 2 calls in each backward, with as many elements as the call at model.py"
     assert words in found.message
 
 

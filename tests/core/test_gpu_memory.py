@@ -67,7 +67,7 @@ def test_a_rank_tells_the_peaks_of_its_function_on_each_gpu_it_used(tmp_path, en
     assert "cuda:0                     3,000,000  20,971,520" in repr(run.memory[0])
     again = simlib.load(run.save(tmp_path / "run.json"))
     assert (again.memory, str(again)) == (run.memory, str(run))
-    with pytest.raises(ValueError, match="has no memory ledger: simulate it"):
+    with pytest.raises(ValueError, match="has no memory ledger: simulate the"):
         draw_memory(run)
 
 

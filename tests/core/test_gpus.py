@@ -145,8 +145,8 @@ def test_a_graded_kernel_sees_no_gpu(two_gpus, monkeypatch):
     [
         ("yes", None, True, "gpus='yes' must be True or False"),
         (True, None, True, "torch.cuda.is_available() and nvidia-smi"),
-        (True, "7", True, "CUDA_VISIBLE_DEVICES='7' may hide it"),
-        (True, None, False, "it has been built without CUDA"),
+        (True, "7", True, "CUDA_VISIBLE_DEVICES='7' may hide the GPUs"),
+        (True, None, False, "this torch has been built without CUDA"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(asked, chosen, is_built, sentence, monkeypatch):
@@ -262,7 +262,7 @@ LAYER, USES_A_GLOBAL, HAS_ONE, TAKES = of_a_notebook()
 def test_a_tensor_on_a_gpu_is_not_sent_where_none_is_seen(engine, function, args, kwargs, name):
     with pytest.raises(simlib.InvalidCallError) as caught:
         engine(function, 2, args, kwargs)
-    assert str(caught.value).startswith(f"{name} holds a tensor on cuda:0. ")
+    assert str(caught.value).startswith(f"{name} contains a tensor on cuda:0. ")
     assert ENGINES[engine] in str(caught.value)
 
 

@@ -86,7 +86,7 @@ def test_one_rank_that_waits_is_told_with_its_time_and_of_many_waits_the_longest
         maker.recv(1, 0, begin, begin, end, line=number)
         maker.send(0, 1, end, end, end)
     words = maker.run().in_words()
-    assert words.count("waits") == MAX_WAITS and "And 3 more." in words
+    assert words.count("waits ") == MAX_WAITS and "leaves out 3 more waits." in words
     assert "waits 10 us for rank 0 in recv (main, line 5)" in words
 
 
@@ -102,30 +102,32 @@ def test_waits_for_two_things_at_once_count_once():
 
 def test_a_deadlock_says_who_waits_for_ever():
     run = failed(circle, 3)
-    assert "It failed: 3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0." in run.in_words()
-    assert f"Rank 0 waits for rank 1 in recv {line(circle, 2)} and never goes on." in run.in_words()
+    assert "The run failed: 3 ranks wait in a ring: 0 for 1, 1 for 2, 2 for 0." in run.in_words()
+    assert f"Rank 0 waits forever for rank 1 in recv {line(circle, 2)}." in run.in_words()
     assert run.graph.in_words().startswith("Who waits for whom: rank 0 waits for rank 1: recv")
     assert run.graph.picture().in_words() == run.graph.in_words()
 
 
 def test_who_never_came_to_a_collective_is_named_and_a_message_nobody_received_told():
     words, where = failed(ends_early, 3).in_words(), line(ends_early, 3)
-    assert f"Ranks 1 and 2 wait for rank 0 in broadcast {where} and never go on." in words
+    assert f"Ranks 1 and 2 wait forever for rank 0 in broadcast {where}." in words
 
     def leaves(rank, world_size):
         if rank == 0:
             dist.isend(torch.ones(1), dst=1)
 
     words = simlib.simulate(leaves, 2).in_words()
-    assert "1 message of 4 B. Messages that no rank received: 1." in words and "Found: " in words
+    assert (
+        "1 message of 4 B. Messages that no rank received: 1." in words and "found this: " in words
+    )
 
 
 def test_a_comparison_tells_what_differs_first(run):
     words = simlib.compare({"one": run, "other": simlib.simulate(late, 4)}).in_words()
-    assert "4 of 4 occur equally often in all." in words
+    assert "4 of 4 kinds occur equally often in all runs." in words
     rows = [("all_reduce, 4 B", (1, 1), True), ("message, 8 B", (0, 3), False)]
     told = comparison_in_words(("one", "other"), rows)
-    assert "in one and other. 1 of 2 occur" in told
+    assert "in one and other. 1 of 2 kinds occur" in told
     assert told.index("message, 8 B: 0 and 3.") < told.index("all_reduce, 4 B: 1 and 1.")
 
 

@@ -250,16 +250,16 @@ class Unsendable:
 @pytest.mark.parametrize(
     "slow, words",
     [
-        (3, "slow=3 must be a dict by rank, {0: 1.5}, a simlib.scale.Jitter, or a function"),
+        (3, "slow=3 must be a dict by rank, such as {0: 1.5}, or a simlib.scale.Jitter, or a"),
         ({5: Jitter()}, "slow: 5 is not a rank: ranks are 0 to 1"),
-        ({0: "lognormal"}, "slow: 'lognormal' for rank 0 must be 0 or more"),
+        ({0: "lognormal"}, "slow: rank 0 has 'lognormal': give a number"),
         (lambda rank, k: 1.0, "<lambda> is called as <lambda>(rank, k, random), but takes (rank,"),
-        (lambda rank, k, random: -1.0, "<lambda> gave -1.0 for piece 0 of rank 0: give a factor"),
-        (lambda rank, k, random: inf, "<lambda> gave inf for piece 0 of rank 0"),
-        (lambda rank, k, random: "1", "<lambda> gave '1' for piece 0 of rank 0"),
+        (lambda rank, k, random: -1.0, "<lambda> returned -1.0 for piece 0 of rank 0: return a"),
+        (lambda rank, k, random: inf, "<lambda> returned inf for piece 0 of rank 0"),
+        (lambda rank, k, random: "1", "<lambda> returned '1' for piece 0 of rank 0"),
         (
             Unsendable(),
-            "slow: Unsendable cannot be sent to the ranks, because they are other processes",
+            "slow: Unsendable cannot be sent to the ranks, which are other processes",
         ),
     ],
 )
@@ -273,10 +273,10 @@ def test_refusals_of_slow(slow, words):
     "given, words",
     [
         ({"kind": "uniform"}, "kind is 'uniform': give one of normal, lognormal, exponential, or"),
-        ({"spread": -0.1}, "spread is -0.1: give a number at least 0"),
-        ({"spread": inf}, "spread is inf: give a number"),
-        ({"mean": "2"}, "mean is '2': give a number at least 0"),
-        ({"kind": "exponential", "spread": 1.5}, "an exponential jitter has at most 1"),
+        ({"spread": -0.1}, "spread is -0.1: give a number of at least 0"),
+        ({"spread": inf}, "spread is inf: give a finite number"),
+        ({"mean": "2"}, "mean is '2': give a number of at least 0"),
+        ({"kind": "exponential", "spread": 1.5}, "give at most 1 for an exponential jitter"),
         ({"seed": 0.5}, "seed is 0.5: give a whole number of at least 0"),
     ],
 )

@@ -48,7 +48,7 @@ FAILURES = {
     ),
     "sys.exit": (
         ranks("if rank == 2: sys.exit(3)\n    dist.barrier()"),
-        "rank 2 left by sys.exit(3)",
+        "rank 2 called sys.exit(3)",
     ),
     "os._exit": (
         ranks("if rank == 2: os._exit(7)\n    dist.barrier()"),
@@ -64,7 +64,7 @@ FAILURES = {
     ),
     "endless loop": (
         ranks("while rank == 2:\n        pass\n    dist.barrier()", ", timeout_s=1"),
-        "rank 2 is computing and not waiting",
+        "rank 2 is computing, and not waiting",
     ),
     "hang": (ranks(NEXT), "rank 3 waits for rank 0: recv(src=0) (main, line 2)"),
     "hang, not checked": (

@@ -168,7 +168,7 @@ def test_calls_of_a_thread_without_frames():
     kinds = ["all_reduce", "barrier", "all_reduce", "send", "recv", "all_reduce"]
     assert [op.kind for op in run.trace.of_rank(0)] == kinds
     (finding,) = run.findings
-    assert finding.kind == "race" and "all_reduce (no line of yours)" in finding.message
+    assert finding.kind == "race" and "all_reduce (no line of your code)" in finding.message
 
 
 ASSERTS = "device-side assert triggered"

@@ -130,7 +130,7 @@ def test_an_older_dump_is_no_answer(tmp_path):
         assert 3 not in Pipes.of(find_job(ranks[3].pid)).look(timeout_s=0.1)
 
 
-WENT_ON = "made calls between two looks 0 s apart"
+WENT_ON = "made calls while simlib waited 0 s"
 
 
 def test_a_job_goes_on_whose_ranks_make_or_end_calls_between_two_looks(tmp_path):

@@ -289,8 +289,8 @@ def test_adam_by_hand_and_out_of_memory_names_rank_line_and_ledger():
     assert error.ledger == dict(zip(CATEGORIES, (256, 256, 516, 256), strict=True))
     assert str(error).startswith(
         "rank 0 is out of memory (main, line 7): its device has 1,539 bytes, the rank holds 1,284 "
-        "and needs 256 more; it holds parameters 256 bytes, gradients 256 bytes, optimizer state "
-        "516 bytes, activations and temporaries 256 bytes."
+        "and needs 256 more; the rank holds parameters 256 bytes, gradients 256 bytes, optimizer "
+        "state 516 bytes, activations and temporaries 256 bytes."
     )
 
 

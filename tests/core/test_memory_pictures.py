@@ -62,11 +62,11 @@ def test_a_number_does_not_hide_a_limit_and_one_far_above_is_in_sight():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="main has no memory ledger: simulate it on a device"):
+    with pytest.raises(ValueError, match="main has no memory ledger: simulate the program on a"):
         draw_memory(run_with())
     with pytest.raises(InvalidCallError, match="no memory ledger"):
         draw_memory_history(run_with())
-    with pytest.raises(InvalidCallError, match="by='rank': layers are by"):
+    with pytest.raises(InvalidCallError, match="by='rank' is not possible"):
         draw_memory_history(run_over_time(), by="rank")
 
 

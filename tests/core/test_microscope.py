@@ -155,7 +155,7 @@ BROKEN = {
             1: "dist.broadcast(weights, src=SERVER)",
             2: "dist.broadcast(weights, src=SERVER)",
         },
-        "rank 0 waits for a message of any of ranks 1 and 2",
+        "rank 0 waits for a message from any of ranks 1 and 2",
     ),
     "parameter_server: a rank whose first layer is frozen": (
         {

@@ -56,7 +56,7 @@ def test_sockets_in_the_place_of_infiniband_are_told_first(tmp_path):
     log = read(tmp_path / "all.log", "NCCL version 2.21.5+cuda12.4", *lines)
     assert log.in_words() == (
         "Ranks 0 to 3 talk over TCP sockets of eth0, not over InfiniBand: NET/IB found no device. "
-        "It is NCCL 2.21.5."
+        "The version of NCCL is 2.21.5."
     )
     (world,) = log.communicators
     assert world.rings == {0: (0, 1, 3, 2), 1: (0, 2, 3, 1)}

@@ -214,13 +214,13 @@ def test_many_ranks_are_cut_with_a_note_and_ops_that_were_not_recorded_are_told(
     run = all_reduces(70, 2)
     scene = scene_of(run)
     assert len(scene["lanes"]) == MAX_LANES
-    assert scene["notes"] == ["64 of 70 ranks are shown; ranks=[...] chooses others"]
+    assert scene["notes"] == ["64 of 70 ranks are shown; to see others, give ranks="]
     chosen = scene_of(run, ranks=[69, 3])
     assert [lane["rank"] for lane in chosen["lanes"]] == [69, 3]
     assert chosen["notes"] == []
     for ranks in (1, 3):  # without ops
         scene = scene_of(RunMaker(ranks).run(dropped=1200))
-        assert scene["notes"] == ["1,200 further ops were not recorded"]
+        assert scene["notes"] == ["simlib did not record 1,200 further ops"]
         assert scene["events"] == []
 
 
@@ -239,7 +239,7 @@ def test_a_part_of_the_time_up_to_a_moment_or_to_the_end(end):
     [
         ({"ranks": [0, 4]}, "rank 4 is not in this run of 4 ranks"),
         ({"ranks": []}, "ranks is empty: give at least one rank to show"),
-        ({"ranks": [1, 1]}, "ranks names a rank twice"),
+        ({"ranks": [1, 1]}, "ranks contains a rank twice: give each rank once"),
         ({"ranks": 2}, "ranks is 2: give a list of ranks, like [0, 2]"),
         ({"ranks": [1.0, 0]}, "ranks is [1.0, 0]: give a list of ranks, like [0, 2]"),
         ({"between": (2, 1)}, NO_TIME),

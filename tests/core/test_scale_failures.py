@@ -190,7 +190,7 @@ def test_the_first_of_them_ends_a_run():
     first = min(times_s, key=times_s.get)
     with pytest.raises(simlib.RankDiedError) as caught:
         simlib.simulate(main, 4, kill=failures)
-    assert f"rank {first} died, as asked for by kill" in str(caught.value)
+    assert f"rank {first} died because kill= asked for it" in str(caught.value)
     assert caught.value.run.deaths == {first: times_s[first]}
 
 
@@ -221,17 +221,17 @@ def test_real_ranks_die_of_them_too():
     [
         (lambda: checkpoint_interval(0, 10), "checkpoint_s is 0: give a number above 0"),
         (lambda: checkpoint_interval(1, 0), "mtbf_s is 0: give a number above 0"),
-        (lambda: checkpoint_interval(1, inf), "mtbf_s is inf: give a number of seconds"),
+        (lambda: checkpoint_interval(1, inf), "mtbf_s is inf: give a finite number"),
         (lambda: checkpoint_interval(1, 10, 0), "ranks is 0: give a whole number of at least 1"),
         (lambda: checkpoint_interval(1, 10, formula="best"), "give one of young, daly, exact"),
         (lambda: goodput(0, 1, 10), "interval_s is 0: give seconds, all above 0"),
         (lambda: goodput([1, -1], 1, 10), "give seconds, all above 0"),
-        (lambda: goodput(1, -1, 10), "checkpoint_s is -1: give a number at least 0"),
-        (lambda: goodput(1, 1, 10, restart_s=-1), "restart_s is -1: give a number at least 0"),
-        (lambda: time_with_failures(-1, 1, 1, 10), "work_s is -1: give a number at least 0"),
+        (lambda: goodput(1, -1, 10), "checkpoint_s is -1: give a number of at least 0"),
+        (lambda: goodput(1, 1, 10, restart_s=-1), "restart_s is -1: give a number of at least 0"),
+        (lambda: time_with_failures(-1, 1, 1, 10), "work_s is -1: give a number of at least 0"),
         (lambda: Failures(0), "mtbf_s is 0: give a number above 0"),
         (lambda: Failures(1).next(0), "ranks is 0: give a whole number"),
-        (lambda: Failures(1).next(2, inf), "after_s is inf: give a number of seconds"),
+        (lambda: Failures(1).next(2, inf), "after_s is inf: give a finite number"),
         (lambda: Failures(1, seed=-1), "seed is -1: give a whole number"),
     ],
 )

@@ -163,14 +163,14 @@ def test_servers_take_the_factors():
     [
         ({"jitter": np.ones((2, 3))}, "give one of normal, lognormal"),
         ({"jitter": "uniform"}, "give one of normal, lognormal, exponential, or a function"),
-        ({"spread": -0.1}, "spread is -0.1: give a number at least 0"),
-        ({"jitter": "exponential", "spread": 1.5}, "an exponential jitter has at most 1"),
+        ({"spread": -0.1}, "spread is -0.1: give a number of at least 0"),
+        ({"jitter": "exponential", "spread": 1.5}, "give at most 1 for an exponential jitter"),
         ({"steps": 0}, "steps is 0: give a whole number of at least 1"),
         ({"seed": -1}, "seed is -1: give a whole number of at least 0"),
-        ({"jitter": lambda random, shape: random.random(3)}, r"give \(100, 4\), one for each step"),
-        ({"jitter": lambda random, shape: np.full(shape, -1.0)}, "none below 0"),
+        ({"jitter": lambda random, shape: random.random(3)}, r"return shape \(100, 4\), a factor"),
+        ({"jitter": lambda random, shape: np.full(shape, -1.0)}, "must be finite and at least 0"),
         ({"overlap": 2}, "the share of backward, from 0 to 1"),
-        ({"ready_s": [3.0]}, "give moments within it"),
+        ({"ready_s": [3.0]}, "give moments within backward"),
     ],
 )
 def test_refusals(more, words):

@@ -168,13 +168,13 @@ TIMES = {"forward_s": 1, "backward_s": 1}
         ((4, 2, 2), "model_bytes is 4: give a whole number of at least 8"),
         ((101, 2, 1), "101 bytes are not a whole number of parameters of 4"),
         ((100, 2, 9), "11 ranks"),
-        ((100, 2, 1, {"forward_s": [1, 2, 3]}), "for each of 2 workers"),
-        ((100, 2, 1, {"forward_s": -1}), "none below 0"),
-        ((100, 2, 1, {"forward_s": float("inf")}), "none below 0 or infinite"),
+        ((100, 2, 1, {"forward_s": [1, 2, 3]}), "one for each of 2"),
+        ((100, 2, 1, {"forward_s": -1}), "finite and at least 0"),
+        ((100, 2, 1, {"forward_s": float("inf")}), "finite and at least 0"),
         ((100, 2, 1, {"update_s": [0.1, 0.2]}), "update_s is"),
         ((100, 2, 1, {"cluster": None}), "give a Cluster"),
         ((100, 2, 1, {"asynchronous": "yes"}), "asynchronous is 'yes': give a bool"),
-        ((100, 2, 1, {"steps": 100_000}), "400,000 messages are too many to follow"),
+        ((100, 2, 1, {"steps": 100_000}), "400,000 messages, but simlib follows at most"),
     ],
 )
 def test_refusals(asked, words):

@@ -108,12 +108,12 @@ def test_many_numbers_of_ranks_at_once():
         ({"ranks": 2.5}, "ranks is 2.5: give a whole number"),
         ({"times": "uniform"}, "times is 'uniform': give one of normal, lognormal, exponential, a"),
         ({"times": []}, "times is empty"),
-        ({"times": [1.0, nan]}, "values that are not numbers"),
-        ({"times": lambda u: nan}, "gave nan: give a number of seconds"),
-        ({"times": Jitter(lambda rank, k, random: 1.0)}, "no closed form: give its values"),
-        ({"spread": -1}, "spread is -1: give a number at least 0"),
-        ({"mean_s": -1}, "mean_s is -1: give a number at least 0"),
-        ({"times": "exponential", "spread": 2}, "an exponential jitter has at most 1"),
+        ({"times": [1.0, nan]}, "contains nan or inf"),
+        ({"times": lambda u: nan}, "returned nan: return a number of seconds"),
+        ({"times": Jitter(lambda rank, k, random: 1.0)}, "give values of this Jitter"),
+        ({"spread": -1}, "spread is -1: give a number of at least 0"),
+        ({"mean_s": -1}, "mean_s is -1: give a number of at least 0"),
+        ({"times": "exponential", "spread": 2}, "give at most 1 for an exponential jitter"),
     ],
 )
 def test_refusals(given, words):

@@ -155,7 +155,7 @@ def test_even_pipelines_in_closed_form(message_s, backward_s):
 
 def test_longer_messages_than_forwards_have_no_closed_form():
     times = {"forward_s": 1.0, "backward_s": 2.0}
-    with pytest.raises(InvalidCallError, match="a message takes 1.5 s and a forward 1 s"):
+    with pytest.raises(InvalidCallError, match="a message takes 1.5 s, but a forward 1 s"):
         scale.even_pipeline_time(3, 4, message_s=1.5, **times)
     followed = scale.pipeline_time(3, 4, Cluster(3, 1, Link(0, 100 / 1.5)), **BYTES, **times)
     rounds = 5 - 5 // 3
@@ -194,7 +194,7 @@ def test_ends_of_stages_are_refused_where_messages_set_the_pace():
     with pytest.raises(InvalidCallError, match="stage 1 needs 1.2 s .* and 1.4 s to send"):
         scale.uneven_pipeline_ends(4, message_s=0.7, **times)
     assert max(scale.uneven_pipeline_ends(4, message_s=0.6, **times)) > 12
-    with pytest.raises(InvalidCallError, match="backward_s is of shape"):
+    with pytest.raises(InvalidCallError, match="backward_s has shape"):
         scale.uneven_pipeline_ends(4, forward_s=[1.0, 1.0], backward_s=[1.0])
 
 
@@ -332,9 +332,9 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
     [
         ((2, 4), {"schedule": "2f"}, "schedule is '2f'"),
         ((2, 4), {"stages_per_rank": 2}, "one stage on each"),
-        ((2, 3), {"schedule": "interleaved"}, "in groups, one for each rank"),
+        ((2, 3), {"schedule": "interleaved"}, "Give a multiple of 2 micro-batches"),
         ((64, 10_000), {}, "1,280,000 units of work"),
-        ((2, 4), {"forward_s": [1]}, "give seconds, one or 2"),
+        ((2, 4), {"forward_s": [1]}, "give one number of seconds, or 2"),
     ],
 )
 def test_refusals(asked, more, words):

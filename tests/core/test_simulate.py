@@ -429,10 +429,10 @@ def test_what_ranks_share_is_refused():
     def main(rank, world_size):
         mesh = init_device_mesh("cpu", (world_size,))
         x = torch.zeros(1, 1, 4, 4)
-        with pytest.raises(simlib.InvalidCallError, match="use it on real ranks"):
+        with pytest.raises(simlib.InvalidCallError, match="on real ranks, with simlib.run"):
             with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
                 pass
-        with pytest.raises(simlib.InvalidCallError, match="one agent.*use it on real ranks"):
+        with pytest.raises(simlib.InvalidCallError, match="one agent.*on real ranks"):
             rpc.init_rpc(f"rank {rank}", rank=rank, world_size=world_size)
         return tuple(x.shape)
 
@@ -486,7 +486,7 @@ FAILURES = {
     "crash": (
         lambda: ctypes.string_at(0), "rank_died", "rank 1 was ended by signal 11 (SIGSEGV)",
     ),
-    "compute": (compute_for_ever, "stuck_computing", "rank 1 is computing and not waiting"),
+    "compute": (compute_for_ever, "stuck_computing", "rank 1 is computing, and not waiting"),
     "memory": (lambda: torch.ones(2**48), "rank_error", "rank 1 raised RuntimeError"),
     "lines": (lambda: print_for_ever("y\n"), "stuck_computing", "rank 1 has printed"),
     "one line": (lambda: print_for_ever("x" * 64), "stuck_computing", "rank 1 has printed"),
@@ -546,7 +546,7 @@ def test_the_status_of_an_exit_is_a_byte():
         ({"function": 3}, "simulate needs a function main(rank, world_size)"),
         ({"world_size": 0}, "world_size=0 is not possible"),
         ({"world_size": 2.5}, "world_size=2.5 is not possible"),
-        ({"world_size": 5000}, "for more, simlib.scale"),
+        ({"world_size": 5000}, "For more ranks, simlib.scale"),
         ({"cluster": "fast"}, "cluster='fast' must be a simlib.Cluster"),
         ({"cluster": Cluster(1, 1, Link(0, 1))}, "2 ranks do not fit"),
         ({"placement": "random"}, "placement is 'random'"),
@@ -557,9 +557,9 @@ def test_the_status_of_an_exit_is_a_byte():
         ({"all_reduce": "tree"}, "no algorithm 'tree' of all_reduce: there are ring"),
         ({"compute": "guess"}, "compute='guess' is not one of"),
         ({"slow": {2: 3.0}}, "slow: 2 is not a rank: ranks are 0 to 1"),
-        ({"slow": {0: -1}}, "slow: -1 for rank 0 must be 0 or more"),
+        ({"slow": {0: -1}}, "slow: rank 0 has -1: give a number, 0 or more"),
         ({"slow": [1, 2]}, "slow=[1, 2] must be a dict by rank"),
-        ({"kill": {0: "now"}}, "kill: 'now' for rank 0 must be 0 or more"),
+        ({"kill": {0: "now"}}, "kill: rank 0 has 'now': give a number"),
         ({"timeout_s": -1}, "timeout_s=-1 must be a positive number of seconds"),
         ({"seed": "a"}, "seed='a' must be a whole number"),
     ],

@@ -210,8 +210,8 @@ def test_an_error_in_the_function_is_the_ranks():
     [
         ([1, 2], "slow=[1, 2] must be a dict by rank"),
         ({2: 3.0}, "slow: 2 is not a rank: ranks are 0 to 1"),
-        ({0: -1}, "slow: -1 for rank 0 must be 0 or more"),
-        (lambda rank, k, random: -1.0, "<lambda> gave -1.0 for piece 0 of rank 0"),
+        ({0: -1}, "slow: rank 0 has -1: give a number, 0 or more"),
+        (lambda rank, k, random: -1.0, "<lambda> returned -1.0 for piece 0 of rank 0"),
     ],
 )
 def test_refusals(slow, words):

@@ -71,7 +71,7 @@ def test_what_went_wrong_is_told():
         "1 <- 2  recv(src=2)  4 bytes  float32[1]  main, line 1  nothing received",
         "without 1, calls differ, not finished",
         "finding: a message was never received",
-        "3 further ops ran and were not recorded",
+        "simlib did not record 3 further ops",
     ):
         assert line in table
 

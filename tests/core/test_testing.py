@@ -284,7 +284,7 @@ WRONG = {
     "test_socket[2ranks]": [r"^.*argument 'line', a socket, cannot be copied to a process.*$"],
     "test_unknown_option[2ranks]": [r"^.*simlib.run has no option 'frobs'.*$"],
     "test_order[4ranks-seed0]": [
-        "another admissible order: rank 0 raised AssertionError: assert 1.0 == 3",
+        "another possible order of events: rank 0 raised AssertionError: assert 1.0 == 3",
         "simulate with seed=0 shows it",
     ],
     "test_budget[run]": BUDGET,

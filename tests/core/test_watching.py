@@ -55,7 +55,7 @@ def test_a_run_whose_logs_roll_over_many_times_is_right(monkeypatch, tmp_path):
     table = str(run)
     assert f": {2 * STEPS} messages, {8 * STEPS:,} bytes; {STEPS} collectives" in table
     assert table.count(f"{STEPS} ({4 * STEPS:,} bytes)  {STEPS} ({4 * STEPS:,} bytes)") == 2
-    assert f"of {6 * STEPS:,} ops are kept, those since " in table
+    assert f"of {6 * STEPS:,} ops, from " in table
     assert len(run.transfers) == len(run.trace)
     assert run.timeline() is not None
     again = simlib.load(run.save(tmp_path / "run.json"))

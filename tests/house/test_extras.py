@@ -25,7 +25,7 @@ def test_what_is_there_is_not_complained_of():
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(without):
     without("sklearn")
     with pytest.raises(
-        MissingExtra, match=r'sklearn, not installed here: pip install "simlib\[course\]"$'
+        MissingExtra, match=r'sklearn. To install this, run pip install "simlib\[course\]"$'
     ):
         digits.load()
 

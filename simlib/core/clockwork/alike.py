@@ -88,9 +88,9 @@ def twins(ranks: tuple[int, ...], present: Any, key_of: Sequence[int]) -> dict[i
         if at not in found:
             if key_of[rank] not in standing:
                 raise InvalidCallError(
-                    f"rank {rank} is in a group with {ranks_in_words(ranks)}, but no rank of the "
-                    f"class of rank {rank} runs in this group: give alike= a function that "
-                    "distinguishes these ranks"
+                    f"alike= treats rank {rank} as equal to a rank outside the group of "
+                    f"{ranks_in_words(ranks)}, but rank {rank} is in this group: give alike= a "
+                    "function that distinguishes these two ranks"
                 )
             found[standing[key_of[rank]]].append(at)
     return found

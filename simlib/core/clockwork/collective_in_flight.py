@@ -150,9 +150,10 @@ class Transfers:
         """Note that a collective shares links with others. Represented ranks have unknown links."""
         if self.are_mirrored:
             raise PlacesDiffer(
-                f"with alike= and more than 1,024 ranks, one rank enters {in_flight.kind} for all "
-                "ranks at its place in a node. No other message may use its links, but here one "
-                "does: give the cluster direct_cards=True, or simulate at most 1,024 ranks"
+                f"with alike= and more than 1,024 ranks, one rank calls {in_flight.kind} for all "
+                "ranks at the same place in their nodes. No other message may use the links of "
+                f"this {in_flight.kind}, but here another message uses them: give the cluster "
+                "direct_cards=True, or simulate at most 1,024 ranks"
             )
 
     def absorb(self, network: Network, on_end: Callable[[Transfer], None]) -> None:
@@ -594,10 +595,11 @@ class Rehearsed:
 def _not_at_once(meeting, members, at, position):
     call = meeting.calls[at]
     return (
-        f"ranks {members[at]} and {members[position]} are treated as equal, but end {call.kind} of "
-        f"{call.nbytes:,} bytes at different moments, because their places on this cluster differ. "
-        'Choose an algorithm in which all places are equal, as all_reduce="ring". Or place the '
-        "group on one node, or one rank on each node. Or simulate at most 1,024 ranks"
+        f"alike= treats ranks {members[at]} and {members[position]} as equal, but they end "
+        f"{call.kind} of {call.nbytes:,} bytes at different moments, because their places on this "
+        'cluster differ. Choose an algorithm in which all places are equal, such as all_reduce="ri'
+        'ng". Or place the group on one node, or one rank on each node. Or simulate at most 1,024 '
+        "ranks"
     )
 
 

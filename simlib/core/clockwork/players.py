@@ -90,8 +90,9 @@ def _play(rehearsal, lists, mirror):
     stuck = [rank for rank, part in parts.items() if part.left_s is None]
     if stuck:
         raise DeadlockError(
-            f"{ranks_in_words(stuck)} wait forever if every rank does what the first rank of its "
-            "class did: simulate a small world without alike= to see which ranks wait for which"
+            "with alike=, all ranks of a class repeat the calls of the first rank of this class. "
+            f"Then {ranks_in_words(stuck)} never finish: simulate a small world without alike= to "
+            "see which ranks wait for which"
         )
     return simulation, parts
 
@@ -110,9 +111,9 @@ class Families:
         family, ranks, name = self._of[number]
         if rank not in family:
             raise InvalidCallError(
-                f"rank {rank} is treated as equal to a rank in a group of "
-                f"{ranks_in_words(ranks)}, but rank {rank} is not in such a group: give alike= a "
-                "function that distinguishes these ranks"
+                f"alike= treats rank {rank} as equal to a rank in the group of "
+                f"{ranks_in_words(ranks)}, but rank {rank} is in no group that corresponds to this "
+                "group: give alike= a function that distinguishes these two ranks"
             )
         return name, family[rank]
 

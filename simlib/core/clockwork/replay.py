@@ -98,8 +98,8 @@ def _played(recorded, cluster, placement, options):
     """The trace of a replay, and the `Simulation` that made it."""
     if cluster.device is not None and cluster.device.asynchronous:
         raise InvalidCallError(
-            "a run cannot be replayed on an asynchronous device: the trace does not say what was "
-            "in which stream. Simulate the run on that cluster"
+            "a run cannot be replayed on an asynchronous device: the trace does not say in which "
+            "stream each op ran. Simulate the program on that cluster"
         )
     if not recorded.is_over:
         raise InvalidCallError(

@@ -135,7 +135,7 @@ def schedule(
     total = _total(nbytes)
     algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
     if not 0 <= root < n:
-        raise InvalidCallError(f"root is {root}: positions are 0 to {n - 1}")
+        raise InvalidCallError(f"root is {root}: the positions in the group are 0 to {n - 1}")
     function = ALGORITHMS[kind][algorithm]
     given = {
         "nbytes": nbytes,
@@ -183,7 +183,8 @@ def choose(
         A key of ``ALGORITHMS[kind]``.
     """
     if kind not in ALGORITHMS:
-        raise InvalidCallError(f"no collective {kind!r}: there are {', '.join(ALGORITHMS)}")
+        known = ", ".join(ALGORITHMS)
+        raise InvalidCallError(f"there is no collective {kind!r}: choose from {known}")
     check_count("n", n)
     if policy == "mpich":
         return mpich.choose(kind, n, nbytes, itemsize, nodes)
@@ -194,8 +195,8 @@ def choose(
     if policy not in ALGORITHMS[kind]:
         names = ", ".join(ALGORITHMS[kind])
         raise InvalidCallError(
-            f"no algorithm {policy!r} of {kind}: there are {names}; or choose by size as "
-            "'mpich', 'nccl' or 'gloo' do"
+            f"there is no algorithm {policy!r} of {kind}: choose from {names}. Or give 'mpich', "
+            "'nccl' or 'gloo', which choose an algorithm by size"
         )
     return policy
 

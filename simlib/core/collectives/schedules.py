@@ -211,9 +211,7 @@ def parts_of(nbytes: Bytes, parts: int, itemsize: int = 1) -> np.ndarray:
         return split(cast(int, nbytes), parts, itemsize)
     sizes = np.asarray(nbytes, dtype=np.int64).ravel()
     if len(sizes) != parts or sizes.min(initial=0) < 0:
-        raise InvalidCallError(
-            f"{len(sizes)} part sizes for {parts} parts: give one size for each part"
-        )
+        raise InvalidCallError(f"{len(sizes)} sizes for {parts} parts: give one size for each part")
     return sizes
 
 

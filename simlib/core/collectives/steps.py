@@ -254,7 +254,7 @@ def side_by_side(*all_moves: Iterable[Moves]) -> Iterator[Moves]:
 def by_node(n: int, nodes: Sequence[int] | np.ndarray | None) -> list[np.ndarray]:
     """Arrays of the positions of each node, with nodes in order of their first position."""
     if nodes is None or len(nodes) != n:
-        raise InvalidCallError(f"give nodes=, the node of each of the {n} positions")
+        raise InvalidCallError(f"give nodes= a list with the node of each of the {n} positions")
     order = np.argsort(nodes, kind="stable")
     begin = np.flatnonzero(np.diff(np.asarray(nodes)[order]) != 0) + 1
     return sorted(np.split(order, begin), key=lambda positions: positions[0])

@@ -117,13 +117,14 @@ def _checked(schedule, topology, members, starts):
     starts = np.asarray(starts, dtype=float)
     if members.shape != (schedule.n,) or starts.shape != (schedule.n,):
         raise InvalidCallError(
-            f"a schedule of {schedule.n} ranks with {members.size} members and {starts.size} "
-            "starts: give one of each for every rank"
+            f"the schedule is for {schedule.n} ranks, but there are {members.size} members and "
+            f"{starts.size} starts: give one member and one start for each rank"
         )
     if len(np.unique(members)) < schedule.n:
         raise InvalidCallError("a rank appears twice among the members: give each rank once")
     if members.min() < 0 or members.max() >= topology.world_size:
-        raise InvalidCallError(f"members are ranks of the world, 0 to {topology.world_size - 1}")
+        last = topology.world_size - 1
+        raise InvalidCallError(f"members must be ranks of the world: give numbers from 0 to {last}")
     return members, starts
 
 

@@ -83,7 +83,7 @@ class _Measuring:
     def card(self) -> Card:
         began = time.perf_counter()
         if self._is_cpu and os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
-            self._say("other programs are computing: this card will be slower than the CPU is")
+            self._say("other programs use this CPU, so the card will describe a slower CPU")
         self._launch_s = self._launch()
         self._memory_Bps = self._bandwidth()
         for dtype in self._dtypes:
@@ -92,7 +92,9 @@ class _Measuring:
                     measure(dtype)
                 name = measure.__name__.lstrip("_").replace("_", " ")
                 took = time.perf_counter() - began
-                self._say(f"{took:5.0f} s: {name} in {_name(dtype)}, {len(self._rows)} rows")
+                self._say(
+                    f"{took:5.0f} s: measured {name} in {_name(dtype)}, {len(self._rows)} rows"
+                )
         with torch.no_grad():
             self._adam()
         return Card(

@@ -52,8 +52,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 _OF_OTHER_TORCH = (
     ("Backend gloo does not support alltoall", "has Gloo without all_to_all of lists: call "
      "dist.all_to_all_single, or install torch 2.13"),
-    ("has no attribute 'all_gather_single'", "calls it dist.all_gather_into_tensor"),
-    ("has no attribute 'reduce_scatter_single'", "calls it dist.reduce_scatter_tensor"),
+    ("has no attribute 'all_gather_single'", "calls this op dist.all_gather_into_tensor"),
+    ("has no attribute 'reduce_scatter_single'", "calls this op dist.reduce_scatter_tensor"),
 )  # fmt: skip
 """The message of an older torch that lacks a function, and an explanation for this torch."""
 
@@ -93,12 +93,12 @@ def _failure(word, content, without_gpus):
         name, why = content
         return _Failure(
             FailureReport(name, why, [], "", invalid=False, from_wait=False),
-            f"returned {_article(name)} {name}, which cannot be sent back to the notebook ({why})",
-            "Return numbers, tensors, lists or dicts of them.",
+            f"returned {_article(name)} {name}, which cannot be sent back to the notebook: {why}",
+            "Return numbers, tensors, or lists or dicts that contain only these.",
         )
     if word == "exit":
         code = content.exit_code
-        sentence = f"left by sys.exit({'' if code is None else repr(code)})"
+        sentence = f"called sys.exit({'' if code is None else repr(code)})"
         is_script = bool(content.frames) and content.frames[0][2] == "<module>"
         advice = "" if is_script else "Let the function return instead."
         return _Failure(content, sentence, advice, is_exit=True)
@@ -146,8 +146,8 @@ def _article(noun):
 
 
 _OTHERS_VALUES = (
-    "With alike=, the first rank of a class also sends for ranks that do not run. If each rank "
-    "sends data of its own, as in a checkpoint's plan, leave alike= out"
+    "With alike=, the data of the first rank of a class replace the data of all ranks of the class "
+    "that do not run. If each rank sends other data, as for a checkpoint, leave alike= out"
 )
 
 
@@ -206,8 +206,9 @@ def _who_was_waited_for(monitor, limited):
     for other in sorted({op.peer} if is_of_two else {*op.group.ranks} - {op.rank}):
         call = calls.get(other)
         if call is None:
-            where = _in_words(sites[other]) if other in sites else _why_nowhere(monitor, other)
-            lines.append(f"  rank {other} had not arrived: {where}")
+            site = sites.get(other)
+            now = f"is {_in_words(site)}" if site else _why_nowhere(monitor, other)
+            lines.append(f"  rank {other} had not arrived: it {now}")
         elif call.post_s > until_s:
             lines.append(f"  rank {other} arrived too late: {call.site.op} ({call.site.place})")
     return shortened(lines)
@@ -257,7 +258,7 @@ def _rank_died(monitor, ranks):
         parts.append(f"{monitor.death_words.get(rank) or death_of(rank, code)}{where}")
     message = "; ".join(parts)
     if len(monitor.deaths) < monitor.world_size:
-        message += ". The other ranks were ended too."
+        message += ". simlib then ended the other ranks."
     first = sites[min(sites)]
     if first.line_text:
         message += f"\n    {first.line_text}"
@@ -352,8 +353,9 @@ def where_ranks_are(monitor: Any) -> str:
     ]
     more = len(parts) - MAX_PLACES
     places = "; ".join(parts[:MAX_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
-    limit = "" if monitor.timeout_s is None else f", or wait until {monitor.timeout_s:g} s are over"
-    return f"no op and no output for 10 s: {places}. Press Stop to end the run{limit}."
+    limit_s = monitor.timeout_s
+    end = "" if limit_s is None else f" simlib ends it after {limit_s:g} s without progress."
+    return f"no rank made progress for 10 s: {places}. Press Stop to end the run.{end}"
 
 
 def _in_words(site):
@@ -397,11 +399,11 @@ def out_of_time(monitor: Any) -> SimlibError:
     error: type[SimlibError]
     computing = [rank for rank, site in sites.items() if site.op == "computing"]
     keys = _unset_keys(monitor, sites)
-    what = f"no rank made an op or printed a line for {monitor.timeout_s:g} s"
+    what = f"no rank called an op or printed a line for {monitor.timeout_s:g} s"
     if computing:
         message = (
-            f"{what}, and {ranks_in_words(computing)} {'is' if len(computing) == 1 else 'are'} "
-            "computing and not waiting for another rank: does the program loop for ever? If one "
+            f"{what}. But {ranks_in_words(computing)} {'is' if len(computing) == 1 else 'are'} "
+            "computing, and not waiting for another rank: does the program loop for ever? If one "
             "step takes so long, give a larger timeout_s."
         )
         error = errors.StuckError
@@ -409,7 +411,7 @@ def out_of_time(monitor: Any) -> SimlibError:
         message = f"{what}: {keys}"
         error = errors.StuckError
     else:
-        message = f"{what}: every rank that has not finished waits for another"
+        message = f"{what}: every rank that has not finished waits for another rank"
         error = errors.DeadlockError
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
@@ -439,17 +441,17 @@ def at_rest(monitor: Any) -> SimlibError:
         message, error = keys, errors.StuckError
     elif others:
         who = f"{ranks_in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
-        message = f"{who} for something that no rank will ever do. Is it a key of the store?"
+        message = f"{who} forever, perhaps for a key of the store that no rank sets"
         error = errors.StuckError
     elif monitor.has_streams:
         message = (
-            "no rank can continue: all ranks have called the ops that they wait for, but their "
-            "streams reach them in different orders. Call ops of several groups in the same order "
-            "on every rank"
+            "no rank can continue: every rank has called the ops that the others wait for, but "
+            "the streams of the ranks run these ops in different orders. On every rank, call the "
+            "ops of several groups in the same order"
         )
         error = errors.DeadlockError
     else:
-        message = "no rank can continue: every rank that has not finished waits for another"
+        message = "no rank can continue: every rank that has not finished waits for another rank"
         error = errors.DeadlockError
     return error(f"{message}\n{_list_of(monitor, sites)}", sites)
 
@@ -471,7 +473,7 @@ def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedErr
     sites = {rank: _last_known_site(monitor, rank) for rank in dead}
     words = f"{ranks_in_words(dead)} died"
     if all(rank in monitor.kill and monitor.deaths[rank] == -signal.SIGKILL for rank in dead):
-        words += ", as asked for by kill"
+        words += " because kill= asked for it"
     if found is not None:
         detail = ": " + str(found).partition("\nHint:")[0]
     else:
@@ -482,9 +484,8 @@ def waits_for_the_dead(monitor: Any, found: DeadlockError | None) -> RankDiedErr
 
 def deadlock_apart_from_the_dead(monitor: Any, found: DeadlockError) -> DeadlockError:
     """The error for ranks that wait for each other, if a death is not the cause."""
-    dead, (first, rest) = monitor.deaths, str(found).split("\n", 1)
-    have = "has" if len(dead) == 1 else "have"
-    words = f"{first}; this is not because {ranks_in_words(dead)} {have} died\n{rest}"
+    first, rest = str(found).split("\n", 1)
+    words = f"{first}; the death of {ranks_in_words(monitor.deaths)} is not the cause\n{rest}"
     return errors.DeadlockError(words, found.sites, graph=found.graph)
 
 
@@ -504,4 +505,4 @@ def endless_output(monitor: Any, rank: int) -> StuckError:
 def interrupted(monitor: Any) -> RunInterrupted:
     """The error for a run that was stopped by hand."""
     sites = sites_now(monitor)
-    return errors.RunInterrupted(f"stopped by hand\n{_list_of(monitor, sites)}", sites)
+    return errors.RunInterrupted(f"the run was stopped by hand\n{_list_of(monitor, sites)}", sites)

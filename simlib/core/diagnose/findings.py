@@ -112,7 +112,7 @@ def _unfinished(evidence: Evidence) -> list[Issue]:
     known = {(op.rank, op.seq) for op, *_ in told}
     for op in evidence.never_waited:
         if (op.rank, op.seq) not in known:
-            advice = "do not use its buffer before wait() has returned"
+            advice = "call wait() on the request before you use the buffer again"
             told.append(Issue(op, f"has no wait(): {advice}"))
     return told
 
@@ -124,19 +124,19 @@ def _races(evidence: Evidence) -> list[Issue]:
         alike = None
         if how == "overlap":
             what, alike = (
-                f"uses memory of {call} ({other.site.place}), which is still open: "
-                "wait for that first, or use another buffer"
+                f"uses memory that {call} ({other.site.place}) still uses: wait for that call "
+                "first, or use another buffer"
                 for call in (other.call, _name(other))
             )
         elif op.kind == "send":
             what = (
-                f"was still open when its buffer was written ({site.place}): the rank may send the "
-                "old or the new values"
+                f"was not complete when the rank wrote to the buffer ({site.place}): the rank may "
+                "send the old or the new values"
             )
         else:
             what = (
-                f"was still open when its buffer was written ({site.place}): the result or the "
-                "written values may be lost"
+                f"was not complete when the rank wrote to the buffer ({site.place}): the result or "
+                "the written values may be lost"
             )
         told.append(Issue(op, what, alike))
     return told
@@ -177,9 +177,9 @@ def of_shared_names(set_by_many: Sequence[tuple], cells: Mapping[str, int]) -> l
         sites = {rank: make_site(f"set {name}", place, cells) for rank, place in places.items()}
         message = (
             f"{ranks_in_words(sorted(sites))} set {module}.{name} ({sites[min(sites)].place}), "
-            f"each to another value. Simulated ranks share the module {module}, so all read the "
-            "last value. But each real rank has a module of its own. Keep the value in a module "
-            "of your program"
+            f"each to a different value. Simulated ranks share the module {module}, so all ranks "
+            "read the value that was set last. Real ranks do not share it. Keep the value in a "
+            "module of your program"
         )
         found.append(Finding(SHARED.name, message, sites))
     return found
@@ -202,9 +202,10 @@ def of_values_asked(asked: Sequence[dict], cells: Mapping[str, int]) -> list[Fin
     found = []
     for place, times in by_place.items():
         sites = {rank: make_site("asked for a value", place, cells) for rank in times}
+        often = sum(times.values())
         message = (
             f"{ranks_in_words(sorted(times))} asked for the value of a tensor "
-            f"({sites[min(sites)].place}) {sum(times.values()):,} times: a simulation with "
+            f"({sites[min(sites)].place}) {often:,} time{'s' * (often != 1)}: a simulation with "
             "data=False has no values, so the answer was NaN. A loss or a norm of this run means "
             "nothing"
         )

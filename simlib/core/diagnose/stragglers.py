@@ -54,9 +54,9 @@ class Stragglers:
     def in_words(self) -> str:
         """A sentence that names the late ranks."""
         if np.isnan(self.late_s).all():
-            return "the trace has no collective with the calls of several ranks"
+            return "the trace contains no collective that several ranks completed"
         if not self.ranks:
-            return f"no rank is late for {NOTABLE:.0%} of the time"
+            return f"no rank was late to collectives for {NOTABLE:.0%} of the time or more"
         up_to, whom = ("", "it") if len(self.ranks) == 1 else ("up to ", "them")
         return (
             f"{ranks_in_words(sorted(self.ranks))} came late to collectives. At least half of the "

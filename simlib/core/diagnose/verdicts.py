@@ -24,13 +24,13 @@ RULES = {
 """For each value of `Mismatch.rule`, the rule that the mismatch breaks."""
 
 AHEAD_OF_BACKWARD = (
-    "the ranks are at different lines. Does one rank have fewer batches (`with model.join():`)? "
-    "Or is a call inside an `if`?"
+    "the ranks are at different lines. Does one rank have fewer batches? Then use `with "
+    "model.join():`. Or is a call inside an `if`?"
 )
 TWO_ORDERS = "the ranks enter the collectives of two groups in different orders: use one order"
 ONE_CALL_AHEAD = (
-    "a rank left out a call of this group, or made one more. Look at the first call at different "
-    "lines: is one of the two lines inside an `if`?"
+    "a rank left out a call of this group, or made an extra call. Look at the first call that the "
+    "ranks made at different lines: is one of these lines inside an `if`?"
 )
 
 
@@ -101,7 +101,8 @@ def _folded_waits(graph, waits):
         ranks = [wait.rank for wait in alike]
         groups = dict.fromkeys(wait.op.group.description for wait in alike)
         named = f" in {', '.join(groups)}" if all(groups) else ""
-        wait = f"{_verb(ranks, 'waits', 'wait')} behind these: {call}{named} ({where})"
+        verb = _verb(ranks, "waits", "wait")
+        wait = f"{verb} for other waiting ranks: {call}{named} ({where})"
         lines[f"  {ranks_in_words(ranks)} {wait}"] = len(ranks)
     return lines
 
@@ -128,7 +129,7 @@ def _wait_line(wait):
     text = f"   {site.line_text}" if site.line_text else ""
     needs = ranks_in_words(wait.needs)
     if wait.any_of and len(wait.needs) > 1:
-        needs = f"a message of any of {needs}"
+        needs = f"a message from any of {needs}"
     return f"  rank {wait.rank} waits for {needs}: {site.op}{group} ({site.where}){text}"
 
 
@@ -221,8 +222,8 @@ def _near_miss(ops, matcher, cycle):
                 )
             if fits and other.group != op.group:
                 return (
-                    f"rank {op.rank}'s call is{_group_in_words(op) or ' in the world'}, but rank "
-                    f"{other.rank}'s call is{_group_in_words(other) or ' in the world'} "
+                    f"rank {op.rank} calls{_group_in_words(op) or ' in the world'}, but rank "
+                    f"{other.rank} calls{_group_in_words(other) or ' in the world'} "
                     f"({other.site.place}): both sides must name the same group"
                 )
             beside = cycle and other.rank not in cycle  # it waits for those who wait in a circle
@@ -244,7 +245,7 @@ def _wrong_source(ops, matcher):
                 return (
                     f"rank {op.rank}'s {name} to rank {op.peer} meets no recv, because rank "
                     f"{op.peer} receives from rank {recv.peer} ({recv.site.place}). Is the source "
-                    "right?"
+                    "of this recv right?"
                 )
     return ""
 

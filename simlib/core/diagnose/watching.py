@@ -52,8 +52,8 @@ class Watcher:
         ranks, own = self._monitor.memory_bytes()
         parts = [
             f"{clock_text(now_s - self._began_s)}: {ops:,} ops, {rate:,.0f} a second",
-            f"memory: {_megabytes(max(ranks, default=0))} of the largest rank, {_megabytes(own)} "
-            "of this process",
+            f"memory: {_megabytes(max(ranks, default=0))} in the largest rank, {_megabytes(own)} "
+            "in this process",
             *self._who_waits(now_s),
         ]
         return "; ".join(parts)

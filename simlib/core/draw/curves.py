@@ -64,7 +64,7 @@ def live_curves(folder: str | Path, x: str = "step") -> Iterator[None]:
         if curves:
             display(picture_of(curves, reader.runs, x))
         else:
-            print("no curves: nothing was logged")
+            print("there are no curves, because no rank logged a value")
 
 
 def _keep_showing(handle, reader, done, x):
@@ -112,7 +112,7 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     curves = reader.read()
     if not curves:
         raise FileNotFoundError(
-            f"{folder} contains no curve: did a rank log to it, and close its logger?"
+            f"{folder} contains no curve: did a rank log to this folder, and close its logger?"
         )
     return picture_of(curves, reader.runs, x)
 

@@ -113,7 +113,7 @@ def _chosen_ranks(run, ranks):
     if not shown:
         raise InvalidCallError("ranks is empty: give at least one rank to show")
     if len(set(shown)) < len(shown):
-        raise InvalidCallError("ranks names a rank twice")
+        raise InvalidCallError("ranks contains a rank twice: give each rank once")
     return shown
 
 

@@ -37,6 +37,7 @@ FILLS = {
 }
 """For each category: how much white simlib mixes into the rank's colour, and the hatch."""
 BAR_IN, BETWEEN_IN, LEFT_IN = 0.62, 0.5, 0.75
+SIMULATE = "simulate the program on a cluster with a device"
 LABEL_SHARE = 0.08  # how high the number above a bar is, as a share of the tallest bar
 CELL_IN, GAP_CELLS, LABEL_CELLS = 0.27, 0.8, 2.2
 
@@ -64,7 +65,7 @@ def draw_memory(runs: Any, limit_bytes: float | None = None) -> Figure:
     runs = runs if isinstance(runs, dict) else {"": runs}
     for run in runs.values():
         if not _has_ledgers(run):
-            raise ValueError(f"{run.name} has no memory ledger: simulate it on a device")
+            raise ValueError(f"{run.name} has no memory ledger: {SIMULATE}")
     widths = [BAR_IN * max(2, run.world_size) for run in runs.values()]
     width_in = LEFT_IN + sum(widths) + BETWEEN_IN * len(runs) + 1.7
     figure = new_picture(width_in, 3.1, layout="constrained")
@@ -218,9 +219,9 @@ def draw_memory_history(run: Any, limit_bytes: float | None = None, by: str = "c
         The run has no memory ledger, or ``by`` has another value.
     """
     if not _has_ledgers(run):
-        raise InvalidCallError(f"{run.name} has no memory ledger: simulate it on a device")
+        raise InvalidCallError(f"{run.name} has no memory ledger: {SIMULATE}")
     if by not in _LAYERS:
-        raise InvalidCallError(f'by={by!r}: layers are by "category" or by "dtype"')
+        raise InvalidCallError(f'by={by!r} is not possible: give "category" or "dtype"')
     ledgers = run.memory[:MAX_RANKS]
     find_layers, fills = _LAYERS[by]
     layers = [find_layers(ledger) for ledger in ledgers]

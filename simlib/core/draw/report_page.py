@@ -74,7 +74,7 @@ def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
     axes.axvline(0, color=INK, lw=1)
     axes.barh(y, misses, 0.5, color=OKABE_ITO[4], edgecolor=INK, linewidth=0.8, zorder=2)
     axes.set_yticks(y, names, fontsize=TEXT_PT)
-    axes.set_xlabel("predicted over measured, miss in %, logarithmic beyond 1 %", fontsize=TEXT_PT)
+    axes.set_xlabel("miss of the prediction in %, logarithmic beyond 1 %", fontsize=TEXT_PT)
     axes.grid(axis="x", color="#dddddd", lw=0.6)
     axes.set_axisbelow(True)
     place = {"transform": axes.transAxes, "va": "bottom", "ha": "right", "fontsize": SMALL_PT}
@@ -87,7 +87,7 @@ def draw_predictions(rows: Rows, unit: str = "s") -> Figure:
         for x, text in zip(columns, texts, strict=True):
             axes.text(x, row, text, **place)
     told = [f"{name} {_miss(*pair)}" for name, pair in zip(names, values, strict=True)]
-    figure.words = f"By how much each prediction misses what was measured: {'; '.join(told)}."
+    figure.words = f"Each prediction misses the measured value by: {'; '.join(told)}."
     return figure
 
 
@@ -136,7 +136,7 @@ def save_report(
         _row("td", name, 'td class="n"', [number(p), number(m), _miss(p, m)])
         for name, (p, m) in zip(names, values.tolist(), strict=True)
     ]
-    head = f"<tr><th>what</th><th>predicted ({escape(unit)})</th><th>measured ({escape(unit)})</th>"
+    head = f"<tr><th>name</th><th>predicted ({escape(unit)})</th><th>measured ({escape(unit)})</th>"
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',

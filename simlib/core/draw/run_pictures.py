@@ -129,7 +129,7 @@ def draw_wait_graph(graph: Any) -> Figure:
         _node(axes, graph, node, places[node])
     left_out = len(graph.waits) + len(graph.gone) - len(node_of)
     if left_out:
-        note = f"{left_out} more ranks wait or are gone"
+        note = f"more ranks, not shown: {left_out}"
         axes.text(0, -height / 2 + 0.08, note, ha="center", fontsize=SMALL_PT, color=GREY)
     figure.words = graph_in_words(graph)
     return figure

@@ -58,7 +58,7 @@ def hidden_streams(run: Any, ranks: Sequence[int]) -> list[str]:
     if not run.profile:
         return []
     if len(ranks) > MOST_RANKS:
-        return [f"streams of GPUs are shown of at most {MOST_RANKS} ranks: ranks=[...] chooses"]
+        return [f"a picture shows the GPU streams of at most {MOST_RANKS} ranks: give ranks=[...]"]
     if any(len(run.profile[rank].streams) > MOST_STREAMS for rank in ranks if run.profile[rank]):
-        return [f"of each rank the {MOST_STREAMS} busiest streams are shown"]
+        return [f"the picture shows the {MOST_STREAMS} busiest streams of each rank"]
     return []

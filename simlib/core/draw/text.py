@@ -54,12 +54,12 @@ def run_table(run: Any) -> str:
     parts.append([f"finding: {' '.join(str(found).split())}" for found in run.findings])
     if trace.forgotten is not None:
         words = kept_of(trace)
-        parts.append([f"{words}. Rows, trace and pictures show these. Sums count the whole run"])
+        parts.append([f"{words}. Rows, trace and pictures show these ops. Sums count all ops"])
     parts.append(_clocks(trace))
     parts.append(_not_profiled(run))
     if trace.dropped:
-        advice = "simlib run --watch goes on recording"
-        parts.append([f"{count(trace.dropped, 'further op')} ran and were not recorded ({advice})"])
+        advice = "simlib run --watch does not stop recording"
+        parts.append([f"simlib did not record {count(trace.dropped, 'further op')}: {advice}"])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -74,8 +74,8 @@ def _clocks(trace):
     else:
         first, side = min(trace.clock_offsets_s), "ahead of" if ahead_s > 0 else "behind"
         text = (
-            f"clocks are corrected: the clock of rank {rank} was {seconds_text(abs(ahead_s))} "
-            f"{side} the clock of rank {first}. The clocks may still differ by {error}"
+            f"simlib corrected the clocks: rank {rank}'s clock was {seconds_text(abs(ahead_s))} "
+            f"{side} rank {first}'s clock. The corrected clocks may still differ by {error}"
         )
     return [text]
 
@@ -88,7 +88,8 @@ def _not_profiled(run):
         if rank not in run.ran:
             continue
         why[profile.why_none if profile else "the rank did not finish"].append(rank)
-    lines = [f"no profile of {ranks_in_words(own)}: {text}" for text, own in why.items() if text]
+    told = [(text, ranks_in_words(own)) for text, own in why.items() if text]
+    lines = [f"there is no profile of {ranks}: {text}" for text, ranks in told]
     short = [rank for rank, profile in enumerate(profiles) if profile and profile.left_out]
     if short:
         lines.append(
@@ -299,8 +300,8 @@ def clip(text: str, longest: int) -> str:
 def kept_of(trace: Trace) -> str:
     """How much of a run its trace has, if the log rolled over."""
     ops, more = trace.ops, sum(trace.forgotten.ops) if trace.forgotten else 0
-    since = f", those since {seconds_text(ops[0].post_s)}" if ops else ""
-    return f"the last {len(ops):,} of {len(ops) + more:,} ops are kept{since}"
+    since = f", from {seconds_text(ops[0].post_s)} on" if ops else ""
+    return f"simlib kept the last {len(ops):,} of {len(ops) + more:,} ops{since}"
 
 
 def count(number: int, noun: str) -> str:
@@ -335,7 +336,7 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
         part = f"{seconds_text(begin_s)} to {seconds_text(end_s)}"
         told.append(f"Shown: {ranks_in_words(ranks)}, {part}.")
     if run.failure is not None:
-        told.append(f"It failed: {_first_line(run.failure)}.")
+        told.append(f"The run failed: {_first_line(run.failure)}.")
     told += _waits_reported(run, ops, begin_s, end_s)
     if not (run.trace.ops or run.trace.forgotten):
         told.append("No rank ever communicated.")
@@ -349,7 +350,7 @@ def run_in_words(run: Any, ranks: Ranks = None, between: Between = None) -> str:
     if names:
         told.append(f"Pieces of work: {', '.join(f'{n} x {name}' for name, n in names.items())}.")
     told += _devices_told(run.profile or (), shown)
-    told += [f"Found: {_first_line(str(finding))}." for finding in run.findings]
+    told += [f"simlib found this: {_first_line(str(finding))}." for finding in run.findings]
     return " ".join(told)
 
 
@@ -363,11 +364,11 @@ def comparison_in_words(names: Sequence[str], rows: OpCounts) -> str:
     """Describe the picture of a comparison. The parameters are those of `draw_comparison`."""
     told = [f"How often each kind of op occurs in {_listed(names)}."]
     common = sum(is_common for _, _, is_common in rows)
-    told.append(f"{common} of {len(rows)} occur equally often in all.")
+    told.append(f"{common} of {len(rows)} kinds occur equally often in all runs.")
     for label, counts, _ in sorted(rows, key=lambda row: row[2])[:MAX_SORTS]:
         told.append(f"{label}: {_listed([f'{count:,}' for count in counts])}.")
     if len(rows) > MAX_SORTS:
-        told.append(f"And {len(rows) - MAX_SORTS} more.")
+        told.append(f"This text leaves out {count(len(rows) - MAX_SORTS, 'more kind')}.")
     return " ".join(told)
 
 
@@ -398,7 +399,7 @@ def _waits_reported(run, ops, begin_s, end_s):
     in_order = sorted(found.items(), key=lambda item: (not item[0][3], -max(item[1].values())))
     told = [_wait_told(*group, waits) for group, waits in in_order[:MAX_WAITS]]
     left = len(in_order) - MAX_WAITS
-    return [*told, f"And {left:,} more."] if left > 0 else told
+    return [*told, f"This text leaves out {count(left, 'more wait')}."] if left > 0 else told
 
 
 def _waited(run, ops, begin_s, end_s):
@@ -422,8 +423,7 @@ def _wait_told(call, place, others, is_open, waits):
     for_whom = f" for {ranks_in_words(others)}" if others else ""
     where = f"{for_whom} in {call} ({place})"
     if is_open:
-        verb, end = ("waits", "goes") if is_one else ("wait", "go")
-        return f"{who} {verb}{where} and never {end} on."
+        return f"{who} {'waits' if is_one else 'wait'} forever{where}."
     (longest, time_s), *_ = waits.most_common(1)
     if is_one:
         return f"{who} waits {seconds_text(time_s)}{where}."
@@ -456,15 +456,16 @@ def _devices_told(profiles, shown):
         if rank not in shown or profile is None or profile.why_none:
             continue
         if len(told) == MAX_WAITS:
-            return [*told, "Other ranks wait, too."]
+            return [*told, "This text leaves out the other ranks."]
         computed = seconds_text(profile.computing_s)
         if profile.on == "cpu":
-            told.append(f"Operators of rank {rank} on the CPU: {computed}.")
+            told.append(f"The operators of rank {rank} took {computed} on the CPU.")
             continue
         told.append(
-            f"The GPU of rank {rank} computed {computed}, communicated "
-            f"{seconds_text(profile.communicating_s)} ({seconds_text(profile.exposed_s)} of it "
-            f"exposed), and was idle for {seconds_text(profile.idle_s)}."
+            f"The GPU of rank {rank} computed for {computed}, communicated for "
+            f"{seconds_text(profile.communicating_s)}, and was idle for "
+            f"{seconds_text(profile.idle_s)}. The exposed communication took "
+            f"{seconds_text(profile.exposed_s)}."
         )
     return told
 

@@ -17,7 +17,7 @@ from .figures import DPI, PAPER, SMALL_PT, new_picture
 from .lanes import chosen, drawn_until, in_sight, unit_of
 from .palette import rank_color, shades_of, visible
 from .streams import MOST_RANKS, hidden_streams, streams_of
-from .text import collective_text, kept_of
+from .text import collective_text, count, kept_of
 
 MAX_ARROWS = 300  # more arrows, bands or labels than this hide one another
 BAND = "#00000016"
@@ -88,20 +88,20 @@ class View:
             "bands",
         )
         if self.notes:
-            self.notes.append("zoom: timeline(between=(t0, t1))")
+            self.notes.append("to zoom in, use timeline(between=(t0, t1))")
         if self.crowded:
             self.notes.insert(0, "each pixel of a lane shows what its rank did most")
         self.notes += hidden_streams(self.run, self.ranks)
         if self.trace.forgotten is not None:
             self.notes.append(kept_of(self.trace))
         if self.trace.dropped:
-            self.notes.append(f"{self.trace.dropped:,} further ops were not recorded")
+            self.notes.append(f"simlib did not record {count(self.trace.dropped, 'further op')}")
 
     def _first(self, things, noun, what):
         """The first things. Add a note if the view leaves out further things."""
         most = int(np.clip(ARROWS_PER_GAP * (len(self.ranks) - 1), 60, MAX_ARROWS))
         if len(things) > most:
-            self.notes.append(f"{len(things):,} {noun}s: {what} of the first {most} shown")
+            self.notes.append(f"{what} show the first {most} of {len(things):,} {noun}s")
         return things[:most]
 
     def _make_axes(self, width_in):

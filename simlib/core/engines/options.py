@@ -235,7 +235,7 @@ def either(name: str, given: Kind | None, keywords: Kind) -> Kind:
     if keywords != kind():
         own = ", ".join(f"{one}=" for one in vars(keywords))
         raise InvalidCallError(
-            f"{name}= and keywords of its own ({own}) were both given: put everything into {name}="
+            f"give either {name}= or single keywords ({own}), but not both: put all into {name}="
         )
     return given
 
@@ -312,7 +312,8 @@ def _check_detection(detection_s: Any, on_death: str) -> float:
     """Refuse ``detection_s`` if the first death ends the run, because then no rank detects it."""
     if detection_s and on_death != "continue":
         raise InvalidCallError(
-            f'detection_s={detection_s!r} says when survivors see a death: add on_death="continue"'
+            f"detection_s={detection_s!r} is the time until survivors see a death, but without "
+            'on_death="continue" no rank survives: add on_death="continue"'
         )
     return check_seconds("detection_s", detection_s)
 
@@ -332,11 +333,11 @@ def _checked_restarts(asked: Restarts, world_size: int) -> Restarts:
         raise InvalidCallError(f"restarts={asked.most!r} must be a whole number, 0 or more")
     if least is not None and not (_is_count(least, 1) and least <= world_size):
         raise InvalidCallError(
-            f"min_ranks={least!r} must be a whole number from 1 to {world_size}, or None for as "
-            "many ranks as before"
+            f"min_ranks={least!r} must be a whole number from 1 to {world_size}, or None, which "
+            "means as many ranks as before"
         )
     if asked.on_restart is not None and not callable(asked.on_restart):
-        raise InvalidCallError(f"on_restart={asked.on_restart!r} must be a function of a Restart")
+        raise InvalidCallError(f"on_restart={asked.on_restart!r} must be a function(restart)")
     return replace(asked, restart_s=check_seconds("restart_s", asked.restart_s))
 
 
@@ -448,7 +449,7 @@ def program_of_script(
 ) -> Program:
     """The `Program` of a whole script, or of a module by its name, with its command line."""
     if is_module and path.endswith(".py"):
-        raise InvalidCallError(f"-m takes a module: write -m {path[:-3]}, or {path} without -m")
+        raise InvalidCallError(f"-m needs a module's name: write -m {path[:-3]}, or leave -m out")
     function, what = (module, path) if is_module else (script, os.path.abspath(path))
     payload = pack(function, (what,), None, world_size)
     name, seeds = os.path.basename(path), check_seed(seed)
@@ -506,7 +507,7 @@ def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) 
             f"args={args!r} must be a tuple: for one argument, write args=({args!r},)"
         )
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise InvalidCallError(f"kwargs={kwargs!r} must be a dict: kwargs={{'name': value}}")
+        raise InvalidCallError(f"kwargs={kwargs!r} must be a dict, such as {{'name': value}}")
     learn_names()
     try:
         payload = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})), protocol=5)
@@ -514,7 +515,7 @@ def pack(function: Callable[..., Any], args: Any, kwargs: Any, world_size: int) 
         name = getattr(function, "__name__", repr(function))
         culprit = _culprit(function, args, kwargs)
         raise InvalidCallError(
-            f"{name} cannot be sent to the ranks, because they are other processes: {culprit} "
+            f"{name} cannot be sent to the ranks, which are other processes: {culprit} "
             f"({type(error).__name__}: {error}). Create this object inside the function instead."
         ) from None
     if len(payload) > HEAVY_BYTES:
@@ -534,7 +535,7 @@ def _refuse_tensors_on_gpus(function, args, kwargs, without_gpus):
         try:
             _OfTheCpu(io.BytesIO(), protocol=5).dump(value)
         except _OnGpu as found:
-            raise InvalidCallError(f"{name} holds a tensor on {found}. {without_gpus}") from None
+            raise InvalidCallError(f"{name} contains a tensor on {found}. {without_gpus}") from None
 
 
 class _OnGpu(Exception):
@@ -588,4 +589,4 @@ def _culprit(function: Any, args: Sequence, kwargs: Mapping | None) -> str:
             cloudpickle.dumps(value, protocol=5)
         except Exception:
             return f"{name}, a {type(value).__qualname__}, cannot be copied to a process"
-    return "something in it cannot be copied to a process"
+    return "something in this function cannot be copied to a process"

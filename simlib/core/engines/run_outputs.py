@@ -17,19 +17,23 @@ def add_limits(command: ArgumentParser) -> None:
         "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
     )
     command.add_argument(
-        "--restarts", type=int, default=0, metavar="N", help="run again after a death, N times (0)"
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="restart after deaths, at most N times",
     )
     command.add_argument(
-        "--min-ranks", type=int, metavar="N", help="then with the ranks left, at least N"
+        "--min-ranks", type=int, metavar="N", help="restart if at least N ranks are left"
     )
 
 
 def add_options(command: ArgumentParser) -> None:
     """Add ``--trace``, ``--picture``, ``--html`` and ``--quiet`` to a parser."""
-    command.add_argument("--trace", metavar="FILE", help="save the trace: JSON that Perfetto opens")
+    command.add_argument("--trace", metavar="FILE", help="save the trace for Perfetto, as JSON")
     command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
     command.add_argument(
-        "--html", metavar="FILE", help="save the run as a page: it plays in any browser"
+        "--html", metavar="FILE", help="save the run as a page that plays in any browser"
     )
     command.add_argument("--quiet", action="store_true", help="print no table")
 

@@ -486,9 +486,9 @@ def perform(engine: Engine) -> Run:
     """Carry out a run, show its output, and raise the error that ended it."""
     if SERVED:
         raise InvalidCallError(
-            f"this is already a rank of {SERVED[-1]}, and a rank cannot start other ranks "
-            f"({engine.sort}). In a rank, call the function directly. Start a file that starts "
-            "ranks itself by python FILE. If it starts them when it is imported, put that line "
+            f"this code already runs in a rank of {SERVED[-1]}, and a rank cannot start "
+            f"{engine.sort}. In a rank, call the function directly. If a file starts ranks itself, "
+            "start the file with python FILE. If importing a file starts ranks, put that line "
             'below if __name__ == "__main__":'
         )
     display = open_display()

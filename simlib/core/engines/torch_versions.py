@@ -32,7 +32,8 @@ def is_untested(version: str | None = None) -> bool:
 def warn_of_untested_torch() -> None:
     """Warn, once in a process, that `run` is untested with this torch."""
     if is_untested() and IN_CANARY not in os.environ:
-        warnings.warn(f"{_what_is_here()}: if a run surprises you, {_what_to_do()}", stacklevel=2)
+        what = f"{_what_is_here()}. If a run gives unexpected results, use {_what_to_do()}"
+        warnings.warn(what, stacklevel=2)
 
 
 @functools.cache
@@ -48,15 +49,13 @@ def refuse_untested_torch() -> None:
         found = _outcome()
         if not found.endswith("none failed"):
             raise SimlibError(
-                f"{_what_is_here()}, and simulations fail with it: {_what_to_do()}\n\n{found}"
+                f"{_what_is_here()}. Simulations fail here: use {_what_to_do()}\n\n{found}"
             )
 
 
 def _what_is_here() -> str:
     first, last = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    return (
-        f"torch {torch.__version__} is not one of those simlib was tested with ({first} to {last})"
-    )
+    return f"simlib was tested with torch {first} to {last}, but this is torch {torch.__version__}"
 
 
 def _what_to_do() -> str:
@@ -73,7 +72,7 @@ def _outcome() -> str:
     file = _folder() / f"canary-{VERSION}-torch-{torch.__version__}-{platform.python_version()}"
     with contextlib.suppress(OSError):
         return file.read_text()
-    print("this torch is new to simlib: trying it for a minute ...", file=sys.stderr, flush=True)
+    print("simlib tests this new torch for about a minute ...", file=sys.stderr, flush=True)
     found = _run_canary()
     with contextlib.suppress(OSError):  # then the next process tries again
         file.parent.mkdir(parents=True, exist_ok=True)

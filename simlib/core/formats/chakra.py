@@ -182,7 +182,7 @@ def read_trace(folder: str | Path) -> tuple[Trace, dict[str, Any]]:
             told = _json(metadata.get("simlib", "{}"))
             reader = _Reader(rank, nodes, groups, told.get("sites", []))
         except ValueError as error:
-            raise ValueError(f"{path.name} is not a trace of one thread: {error}") from None
+            raise ValueError(f"{path.name} is not the trace of one thread: {error}") from None
         trace.ops += reader.ops
         trace.spans.append((0.0, reader.now_s))
         about = about or told
@@ -201,7 +201,7 @@ def _paths_in(folder: Path) -> list[Path]:
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
         raise ValueError(
-            f"{folder} must contain the files NAME.N.et of one job, but contains: {names}"
+            f"{folder} must contain files NAME.N.et with one NAME, but the names are: {names}"
         )
     ((name, of_rank),) = found.items()
     absent = sorted(set(range(max(of_rank) + 1)) - set(of_rank))
@@ -225,8 +225,8 @@ def _groups_in(folder: Path, world: Group) -> dict[str, Group]:
             groups[name] = Group(f"group {name}", tuple(ranks))
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError(
-            f"{path.name} is not a table of groups: it must have names, and for each name its "
-            f"ranks, from 0 to {len(world) - 1}"
+            f"{path.name} is not a table of groups: for each name it must have a list of ranks "
+            f"from 0 to {len(world) - 1}"
         ) from None
     return groups
 
@@ -247,7 +247,7 @@ class _Reader:
 
     def __init__(self, rank: int, nodes: list[Node], groups: dict[str, Group], sites: Any) -> None:
         if not isinstance(sites, list):
-            raise ValueError("simlib did not write its lines")
+            raise ValueError("its list of source lines is damaged")
         self.now_s = 0.0
         self.ops: list[Op] = []
         self._rank, self._groups = rank, groups
@@ -366,13 +366,13 @@ def _op_of(node: Node, rank: int, seq: int, groups: dict[str, Group], sites: lis
     name = node.attributes.get("pg_name", "")
     group = groups.get(str(name))
     if group is None or rank not in group.ranks:
-        raise ValueError(f"node {node.id} is of group {name}, but {GROUPS} does not say so")
+        raise ValueError(f"node {node.id} is of group {name}, but {GROUPS} lists no such group")
     nbytes = _number(node, "comm_size", MOST_ELEMENTS)
     tag, peer = None, told.get("root")
     if node.type == COLLECTIVE:
         kind = KINDS.get(_number(node, "comm_type", 9))
         if kind is None:
-            raise ValueError(f"node {node.id} is a collective of a type that simlib does not have")
+            raise ValueError(f"node {node.id} is a collective of a type that simlib does not know")
         fits = peer is None or kind in ROOTED and type(peer) is int and peer in group.ranks
     else:
         kind = "send" if node.type == SEND else "recv"
@@ -389,7 +389,7 @@ def _op_of(node: Node, rank: int, seq: int, groups: dict[str, Group], sites: lis
     fits &= nbytes == 0 if not elements else nbytes >= elements and nbytes % elements == 0
     fits &= type(number) is int and 0 <= number <= len(sites)
     if not fits:
-        raise ValueError(f"the fields of node {node.id} do not fit together")
+        raise ValueError(f"the fields of node {node.id} contradict each other")
     is_async = told.get("async") is not False
     call = describe_call(kind, peer, tag, reduce_op, is_async)
     place = sites[number] if number < len(sites) else Site("", "", 0)
@@ -418,7 +418,7 @@ def _op_of(node: Node, rank: int, seq: int, groups: dict[str, Group], sites: lis
 def _number(node: Node, name: str, most: int, otherwise: int | None = None) -> int:
     value = node.attributes.get(name, otherwise)
     if not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"node {node.id} has no {name} that can be used")
+        raise ValueError(f"node {node.id} has no valid {name}")
     return value
 
 
@@ -428,21 +428,21 @@ def _json(text: Value) -> dict[str, Any]:
     except RecursionError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError("simlib did not write its attribute simlib")
+        raise ValueError("an attribute named simlib is damaged")
     return found
 
 
 def _site(place: Any) -> Site:
     types = (str, int, str, str)
     if not isinstance(place, list) or tuple(map(type, place)) != types:
-        raise ValueError("simlib did not write one of its lines")
+        raise ValueError("one of its source lines is damaged")
     file, lineno, function, text = place
     return Site("", file, lineno, function, line_text=text)
 
 
 def _shapes(told: Any) -> tuple:
     if not isinstance(told, list) or not all(_are_sizes(shape, most=64) for shape in told):
-        raise ValueError("simlib did not write one of its shapes")
+        raise ValueError("the shapes of one of its nodes are damaged")
     return tuple(map(tuple, told))
 
 
@@ -451,7 +451,7 @@ def _splits(told: Any, size: int) -> tuple | None:
         return None
     is_pair = isinstance(told, list) and len(told) == 2
     if not is_pair or not all(_are_sizes(part, size) and len(part) == size for part in told):
-        raise ValueError("simlib did not write its splits")
+        raise ValueError("the splits of one of its nodes are damaged")
     return tuple(map(tuple, told))
 
 

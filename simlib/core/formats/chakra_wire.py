@@ -174,7 +174,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif kind in (FIXED64, FIXED32):
             value, at = _part(message, at, 8 if kind == FIXED64 else 4)
         else:
-            raise ValueError(f"a field in it is of the unknown type {kind}")
+            raise ValueError(f"a field of the file has the unknown type {kind}")
         yield key >> 3, value
 
 

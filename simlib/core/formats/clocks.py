@@ -119,7 +119,7 @@ def check_offsets(
         if abs(ahead_s) > max(LIKELY_S, LIKELY * length_s):
             raise ValueError(
                 f"collectives in {files[rank]} ended {seconds_text(abs(ahead_s))} "
-                f"{'after' if ahead_s > 0 else 'before'} those in {files[min(offsets_s)]}, more "
-                "than the clocks of hosts differ: give the files of one job, which begin at the "
-                "same step"
+                f"{'after' if ahead_s > 0 else 'before'} those in {files[min(offsets_s)]}. The "
+                "clocks of hosts do not differ so much: give the files of one job, which begin at "
+                "the same step"
             )

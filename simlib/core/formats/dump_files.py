@@ -81,7 +81,7 @@ class Moves:
     is_all: bool = False
 
     def __str__(self) -> str:
-        return f"{ranks_in_words(self.ranks)} made calls between two looks {self.apart_s:g} s apart"
+        return f"{ranks_in_words(self.ranks)} made calls while simlib waited {self.apart_s:g} s"
 
 
 def read_folder(path: str | Path) -> Folder:
@@ -111,7 +111,7 @@ def read_folder(path: str | Path) -> Folder:
             folder.written_ns = max(folder.written_ns, file.stat().st_mtime_ns)
     if not read:
         why = f": {folder.unread[0]}" if folder.unread else ""
-        why = why or "; traces of torch's profiler are read by simlib.load"
+        why = why or ". For traces of torch's profiler, use simlib.load"
         raise ValueError(f"no flight-recorder dump could be read in {path}{why}")
     _check_is_one_job(read)
     for rank, dump in zip(_ranks_of(read), read, strict=True):

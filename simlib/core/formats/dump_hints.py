@@ -41,7 +41,7 @@ def _place_in_period(ops: list[Op], head: Op) -> Iterable[str]:
     for at in range(1, len(own)):
         gaps[at % period].append(own[at].post_s - own[at - 1].post_s)
     first = max(gaps, key=lambda place: statistics.median(gaps[place]))  # forward lies before it
-    yield f"call {(len(own) - 1 - first) % period + 1} of {period} that each backward makes"
+    yield f"call {(len(own) - 1 - first) % period + 1} of the {period} calls in each backward"
 
 
 def _line_of_size(ops: list[Op], head: Op) -> Iterable[str]:
@@ -49,7 +49,7 @@ def _line_of_size(ops: list[Op], head: Op) -> Iterable[str]:
     size = _moved(head)
     lines = {op.site.place for op in ops if op.site.lineno and _moved(op) == size}
     if size and len(lines) == 1:
-        yield f"of as many elements as the call at {lines.pop()}"
+        yield f"with as many elements as the call at {lines.pop()}"
 
 
 def _moved(op: Op) -> int:

@@ -165,9 +165,9 @@ class Judge:
         if waited_s > MOST_TIMES_LATER * late_s:
             return Found("deadlock", str(error), tuple(sorted(ranks)), [], error)
         words = (
-            f"{ranks_in_words(ranks)} may be slow, but not lost. The others had waited for "
+            f"{ranks_in_words(ranks)} may only be slow. The other ranks had waited for "
             f"{seconds_text(waited_s)} when the dumps were written. In earlier calls, "
-            f"{ranks_in_words(ranks)} arrived up to {seconds_text(late_s)} after most others"
+            f"{ranks_in_words(ranks)} arrived up to {seconds_text(late_s)} after most other ranks"
         )
         return Found("slow", f"{words}\n{error}", tuple(sorted(ranks)), [], error)
 
@@ -205,12 +205,13 @@ class Judge:
         ]
         if unstarted and len(unstarted) < len(ranks):
             words.append(
-                f"Of these, {ranks_in_words(unstarted)} had not begun the call: a device still "
-                "works on earlier kernels"
+                f"But the devices of {ranks_in_words(unstarted)} had not begun the call, because "
+                "they were still running earlier kernels"
             )
             ranks = unstarted
         if rest:
-            words.append(f"{ranks_in_words(rest)} wait behind these")
+            verb = "waits" if len(rest) == 1 else "wait"
+            words.append(f"{ranks_in_words(rest)} {verb} for these ranks to continue")
         error = DeadlockError("\n".join(words), {rank: met[rank].site for rank in met})
         return Found("stuck", str(error), tuple(sorted(ranks)), [], error)
 
@@ -223,7 +224,7 @@ class Judge:
         notes = []
         late = stragglers_of(trace)
         if late.ranks:
-            notes.append(f"{late.in_words()}, if clocks of hosts agree")
+            notes.append(f"{late.in_words()}. These times are right if the clocks of hosts agree")
         return Found("healthy", words, (), notes)
 
 

@@ -97,7 +97,7 @@ def find_job(pid: int | None = None) -> LiveJob:
         if not jobs:
             raise ValueError(
                 f"process {pid} is neither a torchrun whose ranks are alive nor a rank of this "
-                "user: `simlib diagnose --job` without a number finds these"
+                "user: give `simlib diagnose --job` without a number, and simlib finds the job"
             )
     if not jobs:
         raise ValueError(
@@ -107,8 +107,8 @@ def find_job(pid: int | None = None) -> LiveJob:
         )
     if len(jobs) > 1:
         raise ValueError(
-            f"several jobs run on this host: {'; '.join(map(str, jobs))}. Give the number of one: "
-            f"--job {jobs[0].pid}"
+            f"several jobs run on this host: {'; '.join(map(str, jobs))}. Give the number of one "
+            f"job, for example --job {jobs[0].pid}"
         )
     return jobs[0]
 

@@ -129,10 +129,10 @@ def _place_of(path: Path, found: KinetoTrace, is_alone: bool) -> tuple[int, int 
         )
     limit = MOST_RANKS if size is None else size
     if not isinstance(limit, int) or not 1 <= limit <= MOST_RANKS:
-        raise ValueError(f"{path.name} claims a world of {str(size)[:20]} ranks: it is damaged")
+        raise ValueError(f"{path.name} is damaged: it names a world of {str(size)[:20]} ranks")
     if not isinstance(rank, int) or not 0 <= rank < limit:
         raise ValueError(
-            f"{path.name} is of rank {str(rank)[:20]} in a world of {limit}: it is damaged"
+            f"{path.name} is damaged: it names rank {str(rank)[:20]} in a world of {limit} ranks"
         )
     return rank, size, Group("", tuple(range(limit)))
 
@@ -298,7 +298,7 @@ def _folded(ranks: Sequence[RankTrace], missing: Sequence[int]) -> list[str]:
         for note, number in one.notes.items():
             files.setdefault(note.replace("{}", str(number)), []).append(one.file)
     found = [
-        f"{names[0]} {note}" + (f"; so do {len(names) - 1} more files" if names[1:] else "")
+        f"{names[0]} {note}" + f"; this file is one of {len(names)} such files" * (len(names) > 1)
         for note, names in files.items()
     ]
     if missing:

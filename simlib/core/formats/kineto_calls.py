@@ -126,7 +126,7 @@ def calls_of(trace: KinetoTrace, rank: int, world: Group, groups: dict[str, Grou
     if by_nccl:
         reader.each(by_nccl, reader.of_nccl)
         if any(event["name"] != "gloo:barrier" for event in trace.works):
-            reader.notes["also has calls by Gloo: only those by NCCL are read"] += 1
+            reader.notes["also has calls by Gloo, but simlib reads only calls by NCCL here"] += 1
     elif by_gloo:
         if len(groups) > 1:
             raise ValueError(
@@ -160,8 +160,8 @@ class _Reader:
                 raise
             except ODD:
                 raise ValueError(
-                    f"holds a call that torch does not write ({event['name']}, number "
-                    f"{len(self.ops)}): profile the run again"
+                    f"contains a damaged call ({event['name']}, number {len(self.ops)}): profile "
+                    "the run again"
                 ) from None
             if op is not None:
                 self.ops.append(op)
@@ -170,12 +170,12 @@ class _Reader:
         about = event["args"]
         name = about.get("Collective name")
         if name is None:
-            self.notes["does not say what the calls by NCCL were ({}): its torch is too old"] += 1
+            self.notes["does not name the calls by NCCL ({} calls), because torch was too old"] += 1
             return None
         kind = kind_of(name)
         if kind is None:
             if name not in NO_CALLS:
-                self.notes[f"has calls of NCCL that simlib does not know, {str(name)[:40]!r}"] += 1
+                self.notes[f"has calls of NCCL that simlib does not know: {str(name)[:40]!r}"] += 1
             return None
         brought = _count(about["In msg nelems"]) or _count(about["Out msg nelems"])
         shapes = () if kind == "barrier" else ((brought,),)
@@ -217,7 +217,7 @@ class _Reader:
         name = event["name"].removeprefix("c10d::")
         call, about = GLOO_CALLS.get(name), event["args"]
         if call is None:
-            self.notes[f"has calls that simlib does not know, c10d::{name[:40]}"] += 1
+            self.notes[f"has calls that simlib does not know: c10d::{name[:40]}"] += 1
             return None
         if "Input Dims" not in about or "Concrete Inputs" not in about:
             raise _Unclear(
@@ -238,7 +238,7 @@ class _Reader:
         op.async_op, op.site = is_async, _site_of(call.kind, to, is_async)
         if call.kind == "recv" and call.peer is None:
             op.any_source = True
-            self.notes["does not say from whom receives of any source came ({})"] += 1
+            self.notes["does not name the source of receives from any source ({} receives)"] += 1
         op.splits = splits
         return op
 

@@ -50,7 +50,7 @@ class Look:
             for place, ranks in at.items()
         ]
         if len(places) > MOST_PLACES:
-            places[MOST_PLACES:] = ["the others are elsewhere (see stack_*.txt in the folder)"]
+            places[MOST_PLACES:] = ["stack_*.txt in the folder shows the other ranks"]
         if places:
             yield f"now {'; '.join(places)}"
 
@@ -148,5 +148,6 @@ def _absent_told(job: LiveJob, now: dict[int, Progress]) -> Iterator[str]:
     if elsewhere:
         yield (
             f"no process of {ranks_in_words(elsewhere)} runs on this host, and no dump arrived. If "
-            "these ranks run on other hosts, ask there, too, and put all dumps into one folder"
+            "these ranks run on other hosts, run this command there, too. Then put all dumps into "
+            "one folder"
         )

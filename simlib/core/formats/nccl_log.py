@@ -155,7 +155,7 @@ class NcclLog:
         if self.warnings:
             sentences.append(f"NCCL warned: {self.warnings[0].rstrip('.')}.")
         if self.version:
-            sentences.append(f"It is NCCL {self.version}.")
+            sentences.append(f"The version of NCCL is {self.version}.")
         return " ".join(sentences)
 
     def _communicator_of(self, ranks: tuple) -> tuple[Communicator, dict[int, int | None]] | None:
@@ -182,9 +182,8 @@ class NcclLog:
         if not told:
             return "The log does not say which network NCCL uses."
         sentence = "; ".join(told)
-        if len(hosts) == 1:
-            sentence += " (only between hosts, but all ranks of this log are on one)"
-        return sentence[0].upper() + sentence[1:] + "."
+        more = " NCCL uses a network only between hosts, but all ranks here are on one host."
+        return sentence[0].upper() + sentence[1:] + "." + more * (len(hosts) == 1)
 
     def _one_in_words(self, network: str) -> str:
         names = self._names(network)

@@ -54,7 +54,7 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
         ``last`` is less than 1, or the folder has dumps of ranks that are not written now.
     """
     if last is not None and last < 1:
-        raise InvalidCallError(f"the ring must hold at least one entry, but last is {last}")
+        raise InvalidCallError(f"last is {last}: give the number of last calls to keep, 1 or more")
     folder = Path(folder)
     gone = set(trace.deaths) | set(trace.missing)
     ranks = [rank for rank in range(trace.world_size) if rank not in gone]
@@ -73,8 +73,8 @@ def make_folder(folder: Path, pattern: str, names: set[str]) -> None:
     others = sorted({path.name for path in folder.glob(pattern)} - names)
     if others:
         raise InvalidCallError(
-            f"{folder} has {others[0]}, which is not from this run. A reader would take both for "
-            "one job: name an empty folder"
+            f"{folder} has {others[0]}, which is not from this run. A reader would take all these "
+            "files for one job: name an empty folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -176,7 +176,7 @@ def _check_fields(stored: dict) -> None:
             raise ValueError(f"the file has no {name!r}")
         value = stored[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"the file's {name} is {_short(value)}")
+            raise ValueError(f"the file's {name} is {_short(value)}, which has the wrong type")
     if not all(_is_positive(rate) for rate in stored["rates"].values()):
         raise ValueError(f"the file's rates are {_short(stored['rates'])}: give numbers above 0")
     if not _is_positive(stored["memory_Bps"]):
@@ -195,7 +195,7 @@ def _row(at: int, row: Any, rates: Mapping[str, float]) -> Row:
         good = good and all(type(size) is int and size > 0 for size in sizes)
         good = good and _is_positive(seconds)
         if good and has_shape and not (dtype in rates and dtype in _BYTES_OF):
-            raise ValueError(f"row {at} computes in {_short(dtype)}, which is not in its rates")
+            raise ValueError(f"row {at} computes in {_short(dtype)}, but rates has no such dtype")
     if not good:
         raise ValueError(
             f"row {at} is {_short(row)}, but a row must be [sort, dtype, layout, sizes, seconds]"

@@ -101,11 +101,11 @@ class Jitter:
         if callable(self.kind):
             _check_function(self.kind)
             return
-        check_kind("kind", self.kind, "or a function of a rank, k, and a random generator")
+        check_kind("kind", self.kind, "or a function(rank, k, random)")
         for name in ("spread", "mean"):
             check_number(name, getattr(self, name))
             if getattr(self, name) == inf:
-                raise InvalidCallError(f"{name} is inf: give a number")
+                raise InvalidCallError(f"{name} is inf: give a finite number")
         check_spread(self.kind, self.spread)
 
     def factors(self, steps: int, ranks: int) -> np.ndarray:
@@ -138,8 +138,8 @@ class Jitter:
         value = self._function(rank, number, random)
         if not isinstance(value, Real) or not 0 <= value < inf:
             raise InvalidCallError(
-                f"slow: {_name(self._function)} gave {value!r} for piece {number} of rank {rank}: "
-                "give a factor of at least 0"
+                f"slow: {_name(self._function)} returned {value!r} for piece {number} of rank "
+                f"{rank}: return a factor of at least 0"
             )
         return [float(value)]
 
@@ -158,8 +158,8 @@ class Jitter:
             payload = cloudpickle.dumps(self.kind, protocol=5)
         except Exception as error:
             raise InvalidCallError(
-                f"slow: {_name(self.kind)} cannot be sent to the ranks, because they are other "
-                f"processes ({type(error).__name__}: {error})"
+                f"slow: {_name(self.kind)} cannot be sent to the ranks, which are other processes "
+                f"({type(error).__name__}: {error})"
             ) from None
         return Jitter(_Travelling(payload), self.spread, self.mean, self.seed)  # type: ignore[arg-type]
 
@@ -208,8 +208,8 @@ def check_slow(slow: Any, world_size: int) -> dict[int, Any]:
         return dict.fromkeys(range(world_size), _jitter(slow))
     if slow is not None and not isinstance(slow, dict):
         raise InvalidCallError(
-            f"slow={slow!r} must be a dict by rank, {{0: 1.5}}, a simlib.scale.Jitter, or a "
-            "function of a rank, k, and a random generator"
+            f"slow={slow!r} must be a dict by rank, such as {{0: 1.5}}, or a simlib.scale.Jitter, "
+            "or a function(rank, k, random)"
         )
     slow = slow or {}
     noisy = {rank: _jitter(value) for rank, value in slow.items() if _is_noise(value)}
@@ -250,7 +250,7 @@ def check_kind(name: str, kind: Any, otherwise: str) -> None:
 def check_spread(kind: str, spread: float) -> None:
     """Refuse a spread that the distribution cannot have."""
     if kind == "exponential" and spread > 1:
-        raise InvalidCallError(f"spread is {spread!r}: an exponential jitter has at most 1")
+        raise InvalidCallError(f"spread is {spread!r}: give at most 1 for an exponential jitter")
 
 
 def _check_function(function: Any) -> None:
@@ -320,7 +320,7 @@ class Failures:
         check_count("ranks", ranks)
         check_number("after_s", after_s)
         if not after_s < inf:
-            raise InvalidCallError(f"after_s is {after_s}: give a number of seconds")
+            raise InvalidCallError(f"after_s is {after_s}: give a finite number of seconds")
         return {rank: self._next_of(rank, after_s) for rank in range(ranks)}
 
     def _next_of(self, rank: int, after_s: float) -> float:
@@ -334,7 +334,7 @@ def check_mtbf(mtbf_s: float) -> None:
     """Refuse a value that cannot be a mean time between failures."""
     check_number("mtbf_s", mtbf_s, above=True)
     if mtbf_s == inf:
-        raise InvalidCallError("mtbf_s is inf: give a number of seconds")
+        raise InvalidCallError("mtbf_s is inf: give a finite number of seconds")
 
 
 def deaths_after(

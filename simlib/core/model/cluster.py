@@ -41,7 +41,7 @@ class Link:
     def __post_init__(self) -> None:
         check_number("latency_s", self.latency_s)
         if math.isinf(self.latency_s):
-            raise InvalidCallError("latency_s is infinite: no message would ever arrive")
+            raise InvalidCallError("latency_s is infinite: give a number, or no message arrives")
         check_number("bandwidth_Bps", self.bandwidth_Bps, above=True)
 
 
@@ -230,8 +230,8 @@ class Topology:
         check_count("world_size", world_size)
         if world_size > cluster.max_ranks:
             raise InvalidCallError(
-                f"{world_size} ranks do not fit: {cluster.nodes} nodes of {cluster.ranks_per_node} "
-                f"ranks have room for {cluster.max_ranks}"
+                f"{world_size} ranks do not fit: {cluster.nodes} nodes with "
+                f"{cluster.ranks_per_node} ranks each have room for {cluster.max_ranks} ranks"
             )
         self.cluster = cluster
         self.world_size = world_size

@@ -224,7 +224,7 @@ def check_number(name: str, value: object, low: float = 0.0, above: bool = False
     too."""
     good = isinstance(value, Real) and (value > low if above else value >= low)  # type: ignore[operator]
     if not good:
-        bound = f"{'above' if above else 'at least'} {low:g}"
+        bound = f"{'above' if above else 'of at least'} {low:g}"
         raise InvalidCallError(f"{name} is {value!r}: give a number {bound}")
 
 
@@ -265,14 +265,14 @@ def check_by_rank(name: str, values: Any, world_size: int) -> dict[int, float]:
     """Refuse a value that is not a dict from ranks to numbers of at least 0. None means empty."""
     values = {} if values is None else values
     if not isinstance(values, dict):
-        raise InvalidCallError(f"{name}={values!r} must be a dict by rank: {{0: 1.5}}")
+        raise InvalidCallError(f"{name}={values!r} must be a dict by rank, such as {{0: 1.5}}")
     for rank, value in values.items():
         if not (isinstance(rank, Integral) and 0 <= int(rank) < world_size):
             raise InvalidCallError(
                 f"{name}: {rank!r} is not a rank: ranks are 0 to {world_size - 1}"
             )
         if not _is_at_least_0(value):
-            raise InvalidCallError(f"{name}: {value!r} for rank {rank} must be 0 or more")
+            raise InvalidCallError(f"{name}: rank {rank} has {value!r}: give a number, 0 or more")
     return {int(rank): float(value) for rank, value in values.items()}
 
 

@@ -56,7 +56,7 @@ class Site:
         simlib names a cell by its function, because a cell gets a new number each time you run it.
         """
         if not self.lineno:
-            return "no line of yours"
+            return "no line of your code"
         if self.cell is not None:
             name = "cell" if self.function.startswith("<") else self.function
             return f"{name}, line {self.lineno}"

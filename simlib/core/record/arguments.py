@@ -52,7 +52,7 @@ def check_message(
     verb, advice = _OF_MESSAGE[method]
     if tensor.layout is not torch.strided:
         raise RefusedLayout(
-            f"a sparse tensor cannot be {verb}: {verb} must be a dense one, as x.to_dense() gives"
+            f"a sparse tensor cannot be {verb}: use a dense tensor, such as x.to_dense()"
         )
     if not 0 <= number <= able.largest_tag:
         raise RefusedCall(_about_tag(tag, able))
@@ -77,8 +77,8 @@ def _about_tag(tag, able):
     if able.largest_tag:
         return f"tag={tag} must be from 0 to {able.largest_tag}"
     return (
-        f"tag={tag} is not possible: {able.name} has no tags. Leave it out: messages from one rank "
-        "to another come in the order in which they are sent"
+        f"tag={tag} is not possible: {able.name} has no tags. Leave tag= out: messages from one "
+        "rank to another arrive in the order in which they are sent"
     )
 
 
@@ -326,8 +326,9 @@ def _check_all_gather_coalesced(args, size, *_):
     for tensors in lists:
         if len(tensors) != len(inputs):
             raise RefusedCall(
-                "each inner list of all_gather_coalesced must have as many tensors as the rank "
-                f"brings, {len(inputs)}: one list has {len(tensors)}"
+                "the rank passes "
+                f"{len(inputs)} tensors to all_gather_coalesced, so each inner list must have as "
+                f"many tensors, but one list has {len(tensors)}"
             )
         _refuse_expanded("all_gather_coalesced's list", tensors)
         for output, tensor in zip(tensors, inputs, strict=True):
@@ -339,11 +340,11 @@ def _check_all_gather_single(args, size, *_):
         expected = (tensor.shape[0] * size, *tensor.shape[1:]) if tensor.ndim else None
         if tensor.ndim == 0:
             raise RefusedCall(
-                "a tensor without dimensions cannot be gathered into one: pass x.reshape(1)"
+                "all_gather cannot join tensors without dimensions into one: pass x.reshape(1)"
             )
         if tuple(output.shape) != expected:
             raise RefusedCall(
-                f"{size} ranks bring {_shape(tensor)} each, so the output must have shape "
+                f"{size} ranks bring shape {_shape(tensor)} each, so the output must have shape "
                 f"{expected}, but its shape is {_shape(output)}"
             )
         _check_dtypes(output, tensor)
@@ -376,7 +377,7 @@ def _check_reduce_scatter_single(args, size, *_):
         expected = (output.shape[0] * size, *output.shape[1:])
         if tuple(tensor.shape) != expected:
             raise RefusedCall(
-                f"{size} ranks receive {_shape(output)} each, so the input must have shape "
+                f"{size} ranks receive shape {_shape(output)} each, so the input must have shape "
                 f"{expected}, but its shape is {_shape(tensor)}"
             )
         _check_dtypes(output, tensor)
@@ -431,7 +432,7 @@ def _check_splits(name, rows, splits, size):
             f"{len(splits)}"
         )
     if min(splits) < 0:
-        raise RefusedCall(f"{name}_split_sizes {splits} must be 0 or more each")
+        raise RefusedCall(f"{name}_split_sizes is {splits}: give only numbers of 0 or more")
     if sum(splits) != rows:
         raise RefusedCall(
             f"{name}_split_sizes {splits} add up to {sum(splits)}, but the {name} has {rows} rows"
@@ -449,8 +450,8 @@ def _check_shapes(name, tensors, shape, verb):
     for number, tensor in enumerate(tensors):
         if tensor.shape != shape:
             raise RefusedCall(
-                f"each tensor of {name} must have the shape of what the rank {verb}, "
-                f"{tuple(shape)}: number {number} has {_shape(tensor)}"
+                f"each tensor of {name} must have shape {tuple(shape)}, like the tensor that the "
+                f"rank {verb}: tensor {number} has shape {_shape(tensor)}"
             )
 
 

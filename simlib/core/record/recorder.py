@@ -442,7 +442,7 @@ class RecordedMessage(RecordedWork):
         if self._looks > MAX_LOOKS:
             raise InvalidCallError(
                 f"the program asked {MAX_LOOKS:,} times in a row whether this isend or irecv is "
-                "complete. With Gloo a request never says so before wait(): call wait()"
+                "complete. With Gloo the answer stays False until wait(): call wait()"
             )
         return False
 

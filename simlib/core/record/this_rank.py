@@ -130,7 +130,7 @@ def held() -> dict[str, int]:
     meter = getattr(here, "meter", None)
     if meter is None:
         raise InvalidCallError(
-            "simlib.held() is for ranks of simlib.simulate on a cluster with a device: give it "
-            "cluster=Cluster(..., device=Device(...)), or memory=True"
+            "simlib.held() is for ranks of simlib.simulate on a cluster with a device: give "
+            "simulate cluster=Cluster(..., device=Device(...)), or memory=True"
         )
     return meter.ledger().current

@@ -315,5 +315,5 @@ def _kept(result: Any) -> dict[str, str]:
     except Exception as error:  # whatever a tensor of some sort, say, does not like
         return {"left_out": str(error)}
     if len(data) > MOST_BYTES:
-        return {"left_out": f"its {len(data) / 1e6:,.1f} MB are too much for a trace"}
+        return {"left_out": f"{len(data) / 1e6:,.1f} MB are too much for a trace"}
     return {"tree": base64.b64encode(data).decode()}

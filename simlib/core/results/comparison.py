@@ -131,7 +131,7 @@ class Comparison(Displayed):
         """
         if not self.runs:
             raise InvalidCallError(
-                "this comparison has no runs to show: use one that compare() returned"
+                "this comparison has no runs to show: use a comparison that compare() returned"
             )
         title = f"{' and '.join(self.names)}, compared"
         shown = ranks, between
@@ -183,7 +183,7 @@ def compare(*runs: Mapping[str, Run] | Iterable[Run] | Run) -> Comparison:
     sizes = {name: run.world_size for name, run in named.items()}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} has {size} ranks" for name, size in sizes.items())
-        raise InvalidCallError(f"simlib.compare takes worlds of one size: {told}")
+        raise InvalidCallError(f"simlib.compare needs runs with equally many ranks: {told}")
     counted = [_counted(run) for run in named.values()]
     keys = dict.fromkeys(key for found in counted for key in found)
     ops = [

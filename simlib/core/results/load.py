@@ -103,8 +103,8 @@ def _files_of(path: str | Path | Sequence[str | Path]) -> list[Path]:
             raise FileNotFoundError(f"there is no file or folder {path}")
     if not files:
         raise ValueError(
-            f"there is no file of a trace, {' or '.join(TRACES)}, in {path}; use simlib.diagnose "
-            "for dumps of the flight recorder"
+            f"there is no trace in {path}: a trace's name ends in {' or '.join(TRACES)}. For dumps "
+            "of the flight recorder, use simlib.diagnose"
         )
     return sorted(files)
 
@@ -189,7 +189,7 @@ def run_of(record: dict[str, Any]) -> Run:
     if record.get("forgotten"):
         trace.forgotten = Evicted.of_record(record["forgotten"])
     # An older file has fewer keys.
-    unknown = {"left_out": "the file is of an older simlib"}
+    unknown = {"left_out": "an older simlib wrote the file"}
     results = list(map(_result_of, record.get("results", [unknown] * trace.world_size)))
     run = Run(record["name"], trace, results, record["output"], engine=record["engine"])
     plain = "repeats seed began_s failure flops processes shared classes ran"

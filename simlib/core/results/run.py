@@ -369,8 +369,8 @@ class Run(Displayed):
         """
         if self.engine == "simulated" and self.profile:
             raise InvalidCallError(
-                "run.stragglers() compares when ranks reached collectives, but the ops of an "
-                "asynchronous device only say when its host called them: see run.exposed() for "
+                "run.stragglers() compares when ranks reached collectives. But with asynchronous "
+                "devices, the trace says only when the host called each op: see run.exposed() for "
                 "the waits of each rank"
             )
         return stragglers_of(self.trace)
@@ -410,7 +410,7 @@ class Run(Displayed):
         if self.profile and (on_gpus or self.engine == "simulated"):
             raise InvalidCallError(
                 "a run on an asynchronous device cannot be replayed: its trace says when a rank "
-                "called each op, not what its streams computed in between. Simulate the run again"
+                "called each op, not what its streams computed in between. Simulate again instead"
             )
         self._check_all_ran(
             "a replay needs", "simulate on the other cluster, or simulate all ranks"
@@ -550,12 +550,12 @@ class Run(Displayed):
         if self.trace.missing:
             raise InvalidCallError(
                 f"there is no record of {ranks_in_words(self.trace.missing)}, but {who_needs} the "
-                "ops of all ranks: add its file"
+                "ops of all ranks: add the missing files"
             )
         if len(self.ran) < self.world_size:
             raise InvalidCallError(
                 f"only {ranks_in_words(self.ran)} ran, but {who_needs} the ops of all ranks: "
-                f"{advice}: leave alike= out"
+                f"{advice}, without alike="
             )
 
     def ended_in(self, failure: Any) -> None:

@@ -247,8 +247,8 @@ def chosen_pieces(
         asked = "".join(f", {word}={number}" for word, number in numbers.items())
         names = sorted({piece.name for piece in run.trace.pieces})
         raise InvalidCallError(
-            f"this run has no span {name!r}{asked}: it has "
-            f"{', '.join(map(repr, names)) or 'none'}; name one by `with simlib.span(...):`"
+            f"this run has no span {name!r}{asked}. Its spans: "
+            f"{', '.join(map(repr, names)) or 'none'}. Name a span by `with simlib.span(...):`"
         )
     return found
 
@@ -313,7 +313,7 @@ def bubble_in(run: Recorded) -> Bubble:
     trace = run.trace
     if not trace.pieces:
         raise InvalidCallError(
-            "run.bubble() counts pieces that the program has named, but this run has none: put "
+            "run.bubble() needs named pieces, but the program named no piece: put "
             '`with simlib.span("F", micro=3):` around each piece of computing'
         )
     pieces: list[list[tuple[float, float]]] = [[] for _ in range(run.world_size)]

@@ -84,8 +84,8 @@ def utilisation_in(run: Recorded, span: str | None, numbers: Mapping[str, int]) 
     """
     if not run.work or any(work and work.full_rate_s is None for work in run.work):
         raise InvalidCallError(
-            "run.mfu() compares with the rates of a modelled device, but this run has none: "
-            "simulate it on a cluster whose device has a rate for each dtype of the computation, "
+            "run.mfu() needs the rates of a modelled device, but this run has no such rates: "
+            "simulate on a cluster whose device has a rate for each dtype of the computation, "
             'as in Device(rates={"bfloat16": 989e12, "float32": 67e12})'
         )
     sums = np.full((5, run.world_size), np.nan)

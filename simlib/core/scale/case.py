@@ -196,7 +196,7 @@ def seconds_of_each_rank(name: str, value: Seconds, ranks: int) -> np.ndarray:
     value = np.array(value, dtype=float)
     if value.shape != (ranks,) or not (np.isfinite(value) & (value >= 0)).all():
         raise InvalidCallError(
-            f"{name} is of shape {value.shape}: give seconds, one or {ranks}, none below 0 or "
-            "infinite"
+            f"{name} has shape {value.shape}: give one number of seconds, or {ranks} numbers. Each "
+            "must be finite and at least 0"
         )
     return value

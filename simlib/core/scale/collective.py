@@ -114,7 +114,7 @@ def time_of(
     options = Options(placement, itemsize, root, chunks, eager_limit_bytes)
     if np.ndim(n):
         if starts is not None:
-            raise InvalidCallError("starts belong to one number of ranks: give one n, not several")
+            raise InvalidCallError("starts= needs one number of ranks: give one n, not several")
         asked = [Asked(kind, size, nbytes, cluster, algorithm) for size in np.asarray(n).tolist()]
         return np.array([_time_of(one, None, options) for one in asked])
     return _time_of(Asked(kind, n, nbytes, cluster, algorithm), starts, options)
@@ -245,7 +245,7 @@ def _checked_starts(starts, n):
     starts = np.array(starts, dtype=float)
     if starts.shape != (n,) or not np.isfinite(starts).all():
         raise InvalidCallError(
-            f"starts are of shape {starts.shape}: give one moment in seconds for each of {n} ranks"
+            f"starts has shape {starts.shape}: give one moment in seconds for each of {n} ranks"
         )
     return starts
 
@@ -334,8 +334,8 @@ def _too_many(case, messages):
         when = f"no message is eager, and {when}"
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} "
-        "messages, too many to follow one by one. On so many ranks the time is exact only if "
-        f"{when}"
+        "messages. simlib cannot follow so many messages one by one. It can compute the time of so "
+        f"many ranks only if {when}"
     )
 
 
@@ -405,5 +405,5 @@ def busbw(kind: str, n: int, nbytes: float, time_s: float) -> float:
     """
     if kind not in BUS_FACTOR:
         kinds = ", ".join(BUS_FACTOR)
-        raise InvalidCallError(f"no bus bandwidth of {kind!r}: choose from {kinds}")
+        raise InvalidCallError(f"{kind!r} has no bus bandwidth: choose from {kinds}")
     return algbw(nbytes, time_s) * BUS_FACTOR[kind](n)

@@ -345,8 +345,8 @@ def ready_times(
     shapes = (len(buckets),), (len(forward), len(buckets))
     if ready_s.shape not in shapes:
         raise InvalidCallError(
-            f"ready_s is of shape {ready_s.shape}: give a moment for each of {len(buckets)} "
-            f"buckets, on all ranks or on each of {len(forward)}"
+            f"ready_s has shape {ready_s.shape}: give a moment for each of {len(buckets)} buckets, "
+            f"either once for all ranks or for each of {len(forward)} ranks"
         )
     ready_s = np.broadcast_to(ready_s, shapes[1])
     ends = forward + backward
@@ -355,8 +355,8 @@ def ready_times(
         rank, bucket = np.argwhere(~within)[0]
         raise InvalidCallError(
             f"bucket {bucket} of rank {rank} is ready at {ready_s[rank, bucket]:g} s, but backward "
-            f"lasts from {forward[rank]:g} s to {ends[rank]:g} s: give moments within it, counted "
-            "from the start of the step"
+            f"lasts from {forward[rank]:g} s to {ends[rank]:g} s: give moments within backward, "
+            "counted from the start of the step"
         )
     return lambda bucket: ready_s[:, bucket]
 

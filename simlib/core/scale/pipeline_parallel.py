@@ -224,8 +224,8 @@ def _check(ranks, count, per_rank, schedule):
         )
     if schedule == "interleaved" and count % ranks:
         raise InvalidCallError(
-            f"{count} micro-batches on {ranks} ranks: interleaved stages take micro-batches in "
-            "groups, one for each rank: give a multiple of the number of ranks"
+            f"{count} micro-batches do not fit: interleaved stages take as many micro-batches at a "
+            f"time as there are ranks. Give a multiple of {ranks} micro-batches"
         )
     if 2 * ranks * count * per_rank > MAX_UNITS:
         raise InvalidCallError(
@@ -241,7 +241,7 @@ def _of_each_stage(name, value, stages):
         return [float(value)] * stages
     if np.shape(value) != (stages,) or not (np.asarray(value) >= 0).all():
         raise InvalidCallError(
-            f"{name} is of shape {np.shape(value)}: give seconds, one or {stages}"
+            f"{name} has shape {np.shape(value)}: give one number of seconds, or {stages} numbers"
         )
     return [float(each) for each in value]
 
@@ -380,8 +380,8 @@ def even_pipeline_time(
         check_number(name, value)
     if ranks > 1 and message_s > forward_s:
         raise InvalidCallError(
-            f"a message takes {seconds_text(message_s)} and a forward {seconds_text(forward_s)}: "
-            "the messages would queue; use pipeline_time, which follows them one by one"
+            f"a message takes {seconds_text(message_s)}, but a forward {seconds_text(forward_s)}, "
+            "so messages would queue: use pipeline_time, which follows each message"
         )
     rounds = count + ranks - 2
     waits = rounds - rounds // ranks if ranks > 1 else 0
@@ -450,8 +450,8 @@ def uneven_pipeline_ends(
         if sends * message_s > turn_s:
             raise InvalidCallError(
                 f"stage {stage} needs {seconds_text(turn_s)} for a micro-batch and "
-                f"{seconds_text(sends * message_s)} to send: the messages would queue; use "
-                "pipeline_time, which follows them one by one"
+                f"{seconds_text(sends * message_s)} to send, so messages would queue: use "
+                "pipeline_time, which follows each message"
             )
     ends_s, came_s = [0.0] * stages, [0.0] * stages  # of the last forward's input in each stage
     back_s = [0.0] * stages

@@ -340,8 +340,8 @@ def _check(workers, servers, steps, total, itemsize, asynchronous):
     messages = 2 * workers * servers * steps
     if messages > MAX_MESSAGES:
         raise InvalidCallError(
-            f"{messages:,} messages are too many to follow one by one: give fewer steps, workers "
-            f"or servers, up to {MAX_MESSAGES:,} (2 * workers * servers * steps)"
+            f"2 * workers * servers * steps is {messages:,} messages, but simlib follows at most "
+            f"{MAX_MESSAGES:,}: give fewer steps, workers or servers"
         )
 
 
@@ -351,8 +351,8 @@ def _of_each_step(name, value, steps, workers):
     fits = value.shape in ((), (workers,), (steps, workers))
     if not fits or not (np.isfinite(value) & (value >= 0)).all():
         raise InvalidCallError(
-            f"{name} is of shape {value.shape}: give seconds, none below 0 or infinite, one for "
-            f"all, one for each of {workers} workers, or of shape {(steps, workers)}"
+            f"{name} has shape {value.shape}: give one number of seconds, one for each of "
+            f"{workers} workers, or shape {(steps, workers)}. Each must be finite and at least 0"
         )
     return np.broadcast_to(value, (steps, workers))
 

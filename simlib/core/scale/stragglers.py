@@ -191,7 +191,7 @@ def jitter_factors(
     random = np.random.default_rng(count_of("seed", seed, low=0))
     if callable(jitter):
         return _checked(jitter(random, shape), shape)
-    check_kind("jitter", jitter, "or a function of a random generator and a shape, or a Jitter")
+    check_kind("jitter", jitter, "or a function(random, shape), or a Jitter")
     check_number("spread", spread)
     check_spread(jitter, spread)
     return draw(jitter, spread, random, shape)
@@ -201,8 +201,8 @@ def _checked(factors, shape):
     factors = np.array(factors, dtype=float)
     if factors.shape != shape or not (np.isfinite(factors) & (factors >= 0)).all():
         raise InvalidCallError(
-            f"jitter gave factors of shape {factors.shape}: give {shape}, one for each step and "
-            "rank, none below 0"
+            f"jitter returned factors of shape {factors.shape}: return shape {shape}, a factor for "
+            "each step and rank. Each must be finite and at least 0"
         )
     return factors
 
@@ -279,8 +279,8 @@ def _expectation(times, mean_s, spread):
     if isinstance(times, Jitter):
         if not isinstance(times.kind, str):
             raise InvalidCallError(
-                "a Jitter with a function has no closed form: give its values, "
-                "jitter.factors(1000, 8).ravel()"
+                "there is no formula for a Jitter with a function: give values of this Jitter, "
+                "such as jitter.factors(1000, 8).ravel()"
             )
         return _of_name(times.kind, mean_s * times.mean, times.spread)
     if callable(times):
@@ -289,12 +289,12 @@ def _expectation(times, mean_s, spread):
         return _of_name(times, mean_s, spread)
     values = np.sort(np.array(times, dtype=float), axis=None)
     if not len(values) or not np.isfinite(values).all():
-        raise InvalidCallError("times is empty, or has values that are not numbers: give seconds")
+        raise InvalidCallError("times is empty, or contains nan or inf: give numbers of seconds")
     return lambda ranks: _of_values(values, ranks)
 
 
 def _of_name(kind, mean_s, spread):
-    check_kind("times", kind, "a Jitter, a quantile function, or seconds that were measured")
+    check_kind("times", kind, "a Jitter, a quantile function, or measured seconds")
     check_number("spread", spread)
     check_spread(kind, spread)
     return lambda ranks: mean_s * _FACTOR[kind](ranks, spread)
@@ -370,7 +370,7 @@ def _of_quantiles(quantile, ranks):
         u = min(max(exp(log_v / ranks), 1e-300), 1 - 2**-53)
         value = quantile(u)
         if not isinstance(value, Real) or not isfinite(value):
-            raise InvalidCallError(f"times({u:g}) gave {value!r}: give a number of seconds")
+            raise InvalidCallError(f"times({u:g}) returned {value!r}: return a number of seconds")
         return float(value) * pi * cosh(t) * near * far
 
     return _integral(integrand, np.linspace(-4.0, 4.0, 9).tolist())

@@ -100,16 +100,16 @@ def notes_of(
     notes = []
     if events < total:
         notes.append(
-            f"{events:,} of {total:,} events are shown, evenly over the run; between=(t0, t1) "
-            "shows more of the events in a part of the time"
+            f"{events:,} of {total:,} events are shown, spread evenly over the run; "
+            "between=(t0, t1) shows more of the events between two times"
         )
     if len(shown) < len(asked):
-        notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; ranks=[...] chooses others")
+        notes.append(f"{len(shown)} of {len(asked):,} ranks are shown; to see others, give ranks=")
     notes += hidden_streams(run, shown)
     if run.trace.forgotten is not None:
         notes.append(kept_of(run.trace))
     if run.trace.dropped:
-        notes.append(f"{run.trace.dropped:,} further ops were not recorded")
+        notes.append(f"simlib did not record {count(run.trace.dropped, 'further op')}")
     return notes
 
 

@@ -261,7 +261,7 @@ def run_script(
 
 
 def _check_world_size(world_size: Any) -> int:
-    why = f"give a whole number from 1 to {MAX_PROCESSES}: so many processes start on this machine"
+    why = f"give a whole number from 1 to {MAX_PROCESSES}, the most processes that one run starts"
     return check_world_size(world_size, MAX_PROCESSES, why)
 
 
@@ -357,7 +357,7 @@ class ProcessEngine(Engine):
         """Reserve a world of processes. Returns the monitor that will watch the world."""
         worlds = pool()
         if not worlds.has_server:
-            display.status("starting the rank server, which imports torch (some 3 seconds) ...")
+            display.status("starting the rank server, which imports torch (about 3 seconds) ...")
         try:
             world = worlds.take(
                 self.world_size, self.fresh, self.backend, self.are_unlike, self.gpus

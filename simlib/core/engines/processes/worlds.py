@@ -34,8 +34,8 @@ from .rank_main import Ends, Gpus, rank_main
 
 GLOO, NO_GPU = BACKENDS["gloo"], Gpus()
 """Ranks with this backend and without GPUs serve several runs. All other ranks serve one run."""
-BY_KERNEL = ", by the kernel for lack of memory"
-PERHAPS = ", perhaps for lack of memory"
+BY_KERNEL = ", because the machine ran out of memory"
+PERHAPS = ", perhaps because the machine ran out of memory"
 LOG_S = 2.0
 """Seconds that simlib may take to read the log of the Linux kernel."""
 ROOT = Path("/")
@@ -312,7 +312,7 @@ class Pool:
             text = world.native_text()
             self._end(world)
             if found is None:
-                raise OSError(f"they did not find each other: {text or 'no reason given'}")
+                raise OSError(f"they did not reach each other ({text or 'no reason given'})")
 
     def _find(self, sort, fresh):
         with self._lock:

@@ -198,9 +198,9 @@ class CachingAllocator:
     def _why_none(self, size):
         allocated, reserved = self.allocated_bytes, self.reserved_bytes
         return (
-            f"its device has {self.memory_bytes:,.0f} bytes, the allocator has reserved "
-            f"{reserved:,} of them ({allocated:,} allocated, {reserved - allocated:,} reserved but "
-            f"unallocated) and cannot serve {size:,} more"
+            f"its device has {self.memory_bytes:,.0f} bytes, and {size:,} more bytes do not fit. "
+            f"The allocator has reserved {reserved:,} bytes ({allocated:,} allocated, "
+            f"{reserved - allocated:,} reserved but unallocated)"
         )
 
     def _rest(self):

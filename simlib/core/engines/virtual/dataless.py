@@ -128,10 +128,10 @@ class DatalessMode(DispatchMode):
         if func is ITEM and dtype.is_floating_point:
             self._on_value(sys._getframe(1))
             return float("nan")
-        what = "the value of" if func is ITEM else "what is in"
+        what = "value" if func is ITEM else "values"
         raise InvalidCallError(
-            f"the program asks for {what} a tensor of {dtype}, but a simulation with data=False "
-            f"has no values: {ADVICE}"
+            f"the program asks for the {what} of a tensor of {dtype}, but a simulation with "
+            f"data=False has no values: {ADVICE}"
         )
 
     # Functional collectives: torch's own kernel would copy what has no data.
@@ -146,7 +146,7 @@ class DatalessMode(DispatchMode):
         if name == "_wrap_tensor_autograd":
             return functional.AsyncCollectiveTensor(args[0])
         if name not in _FUNCTIONAL:
-            raise InvalidCallError(f"{name} cannot be simulated with data=False")
+            raise InvalidCallError(f"{name} needs values: simulate a small model with data=True")
         out = self._result(func, args, kwargs, given)
         outs = list(out) if isinstance(out, (list, tuple)) else [out]
         group = kwargs["group_name"] if "group_name" in kwargs else args[-1]
@@ -334,8 +334,9 @@ def _of_unknown_shape(func, error):
         return error
     name = func.name()
     return InvalidCallError(
-        f"the op {name} does not say which shapes it gives, and a simulation with data=False has "
-        "no values to run it on: register its shapes with `torch.library.register_fake`"
+        f"the op {name} does not say which shapes its results have, and a simulation with "
+        "data=False cannot run the op to find out: register the shapes with "
+        "`torch.library.register_fake`"
     )
 
 
@@ -347,7 +348,7 @@ def _formatted(tensor, how):
 def _refuse(call):
     def refuse(tensor, *args, **kwargs):
         raise InvalidCallError(
-            f"{call} returns values, but a simulation with data=False has none: {ADVICE}"
+            f"{call} returns values, but a simulation with data=False has no values: {ADVICE}"
         )
 
     return refuse

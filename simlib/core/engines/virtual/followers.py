@@ -112,8 +112,9 @@ def _check_equal(simulation, report):
             if places[first.rank] != places[last.rank]:
                 return places
         raise InvalidCallError(
-            f"ranks {first.rank} and {last.rank} are treated as equal, but {difference}. Give "
-            "alike= a function that distinguishes them, or simulate all ranks: leave alike= out"
+            f"alike= treats ranks {first.rank} and {last.rank} as equal, but they {difference}. "
+            "Give alike= a function that distinguishes these ranks, or leave alike= out to "
+            "simulate all ranks"
         )
     return None
 
@@ -179,7 +180,7 @@ def _in_words(simulation, script, number):
     """The action of a rank at one of its steps, with its place."""
     step = script.steps[number]
     if step.what == "leave":
-        return "is through"
+        return "has finished"
     name = step.args[1][0] if step.what == "collective" else step.what
     at = next((s.start for s in script.steps[number:] if s.start), 0)
     site = simulation.time.logs[script.rank].site_of(at) if at else None

@@ -353,9 +353,9 @@ class MemoryMeter:
         site = self._site() if self._site else None
         where = f" ({site.place})" if site else ""
         raise OutOfMemoryError(
-            f"rank {self.rank} is out of memory{where}: {why}; it holds "
-            f"{in_words(by_category(self._held))}. Make the rank hold less (a smaller batch or "
-            "model, checkpointing, sharding), or give the device more memory_bytes",
+            f"rank {self.rank} is out of memory{where}: {why}; the rank holds "
+            f"{in_words(by_category(self._held))}. Use less memory, for example by a smaller batch "
+            "or model, checkpointing or sharding. Or give the device more memory_bytes",
             sites={self.rank: site} if site else None,
             ledger=by_category(self._held),
         )

@@ -273,7 +273,7 @@ def simulate_script(
 
 def _check_world_size(world_size: Any, most: int = MAX_SIMULATED) -> int:
     why = (
-        f"simulate takes 1 to {most:,} ranks; for more, simlib.scale computes the cost of "
+        f"simulate accepts 1 to {most:,} ranks. For more ranks, simlib.scale computes the cost of "
         "communication without a run"
     )
     return check_world_size(world_size, most, why)
@@ -333,8 +333,8 @@ def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes 
     wrong = [words for words, is_so in others.items() if is_so]
     if wrong:
         raise errors.InvalidCallError(
-            f"with alike=, one rank represents others, but {wrong[0]} does not allow that: leave "
-            "one of the two out" + (", or say data=False" if asked.data else "")
+            f"with alike=, one rank represents other ranks. This is not possible with {wrong[0]}: "
+            "leave one of the two out" + (", or give data=False" if asked.data else "")
         )
     if callable(asked.alike):
         numbers: dict[Any, int] = {}
@@ -342,7 +342,7 @@ def _classes_of(asked: Measurement, faults: Faults, world_size: int) -> Classes 
         return Classes(tuple(numbers.setdefault(key, len(numbers)) for key in keys))
     if asked.alike != "auto":
         raise errors.InvalidCallError(
-            f'alike={asked.alike!r} must be "auto", or a function that names the class of a rank'
+            f'alike={asked.alike!r} must be "auto", or a function that returns the class of a rank'
         )
     return Classes((0,) * world_size)
 
@@ -357,8 +357,8 @@ def _check_asynchronous(on_death: str, compute: str) -> None:
     if compute == "measured":
         raise errors.InvalidCallError(
             'compute="measured" times the rank on this machine, which says nothing about an '
-            "asynchronous device: leave it out, so that the device model gives the time, or use "
-            'compute="free"'
+            "asynchronous device: leave compute= out, so that the device model gives the time, or "
+            'use compute="free"'
         )
 
 
@@ -418,7 +418,7 @@ class SimulationEngine(Engine):
     def open(self, display: SilentDisplay) -> SimulationMonitor:
         """Reserve a process. Returns the monitor that will watch the process."""
         if not simulators().has_served:
-            display.status("starting the simulator, which imports torch (some 3 seconds) ...")
+            display.status("starting the simulator, which imports torch (about 3 seconds) ...")
         try:
             found = simulators()
             process = (found.take_unlike if self.is_unlike else found.take)(child_main)
@@ -600,17 +600,17 @@ def _race(run, other, other_failure, seed, answers, other_answers):
     """
     if other_failure is not None:
         first = str(other_failure).partition("\n")[0]
-        what = f"the program fails in another admissible order: {first}"
+        what = f"the program fails in another possible order of events: {first}"
     else:
         ranks = _where_they_differ(run, other, answers, other_answers)
         if not ranks:
             return None
         what = (
-            f"rank {ranks[0]} returns {_short(other.results[ranks[0]])} in another admissible "
-            f"order, and {_short(run.results[ranks[0]])} in the usual one"
+            f"rank {ranks[0]} returns {_short(other.results[ranks[0]])} in another possible order "
+            f"of events, and {_short(run.results[ranks[0]])} in the usual order"
         )
     sites = _where_they_part(run, other)
-    where = "".join(f"; {site} received another message" for site in list(sites.values())[:1])
+    where = "".join(f"; there {site} received another message" for site in [*sites.values()][:1])
     return Finding("race", f"{what}{where} (simulate with seed={seed} shows it)", sites, other)
 
 

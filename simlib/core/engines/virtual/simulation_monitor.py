@@ -134,7 +134,7 @@ class SimulationMonitor(RunMonitor):
     def _of_our_own(self):
         """The error if simlib itself failed."""
         return errors.SimlibError(
-            "simlib itself failed; please report it, with the function:\n" + self._failure
+            "simlib itself failed. Please report this error and your function:\n" + self._failure
         )
 
     def _of_dead_process(self):
@@ -146,8 +146,8 @@ class SimulationMonitor(RunMonitor):
         rank, _ = self.process.running
         if rank not in range(self.world_size):
             return errors.SimlibError(
-                "the process that simulates was ended from outside before any rank had begun: was "
-                "there too little memory?"
+                "something outside simlib ended the simulator's process before any rank had begun: "
+                "perhaps the machine ran out of memory"
             )
         self.deaths[rank] = self.process.process.exitcode
         return failures.of_failures(self, {rank})

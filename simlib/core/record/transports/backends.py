@@ -297,14 +297,14 @@ def missing_gpu() -> str | None:
     why = "check torch.cuda.is_available() and nvidia-smi"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not torch.backends.cuda.is_built():
-        why = "it has been built without CUDA"
+        why = "this torch has been built without CUDA"
     elif chosen is not None:
-        why = f"CUDA_VISIBLE_DEVICES={chosen!r} may hide it"
+        why = f"CUDA_VISIBLE_DEVICES={chosen!r} may hide the GPUs"
     return f"there is no GPU that torch {torch.__version__} can use ({why})"
 
 
 def _missing_for_nccl(world_size: int) -> str | None:
-    otherwise = "take backend='gloo' there, which needs no GPU"
+    otherwise = "use backend='gloo', which needs no GPU"
     missing = missing_gpu()
     if missing:
         return f"{missing}: {otherwise}"
@@ -313,8 +313,8 @@ def _missing_for_nccl(world_size: int) -> str | None:
     gpus = torch.cuda.device_count()
     if gpus < world_size:
         return (
-            f"NCCL needs a GPU for each rank, but for {world_size} ranks there are {gpus}: run "
-            "fewer, or use backend='gloo', whose ranks may share a GPU"
+            f"NCCL needs a GPU for each rank, but this machine has {gpus} for {world_size} ranks: "
+            "run fewer ranks, or use backend='gloo', whose ranks may share a GPU"
         )
     return None
 

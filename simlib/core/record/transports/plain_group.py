@@ -16,7 +16,7 @@ from ...model.errors import InvalidCallError
 from ..pending import is_without_data
 from . import FOREVER
 
-ADVICE = "let no value decide what is computed, or simulate a small model with data"
+ADVICE = "do not let a value decide what to compute, or simulate a small model with data"
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Collectives whose options name a reduction."""
 
@@ -162,8 +162,8 @@ def forget_values_of(tensor: Tensor) -> None:
         return
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
         raise InvalidCallError(
-            f"a tensor of {tensor.dtype} that has values is assigned a tensor without values in a "
-            f"simulation with data=False: {ADVICE}"
+            "in a simulation with data=False, the program copies a tensor without values into a "
+            f"tensor of {tensor.dtype} that has values: {ADVICE}"
         )
     with torch.no_grad():
         tensor.fill_(float("nan"))

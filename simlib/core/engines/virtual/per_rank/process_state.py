@@ -144,8 +144,8 @@ def one_profiler_at_a_time():
         mine = local.__dict__.setdefault("profiling", _Profiling())
         if any(holder is not mine for holder in holders):
             raise InvalidCallError(
-                "another rank has torch's profiler open, and simulated ranks share one: let only "
-                "one rank profile at a time, for example with `if rank == 0:`"
+                "another rank is using torch's profiler, and simulated ranks share one profiler: "
+                "let only one rank profile at a time, for example with `if rank == 0:`"
             )
         holders.add(mine)
         return prepare(*args, **kwargs)
@@ -189,7 +189,7 @@ REASONS = {
         "context_parallel replaces torch's attention for a whole process"
     ),
     ("torch.distributed.rpc", "init_rpc"): (
-        "torch.distributed.rpc has one agent, and threads of its own, for a whole process"
+        "torch.distributed.rpc starts one agent and its threads for a whole process"
     ),
 }
 """Module and name -> the reason."""
@@ -205,7 +205,8 @@ def refuse_parts_of_torch():
 def _refuse(module, name, reason):
     def refuse(*args, **kwargs):
         raise InvalidCallError(
-            f"{reason}, but simulated ranks share one process: use it on real ranks (simlib.run)"
+            f"{reason}, but simulated ranks share one process: call {name} on real ranks, with "
+            "simlib.run"
         )
 
     setattr(module, name, refuse)

@@ -76,7 +76,7 @@ class Event(torch.cpu.Event):
     def elapsed_time(self, end_event):
         """Milliseconds from this event to a later one. The program must have waited for both."""
         if self._moment is not None:
-            _streams().refuse_in_rehearsal("elapsed_time()", "take run.profile or run.trace")
+            _streams().refuse_in_rehearsal("elapsed_time()", "use run.profile or run.trace")
         times = [getattr(event._moment, "time_s", None) for event in (self, end_event)]
         if None in times:
             raise InvalidCallError(
