@@ -254,7 +254,7 @@ class Unsendable:
         ({5: Jitter()}, "slow: 5 is not a rank: ranks are 0 to 1"),
         ({0: "lognormal"}, "slow: rank 0 has 'lognormal': give a number"),
         (lambda rank, k: 1.0, "<lambda> is called as <lambda>(rank, k, random), but takes (rank,"),
-        (lambda rank, k, random: -1.0, "<lambda> returned -1.0 for piece 0 of rank 0: return a"),
+        (lambda rank, k, random: -1.0, "<lambda> returned -1.0 for piece 0 of rank 0: give a"),
         (lambda rank, k, random: inf, "<lambda> returned inf for piece 0 of rank 0"),
         (lambda rank, k, random: "1", "<lambda> returned '1' for piece 0 of rank 0"),
         (

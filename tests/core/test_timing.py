@@ -254,7 +254,7 @@ def test_a_ring_of_1024_in_step_has_its_closed_form_even_where_links_are_shared(
     [
         ([0, 1, 2], [0, 0, 0], "4 ranks, but there are 3 members and 3 starts"),
         ([0, 1, 2, 2], [0] * 4, "twice among the members"),
-        ([0, 1, 2, 9], [0] * 4, "give numbers from 0 to 3"),
+        ([0, 1, 2, 9], [0] * 4, "must be ranks from 0 to 3"),
     ],
 )
 def test_refusals(members, starts, words):

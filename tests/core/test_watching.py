@@ -109,7 +109,7 @@ def test_a_watched_run_prints_lines_without_control_characters(capfd):
     simlib.run(rounds, 2, args=(STEPS,), watch=0.05)
     lines = [line for line in capfd.readouterr().err.splitlines() if " ops, " in line]
     assert len(lines) >= 2
-    assert all(line.isprintable() and "MB of the largest rank" in line for line in lines)
+    assert all(line.isprintable() and "MB in the largest rank" in line for line in lines)
 
 
 @pytest.mark.parametrize("watch", [-1, "often", float("nan")])

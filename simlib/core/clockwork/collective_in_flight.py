@@ -596,10 +596,9 @@ def _not_at_once(meeting, members, at, position):
     call = meeting.calls[at]
     return (
         f"alike= treats ranks {members[at]} and {members[position]} as equal, but they end "
-        f"{call.kind} of {call.nbytes:,} bytes at different moments, because their places on this "
-        'cluster differ. Choose an algorithm in which all places are equal, such as all_reduce="ri'
-        'ng". Or place the group on one node, or one rank on each node. Or simulate at most 1,024 '
-        "ranks"
+        f"{call.kind} of {call.nbytes:,} bytes at different moments, because their places differ. "
+        'Choose an algorithm in which all places are equal, such as all_reduce="ring". Or place '
+        "the group on one node, or one rank on each node. Or simulate at most 1,024 ranks"
     )
 
 

@@ -372,9 +372,7 @@ class Network:
 
     def _check_time(self, time_s):
         if not time_s >= self._now_s:
-            raise InvalidCallError(
-                f"time cannot go back: the network is at {self._now_s} s, and {time_s} s is earlier"
-            )
+            raise InvalidCallError(f"time cannot go back from {self._now_s} s to {time_s} s")
 
 
 def _order(transfer):

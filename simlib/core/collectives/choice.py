@@ -183,8 +183,7 @@ def choose(
         A key of ``ALGORITHMS[kind]``.
     """
     if kind not in ALGORITHMS:
-        known = ", ".join(ALGORITHMS)
-        raise InvalidCallError(f"there is no collective {kind!r}: choose from {known}")
+        raise InvalidCallError(f"no collective {kind!r}: choose from {', '.join(ALGORITHMS)}")
     check_count("n", n)
     if policy == "mpich":
         return mpich.choose(kind, n, nbytes, itemsize, nodes)

@@ -123,8 +123,7 @@ def _checked(schedule, topology, members, starts):
     if len(np.unique(members)) < schedule.n:
         raise InvalidCallError("a rank appears twice among the members: give each rank once")
     if members.min() < 0 or members.max() >= topology.world_size:
-        last = topology.world_size - 1
-        raise InvalidCallError(f"members must be ranks of the world: give numbers from 0 to {last}")
+        raise InvalidCallError(f"members must be ranks from 0 to {topology.world_size - 1}")
     return members, starts
 
 

@@ -92,9 +92,7 @@ class _Measuring:
                     measure(dtype)
                 name = measure.__name__.lstrip("_").replace("_", " ")
                 took = time.perf_counter() - began
-                self._say(
-                    f"{took:5.0f} s: measured {name} in {_name(dtype)}, {len(self._rows)} rows"
-                )
+                self._say(f"{took:5.0f} s: {name} in {_name(dtype)}, {len(self._rows)} rows so far")
         with torch.no_grad():
             self._adam()
         return Card(

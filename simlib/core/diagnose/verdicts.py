@@ -101,8 +101,7 @@ def _folded_waits(graph, waits):
         ranks = [wait.rank for wait in alike]
         groups = dict.fromkeys(wait.op.group.description for wait in alike)
         named = f" in {', '.join(groups)}" if all(groups) else ""
-        verb = _verb(ranks, "waits", "wait")
-        wait = f"{verb} for other waiting ranks: {call}{named} ({where})"
+        wait = f"{_verb(ranks, 'waits', 'wait')} for ranks that wait: {call}{named} ({where})"
         lines[f"  {ranks_in_words(ranks)} {wait}"] = len(ranks)
     return lines
 

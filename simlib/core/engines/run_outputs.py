@@ -17,11 +17,7 @@ def add_limits(command: ArgumentParser) -> None:
         "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
     )
     command.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="restart after deaths, at most N times",
+        "--restarts", type=int, default=0, metavar="N", help="restart up to N times after deaths"
     )
     command.add_argument(
         "--min-ranks", type=int, metavar="N", help="restart if at least N ranks are left"

@@ -139,7 +139,7 @@ class Jitter:
         if not isinstance(value, Real) or not 0 <= value < inf:
             raise InvalidCallError(
                 f"slow: {_name(self._function)} returned {value!r} for piece {number} of rank "
-                f"{rank}: return a factor of at least 0"
+                f"{rank}: give a factor of at least 0"
             )
         return [float(value)]
 

@@ -326,9 +326,8 @@ def _check_all_gather_coalesced(args, size, *_):
     for tensors in lists:
         if len(tensors) != len(inputs):
             raise RefusedCall(
-                "the rank passes "
-                f"{len(inputs)} tensors to all_gather_coalesced, so each inner list must have as "
-                f"many tensors, but one list has {len(tensors)}"
+                "each inner list of all_gather_coalesced must have as many tensors as the rank "
+                f"passes: the rank passes {len(inputs)}, but one list has {len(tensors)}"
             )
         _refuse_expanded("all_gather_coalesced's list", tensors)
         for output, tensor in zip(tensors, inputs, strict=True):
