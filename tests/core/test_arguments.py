@@ -82,7 +82,7 @@ WRONG_ON_ALL = {
     "is for this rank, and must have the shape of the output, (3,)": [
         lambda: dist.reduce_scatter(ones(3), many(2, 2))
     ],
-    "2 ranks receive (2,) each, so the input must have shape (4,), but its shape is (5,)": [
+    "2 ranks receive shape (2,) each, so the input must have shape (4,), but its shape is (5,)": [
         lambda: dist.reduce_scatter_tensor(ones(2), ones(5))
     ],
     "the output is float64 and the input float32": [

@@ -98,4 +98,4 @@ def test_an_end_that_nobody_catches_names_who_was_waited_for(call):
 
     with pytest.raises(simlib.RankError, match="Timed out waiting 1000ms") as caught:
         simlib.run(main, 2)
-    assert "rank 0 had not arrived: computing (test_timeouts.py, line " in str(caught.value)
+    assert "rank 0 had not arrived: it is computing (test_timeouts.py, line " in str(caught.value)
