@@ -207,7 +207,7 @@ def test_a_gpu_in_a_run(gpu_run, tmp_path):
         head, first, *_ = str(run.states).splitlines()
         assert head.split()[-5:] == ["kernels", "communication", "exposed", "GPU", "idle"]
         assert first.split()[7:13] == ["50", "us", "60", "us", "30", "us"]
-        assert "The GPU of rank 1 computed 50 us, communicated 60 us (30 us of" in run.in_words()
+        assert "The GPU of rank 1 computed for 50 us, communicated for 60 us," in run.in_words()
 
 
 def multiplies(rank, world_size):

@@ -168,7 +168,7 @@ def test_names_stand_upright_only_where_they_are_few():
 def test_a_crowded_picture_says_what_it_leaves_out():
     figure = draw_timeline(ring(4, 125))
     words = words_of(figure)
-    assert "500 messages: arrows of the first 120 shown" in words
+    assert "arrows show the first 120 of 500 messages" in words
     assert "each pixel of a lane shows what its rank did most" in words
     assert "did not record" not in words
     maker = RunMaker(2)
