@@ -4,8 +4,8 @@
 # You should know the messages of [lesson 02](02_send_and_recv.ipynb) and the softmax. You can cut a batch
 # (lesson 07), place layers on ranks (lesson 10) and cut a matrix ([lesson 12](12_tensors_and_state.ipynb)).
 # Lesson 18 adds two cuts for the largest models: the **sequence** and the **experts**. Its other parts are
-# [masks and heads](18_masks_and_heads.ipynb) and [tokens to experts](18_tokens_to_experts.ipynb). In this
-# part (60 minutes) you will
+# [masks and heads](18_masks_and_heads.ipynb), [tokens to experts](18_tokens_to_experts.ipynb) and
+# [top-k experts](18_top_choices_of_experts.ipynb). In this part (60 minutes) you will
 #
 # - see why one long sequence does not fit into one device,
 # - compute a softmax in parts, exactly,

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 18 Tokens to experts
 #
-# This is the last part of lesson 18. You need the all_to_all of [lesson 04](04_collectives.ipynb) and the
-# gradients across ranks of [lesson 10](10_splitting_the_model.ipynb), but not the other two parts. The largest
+# This is the third part of lesson 18. You need the all_to_all of [lesson 04](04_collectives.ipynb) and the
+# gradients across ranks of [lesson 10](10_splitting_the_model.ipynb), but not the first two parts. The largest
 # models of today have many **experts**, and each token uses only a few. In this part (60 minutes) you will
 #
 # - see how equal splits give wrong results without an error,
@@ -40,7 +40,8 @@ CLUSTER = simlib.clusters.ethernet_10g(4, device=simlib.Device(flops_per_s=FLOPS
 #
 # Most models in use today are **top-k**: a token goes to its k best experts, with k from 2 to 8, and $p_e$ is
 # divided by the sum of the k chosen probabilities. Mixtral takes 2 of 8 (arXiv 2401.04088), and DeepSeek-V3 takes
-# 8 of 256, plus one expert for all tokens (arXiv 2412.19437). Then an all_to_all carries k times the bytes.
+# 8 of 256, plus one expert for all tokens (arXiv 2412.19437). The [fourth part](18_top_choices_of_experts.ipynb)
+# is about top-k.
 #
 # `dense` is the layer in one process. We have 960 tokens and four experts, so an expert gets 240 tokens on
 # average.
@@ -433,8 +434,8 @@ print(f"{unbalanced.time_s * 1e3:.2f} ms before, {balanced.time_s * 1e3:.2f} ms 
 #
 # </details>
 #
-# **Next:** [questions on programs](../docs/questions.md). What do these programs print? Questions 17 to 20 are about
-# lesson 18. Then read records of jobs that hang, in [lesson 19](19_hangs_from_records.ipynb).
+# **Next:** [top-k experts and their replicas](18_top_choices_of_experts.ipynb). A token goes to several experts, and an
+# expert exists several times.
 #
 # ## Appendix: how many tokens a capacity drops
 #
