@@ -32,16 +32,16 @@ tokens = torch.randn(960, WIDTH) + torch.randn(WIDTH) / 2
 #
 # $$y = x + \sum_{e\ \in\ \text{the k best}} w_e\, \text{expert}_e(x)$$
 #
-# Models make the weights $w_e$ in different ways:
+# Models make the weights $w_e$ differently:
 #
 # | model | experts | k | weights |
 # |---|---|---|---|
-# | Mixtral 8x7B (arXiv 2401.04088) | 8 | 2 | softmax over the k chosen scores |
-# | OLMoE (arXiv 2409.02060) | 64 | 8 | softmax over all scores, [used as it is](https://github.com/huggingface/transformers/blob/main/src/transformers/models/olmoe/configuration_olmoe.py) |
-# | Qwen3 30B-A3B (arXiv 2505.09388) | 128 | 8 | softmax over all scores, then divided by the sum of the k chosen |
+# | Mixtral 8x7B (arXiv 2401.04088) | 8 | 2 | A: softmax over the k chosen scores |
+# | OLMoE (arXiv 2409.02060) | 64 | 8 | B: softmax over all scores, [used as it is](https://github.com/huggingface/transformers/blob/main/src/transformers/models/olmoe/configuration_olmoe.py) |
+# | Qwen3 30B-A3B (arXiv 2505.09388) | 128 | 8 | C: softmax over all scores, then divided by the sum of the k chosen |
 # | DeepSeek-V3 (arXiv 2412.19437) | 256, and 1 for all tokens | 8 | sigmoid of each score, then divided by the sum of the k chosen |
 #
-# Call the first three ways A, B and C, in this order. Two of them always give the same weights. Which two?
+# Two of the ways A, B and C always give the same weights. Which two?
 
 
 # %%
@@ -66,7 +66,8 @@ simlib.guess(same, min(largest, key=largest.get), of=list(largest))
 # %% [markdown]
 # A and C are the same. C divides two probabilities of the same softmax, so the sum over all experts cancels. In way B
 # the weights sum up to less than 1, so the experts add less to x. If you load a trained model and take the wrong way,
-# no error is raised. We use way A.
+# no error is raised. We use way A. It needs k of at least 2: for k = 1 the weight is always 1, and the router gets no
+# gradient.
 #
 # The picture shows two tokens of each of four ranks. Rank r holds experts 2r and 2r + 1. Each token has two arrows. A
 # thick arrow means a large weight.
@@ -145,7 +146,7 @@ simlib.guess(right, is_right.sum())
 
 # %% [markdown]
 # No token is right. `x.repeat(2, 1)` lists all tokens, and then all tokens again. But the first two choices are those
-# of token 0. So nearly every copy goes to an expert that another token chose. The right copy for choice i is `x[i // k]`.
+# of token 0. So nearly every copy goes to another token's expert. The right copy for choice i is `x[i // k]`.
 #
 # ## Top-k on the ranks
 #
@@ -229,7 +230,7 @@ for R in (1, 2, 4):
 #
 # </details>
 #
-# For any k, a rank calls three all_to_alls. Only their sizes grow.
+# For any k, a rank calls three all_to_alls.
 #
 # ## Bytes grow with k
 #
@@ -385,7 +386,7 @@ for sync in (dense_only, avg_in_group, avg_everywhere):
 # the factor makes this norm too large.
 #
 # **Now you write it:** `my_sync` changes all gradients of `model` to those of one process. The mesh has the dimensions
-# `"edp"` and `"ep"`. The check uses real processes for 4 ranks.
+# `"edp"` and `"ep"`.
 
 
 # %%
