@@ -1,10 +1,12 @@
 # %% [markdown]
 # # Exercises 18: long sequences and experts
 #
-# This sheet has two tasks for lesson 18. In the first task you merge results of attention. This task
+# This sheet has four tasks for lesson 18. In the first task you merge results of attention. This task
 # needs the [first part](../notebooks/18_long_sequences_and_experts.ipynb) of the lesson. In the second
 # task you send tokens to experts and back. This task needs the
-# [last part](../notebooks/18_tokens_to_experts.ipynb).
+# [third part](../notebooks/18_tokens_to_experts.ipynb). In the last two tasks you drop choices of full
+# experts, and sum gradients on a mesh. These tasks need the
+# [fourth part](../notebooks/18_top_choices_of_experts.ipynb).
 #
 # A check calls your function on worlds of 1 to 5 ranks. The check looks at the value on every rank, at
 # the messages or collectives, and at their bytes. Each task has folded hints.
@@ -12,17 +14,39 @@
 # %% role="setup"
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from simlib.checks import Rule, check, collectives, measure, messages, nbytes, only
 
 
 def double_precision(run, given):
-    """A sentence where a message carries float64; for both tasks."""
+    """A sentence where a message carries float64; for all tasks."""
     if any(op.dtype == "float64" for op in run.trace):
         return (
             "The values are right, but float64 travels, twice the bytes: send the float32 you have."
         )
     return None
+
+
+def brings_at_most(most, hint):
+    """A rule on the bytes that each rank brings into its collectives; for tasks 3 and 4."""
+
+    def found(run):
+        return [sum(op.nbytes for op in run.trace.of_rank(r)) for r in range(run.world_size)]
+
+    def broken(run, given):
+        for rank, (mine, enough) in enumerate(zip(found(run), most(*given), strict=True)):
+            if mine > enough:
+                return (
+                    f"The values are right, but rank {rank} brings {mine} bytes into its "
+                    f"collectives where {enough} are enough. {hint}"
+                )
+        return None
+
+    def tally(run, given):
+        return f"bytes brought by rank: {found(run)} (at most {most(*given)})"
+
+    return Rule(broken, tally, part="traffic")
 
 
 # %% [markdown]
@@ -379,3 +403,298 @@ def drawn_tokens(rank, world_size):
 
 
 print(measure(through_experts, drawn_tokens))
+
+# %% [markdown]
+# ## 3. Which choices are kept (★★★, 30 minutes, 3 points)
+#
+# Rank e holds expert e. Row t of `chosen` has the experts of your token t, and `weights` has their weights.
+# All weights differ. An expert keeps `C` choices of **all** ranks together: those with the largest weights.
+# It drops the others. Return which of your choices are kept: a tensor of bool, of the shape of `chosen`. A
+# rank may have no tokens. Use at most three all_to_alls (`dist.all_to_all_single`). Send the counts first.
+# Then send each weight once, to its expert only. The expert decides, and answers with at most 4 bytes for
+# each weight. Leave the inputs as they are.
+
+
+# %% role="answer" question="kept_choices" points=3
+def kept_choices(rank, world_size, weights, chosen, C):
+    """Return a tensor of bool of shape (tokens, k): whether the expert keeps the choice.
+
+    weights is float32 and chosen is int64, both of shape (tokens, k). C is the same on all ranks.
+    """
+    ### BEGIN SOLUTION
+    order = chosen.flatten().argsort(stable=True)
+    counts = chosen.flatten().bincount(minlength=world_size)
+    theirs = torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts)
+    sent, received = counts.tolist(), theirs.tolist()
+    arrived = weights.new_empty(sum(received))
+    dist.all_to_all_single(arrived, weights.flatten()[order], received, sent)
+    stays = torch.zeros(len(arrived), dtype=torch.uint8)
+    stays[arrived.argsort(descending=True)[:C]] = 1
+    back = torch.empty(len(order), dtype=torch.uint8)
+    dist.all_to_all_single(back, stays, sent, received)
+    kept = torch.empty(len(order), dtype=torch.bool)
+    kept[order] = back.bool()
+    return kept.view(chosen.shape)
+    ### END SOLUTION
+
+
+# %% role="check" question="kept_choices" points=3
+def choices_of(rank, world_size):
+    """Top-2 (top-1 in a world of one rank); expert 0 is wanted most."""
+    torch.manual_seed(10 * world_size + rank)
+    n, k = [4, 3, 0, 6, 5][rank], min(2, world_size)
+    chosen = torch.stack([torch.randperm(world_size)[:k] for _ in range(n)] or [torch.zeros(k)])
+    weights = 0.1 + torch.randperm(20)[: n * k].view(n, k) / 30 + rank / 1000
+    return weights, chosen[:n].long(), 3
+
+
+def decided(key, most=lambda C, n: C, among=lambda rank: 0):
+    """Each expert keeps the first ones by `key(weight, rank, place)`, `most` among equal ranks."""
+
+    def candidate(weights, chosen, Cs):
+        kept = [torch.zeros(c.numel(), dtype=torch.bool) for c in chosen]
+        wanted = {}
+        for rank, (w, c) in enumerate(zip(weights, chosen, strict=True)):
+            for place, (one, e) in enumerate(zip(w.flatten(), c.flatten().tolist(), strict=True)):
+                wanted.setdefault((e, among(rank)), []).append((one.item(), rank, place))
+        for rows in wanted.values():
+            for _, rank, place in sorted(rows, key=lambda row: key(*row))[: most(Cs[0], len(Cs))]:
+                kept[rank][place] = True
+        return [mine.view(c.shape) for mine, c in zip(kept, chosen, strict=True)]
+
+    return candidate
+
+
+by_weight = decided(lambda weight, rank, place: -weight)
+
+
+def of_each_rank(most):
+    return decided(lambda weight, rank, place: -weight, most, lambda rank: rank)
+
+
+def changed(change):
+    """The right choices, of each rank changed."""
+
+    def candidate(weights, chosen, Cs):
+        right = by_weight(weights, chosen, Cs)
+        return [change(mine, c) for mine, c in zip(right, chosen, strict=True)]
+
+    return candidate
+
+
+def in_order_of_experts(kept, chosen):
+    return kept.flatten()[chosen.flatten().argsort(stable=True)].view(kept.shape)
+
+
+def enough_for_weights(weights, chosen, Cs):
+    """Counts; weights sent, and the answers to those that came."""
+    came = torch.cat([c.flatten() for c in chosen]).bincount(minlength=len(Cs)).tolist()
+    return [8 * len(Cs) + 4 * (w.numel() + n) for w, n in zip(weights, came, strict=True)]
+
+
+verdict = check(
+    "kept_choices",
+    kept_choices,
+    choices_of,
+    by_weight,
+    only("all_to_all"),
+    collectives(lambda *_: 3, hint="One for the counts, one for the weights, one for the answers."),
+    Rule(double_precision),
+    brings_at_most(
+        enough_for_weights,
+        "A weight goes to its own expert only, and its answer needs no more bytes than the weight.",
+    ),
+    mistakes={
+        "Those are the choices that are dropped: return the others.": changed(
+            lambda kept, _: ~kept
+        ),
+        "The experts keep the smallest weights: sort them in descending order.": (
+            decided(lambda weight, rank, place: weight)
+        ),
+        "The experts keep the choices that come first, without a look at their weights.": (
+            decided(lambda weight, rank, place: (rank, place))
+        ),
+        "Each rank decides for itself, as if an expert kept C choices of every rank: C counts "
+        "those of all ranks.": of_each_rank(lambda C, n: C),
+        "Each rank gets an equal part of C: an expert keeps the largest weights, from any rank.": (
+            of_each_rank(lambda C, n: C // n)
+        ),
+        "The answers are in the order of the experts: bring them back into the order of `chosen`.": (
+            changed(in_order_of_experts)
+        ),
+        "Here all choices of a token are dropped if one is: its others may stay.": (
+            changed(lambda kept, _: kept.all(1, keepdim=True).expand(kept.shape).clone())
+        ),
+        "Nothing is dropped: an expert keeps at most C choices.": (
+            changed(lambda kept, _: torch.ones_like(kept))
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# This is task 2 with weights instead of tokens: sort the choices by expert, exchange the counts, and send
+# the weights with split sizes. `weights.flatten()` and `chosen.flatten()` have one entry for each choice.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The expert sorts what has arrived: `arrived.argsort(descending=True)[:C]` are the places of the choices
+# that it keeps. Make a tensor of zeros for all that arrived, and put ones into these places.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Send this tensor back with the split sizes swapped. `kept[order] = back.bool()` brings the answers into
+# the order of the choices. With `dtype=torch.uint8` an answer has one byte.
+#
+# </details>
+
+# %% role="hidden" question="kept_choices"
+seed = 1
+
+
+def drawn_choices(rank, world_size):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    n, k = [3 + seed % 4, 1 + seed % 3, seed % 2 * 4, 5, 2][rank], min(2, world_size)
+    weights = torch.randperm(60, generator=generator)[: n * k].view(n, k) / 70 + (rank + 1) / 1000
+    first = torch.randint(world_size, (n, 1), generator=generator)
+    return weights, (first + torch.arange(k)) % world_size, 2 + seed % 3
+
+
+print(measure(kept_choices, drawn_choices))
+
+# %% [markdown]
+# ## 4. Gradients on a mesh (★★, 20 minutes, 3 points)
+#
+# The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
+# ranks of a column hold the same experts. After the backward pass a rank has two gradients: `dense`, of a
+# layer that all ranks hold, and `experts`, of its own experts. Each rank's loss is the mean over its own
+# tokens, and all ranks have the same number of tokens. Return both gradients as one process would have
+# them, for the mean over all tokens. Each rank calls at most two all_reduces, and brings no more bytes
+# into them than its two gradients have. Leave the inputs as they are. You get 2 points for the value and 1
+# for the traffic.
+
+
+# %% role="answer" question="on_a_mesh" points={"value": 2, "traffic": 1}
+def on_a_mesh(rank, world_size, dense, experts, ep):
+    """Return (dense, experts): the gradients of the mean over all tokens, as new tensors.
+
+    dense and experts are float32. world_size is a multiple of ep.
+    """
+    ### BEGIN SOLUTION
+    mesh = init_device_mesh("cpu", (world_size // ep, ep), mesh_dim_names=("edp", "ep"))
+    dense, experts = dense.clone(), experts.clone()
+    dist.all_reduce(dense)
+    dist.all_reduce(experts, group=mesh["edp"].get_group())
+    return dense / world_size, experts / world_size
+    ### END SOLUTION
+
+
+# %% role="check" question="on_a_mesh" points={"value": 2, "traffic": 1}
+def backward_with(ep):
+    """Inputs after a backward pass."""
+
+    def inputs(rank, world_size):
+        torch.manual_seed(10 * ep + rank)
+        return torch.randn(3), torch.randn(2, 2), ep
+
+    return inputs
+
+
+def averaged(columns=lambda r, ep, n: r % ep, by=lambda ep, n: n, dense_by=lambda n: n):
+    """Experts summed over the ranks with the same `columns(rank, ep, n)`, and divided."""
+
+    def candidate(denses, experts, eps):
+        n, ep = len(eps), eps[0]
+        dense = sum(denses) / dense_by(n)
+        column = [columns(rank, ep, n) for rank in range(n)]
+        sums = [
+            sum(g for g, c in zip(experts, column, strict=True) if c == mine) for mine in column
+        ]
+        return [(dense, one / by(ep, n)) for one in sums]
+
+    return candidate
+
+
+def dense_alone(denses, experts, eps):
+    return [(g, e) for (_, e), g in zip(averaged()(denses, experts, eps), denses, strict=True)]
+
+
+def both_gradients(denses, experts, eps):
+    return [4 * (d.numel() + e.numel()) for d, e in zip(denses, experts, strict=True)]
+
+
+verdict = check(
+    "on_a_mesh",
+    on_a_mesh,
+    [backward_with(2), backward_with(3)],
+    averaged(),
+    only("all_reduce"),
+    Rule(double_precision),
+    collectives(
+        lambda denses, experts, eps: 1 + eps[0],
+        hint="One for the dense gradient, and one in each column for its experts.",
+    ),
+    brings_at_most(both_gradients, "The gradient of an expert goes only to its replicas."),
+    mistakes={
+        "The experts' gradients are summed in the column and divided by its size: an expert has seen "
+        "the tokens of its whole row, so divide by the number of all ranks.": (
+            averaged(by=lambda ep, n: n // ep)
+        ),
+        "The experts' gradients are summed in the column, but not divided: the losses of all ranks "
+        "are in this sum.": averaged(by=lambda ep, n: 1),
+        "The experts' gradients are those of this rank: their replicas have seen other tokens.": (
+            averaged(columns=lambda r, ep, n: r, by=lambda ep, n: 1)
+        ),
+        "The experts' gradients are divided, but the sum over the column is missing.": (
+            averaged(columns=lambda r, ep, n: r)
+        ),
+        "The experts' gradients are averaged over all ranks: those are different experts.": (
+            averaged(columns=lambda r, ep, n: 0)
+        ),
+        "The experts' gradients are summed in the row: the replicas of an expert are in a column.": (
+            averaged(columns=lambda r, ep, n: r // ep)
+        ),
+        "The dense gradient is the sum over all ranks: divide it.": averaged(dense_by=lambda n: 1),
+        "The dense gradient is that of this rank alone.": dense_alone,
+    },
+    worlds=(6,),  # columns of three and rows of two, and the other way round
+    points={"value": 2, "traffic": 1},
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# The sum of an expert's gradients over its column contains the losses of all ranks. Each loss is a mean
+# over one of `world_size` equal parts of the tokens.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `init_device_mesh("cpu", (world_size // ep, ep), mesh_dim_names=("edp", "ep"))` makes the mesh. The
+# column of this rank is `mesh["edp"].get_group()`. Give it to `all_reduce` as `group=`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `all_reduce` writes into its tensor, so reduce a `clone()` of each gradient.
+#
+# </details>
+
+# %% role="hidden" question="on_a_mesh"
+seed = 1
+
+
+def drawn_gradients(rank, world_size):
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    dense = torch.randn(2 + seed % 3, generator=generator)
+    return dense, torch.randn(1 + seed % 4, 2, generator=generator), 2 + seed % 2
+
+
+print(measure(on_a_mesh, drawn_gradients, worlds=(6,)))
