@@ -574,10 +574,9 @@ print(measure(kept_choices, drawn_choices))
 # The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
 # ranks of a column hold the same experts. After the backward pass a rank has two gradients: `dense`, of a
 # layer that all ranks hold, and `experts`, of its own experts. Each rank's loss is the mean over its own
-# tokens, and all ranks have the same number of tokens. Return both gradients as one process would have
-# them, for the mean over all tokens. Each rank calls at most two all_reduces, and brings no more bytes
-# into them than its two gradients have. Leave the inputs as they are. You get 2 points for the value and 1
-# for the traffic.
+# tokens, and all ranks have equally many. Return both gradients for the mean over all tokens. Each rank
+# calls at most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs
+# as they are. You get 2 points for the value and 1 for the traffic.
 
 
 # %% role="answer" question="on_a_mesh" points={"value": 2, "traffic": 1}

@@ -39,7 +39,7 @@ tokens = torch.randn(960, WIDTH) + torch.randn(WIDTH) / 2
 # | Mixtral 8x7B (arXiv 2401.04088) | 8 | 2 | A: softmax over the k chosen scores |
 # | OLMoE (arXiv 2409.02060) | 64 | 8 | B: softmax over all scores, [used as it is](https://github.com/huggingface/transformers/blob/main/src/transformers/models/olmoe/configuration_olmoe.py) |
 # | Qwen3 30B-A3B (arXiv 2505.09388) | 128 | 8 | C: softmax over all scores, then divided by the sum of the k chosen |
-# | DeepSeek-V3 (arXiv 2412.19437) | 256, and 1 for all tokens | 8 | sigmoid of each score, then divided by the sum of the k chosen |
+# | DeepSeek-V3 (arXiv 2412.19437) | 256, and 1 for all tokens | 8 | sigmoid of each score, then divided by the sum of the k chosen, times 2.5 |
 #
 # Two of the ways A, B and C always give the same weights. Which two?
 
@@ -92,7 +92,7 @@ plt.show()
 #
 # Our model has a dense layer, a router and the experts. `Model(place, ep)` keeps only the experts of one rank, and
 # `Model()` keeps all. A function `layer` does the experts' part. In one process it is `everyone`: every expert computes
-# every token, and then we pick the results of the chosen experts. That wastes work, but it is easy to trust.
+# every token, and we pick the results of the chosen ones. That wastes work, but is easy to trust.
 
 
 # %%
@@ -155,7 +155,7 @@ simlib.guess(right, is_right.sum())
 #
 # 1. List the choices, and sort them by expert: `order` lists their numbers.
 # 2. Count the choices for each expert, as a table with a row for each rank. `Exchange` with the splits 1, 1, ... sends
-#    row s to rank s.
+#    row s to rank s, and `theirs` arrives.
 # 3. Send a copy for each choice, in the sorted order. Let the experts compute. Send the results back.
 # 4. Undo the sort. Bring the results into the shape (tokens, k, WIDTH).
 # 5. Multiply by the weights, and sum over the k choices.
@@ -283,8 +283,9 @@ simlib.guess(enough, copies)
 # offers two policies: `position` drops the last choices of a full expert, and `probs` drops those with the smallest
 # weights. The appendix compares them.
 #
-# Loads are balanced as in the third part. The load of an expert is now its number of choices. DeepSeek-V3 adds a bias
-# to the scores, finds the k best, and makes their weights without the bias. It drops no tokens.
+# Loads are balanced as in the third part. The load of an expert is now its number of choices, also in the auxiliary
+# loss. DeepSeek-V3 adds a bias to the scores, finds the k best, and makes their weights without the bias (arXiv
+# 2408.15664). It drops no tokens.
 #
 # ## Experts with replicas
 #
@@ -380,10 +381,9 @@ for sync in (dense_only, avg_in_group, avg_everywhere):
 # - `avg_everywhere`: this averages gradients of *different* experts. Rank 0 gets a mix of experts 0, 2, 4 and 6.
 #
 # The factor ep is a common bug. [DeepSpeed](https://github.com/deepspeedai/DeepSpeed/issues/6545) had it, and in 2026 a
-# new part of
-# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/pull/5956) had it, too. It is hard to see: Adam divides
-# each gradient by its own typical size, so the factor nearly cancels. But clipping uses the norm of all gradients, and
-# the factor makes this norm too large.
+# new part of [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/pull/5956), too. Adam hides it: Adam divides each
+# gradient by its own typical size, so the factor nearly cancels. But clipping uses the norm of all gradients, and the
+# factor makes this norm too large.
 #
 # **Now you write it:** `my_sync` changes all gradients of `model` to those of one process. The mesh has the dimensions
 # `"edp"` and `"ep"`.
@@ -425,8 +425,8 @@ for R, ep in ((4, 1), (4, 2), (4, 4), (8, 4)):
 #
 # ## Your turn
 #
-# Now you can do tasks 3 and 4 of [exercises 18](../exercises/18_long_sequences_and_experts.ipynb). The appendix
-# counts dropped choices, and asks which ep is best on two nodes.
+# Now you can do tasks 3 and 4 of [exercises 18](../exercises/18_long_sequences_and_experts.ipynb). The
+# appendices compare two policies, and four numbers for ep.
 #
 # ## Exit ticket
 #
@@ -503,3 +503,4 @@ simlib.guess(best, min(found, key=found.get))
 
 # %% [markdown]
 # With ep = 4 a row of the mesh is a node. The tokens stay inside their node, and only gradients travel between nodes.
+# With ep = 1 most of the time is latency: 35 parameters have an all_reduce each, with 14 rounds over 8 ranks.
