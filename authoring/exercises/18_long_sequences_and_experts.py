@@ -572,7 +572,7 @@ print(measure(kept_choices, drawn_choices))
 # ## 4. Gradients on a mesh (★★, 20 minutes, 3 points)
 #
 # The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
-# ranks of a column hold the same experts. After the backward pass a rank has two gradients: `dense`, of a
+# ranks of a column hold the same experts. A rank has two gradients: `dense`, of a
 # layer that all ranks hold, and `experts`, of its own experts. Each rank's loss is the mean over its own
 # tokens, and all ranks have equally many. Return both gradients for the mean over all tokens. Each rank
 # calls at most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs
