@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 08 From loops to DDP
 #
-# [Lesson 07](07_data_parallel_training.ipynb) used its own training loop: first backward, then an all_reduce
-# over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for short, gives the same weights in less
-# time. In this lesson (105 minutes) you will
+# This is the first part of lesson 08. [Lesson 07](07_data_parallel_training.ipynb) used its own training loop:
+# first backward, then an all_reduce over the gradients. PyTorch's `DistributedDataParallel`, **DDP** for
+# short, gives the same weights in less time. In this part (105 minutes) you will
 #
 # - see what DDP does for you, and what it leaves to you,
 # - build it in four steps (hooks, a wait at the end, buckets, the reducer), and compare yours with torch's,
@@ -854,7 +854,7 @@ for way in ("constants", *ways):
 #
 # </details>
 #
-# **Next:** [lesson 09](09_when_does_it_pay.ipynb), which asks when all this is worth it.
+# **Next:** [the second part](08_in_eight_bits.ipynb), which sends gradients in 8 bits and looks at the waits on a GPU.
 #
 # ## One process that controls everything: DataParallel
 #
