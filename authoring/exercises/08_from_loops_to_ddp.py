@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Exercises 08: from loops to DDP
 #
-# These four tasks go with [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb). In the first two tasks
-# you build the core of DDP. In the other two tasks you use torch's DDP where it needs help. A check
-# calls your function on worlds of 1 to 5 real ranks. It looks at the gradients and at the number, the
-# order and the bytes of the collectives. The check of task 2 then runs your function on a modelled
-# network. The virtual clock of this network shows whether your program really overlaps.
+# Tasks 1 to 4 go with [lesson 08](../notebooks/08_from_loops_to_ddp.ipynb). In the first two tasks you build
+# the core of DDP. In the next two tasks you use torch's DDP where it needs help. Tasks 5 and 6 go with the
+# lesson's [second part](../notebooks/08_in_eight_bits.ipynb): numbers travel in 8 bits. A check calls your
+# function on worlds of 1 to 5 real ranks. It looks at the values and at the number, the order and the bytes
+# of the collectives. The check of task 2 then runs your function on a modelled network. The virtual clock
+# of this network shows whether your program really overlaps.
 #
 # Each task has folded hints.
 
@@ -20,7 +21,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import simlib
-from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, measure, only
+from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, collectives, measure, only
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = {torch.int8: 127, E4M3: 448}
 
 
 def tower(widths):
@@ -31,6 +35,19 @@ def tower(widths):
 
 def gradients(model):
     return [weight.grad for weight in model.parameters()]
+
+
+def quantised(x, dtype):
+    """Values of this dtype and their float32 scales, one row for each block of 8 numbers."""
+    blocks = x.reshape(x.numel() // 8, 8)
+    scales = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30) / LARGEST[dtype]
+    values = blocks / scales
+    return (values.round() if dtype == torch.int8 else values).to(dtype), scales
+
+
+def restored(values, scales):
+    """One float32 tensor with all numbers, in one dimension."""
+    return (values.float() * scales).flatten()
 
 
 # %% [markdown]
@@ -667,3 +684,319 @@ print(
         ),
     )
 )
+
+# %% [markdown]
+# ## 5. An all_reduce in 8 bits (★★★, 30 minutes, 4 points)
+#
+# Return the sum of `x` over all ranks, the same numbers on every rank. `x` is float32 and one-dimensional. Its length is
+# a multiple of 8 x `world_size`. Numbers travel as int8, with a scale for each block of 8 numbers. `quantised` and
+# `restored` above make and undo this form. Each rank rounds its `x` once, your own part too. Rank r adds up part r **in
+# float32**, and rounds this sum once. Use only `all_to_all_single` and `all_gather`. A rank may send only the parts
+# that others need. `x` must not change.
+
+
+# %% role="answer" question="sum_in_8_bits" points=4
+def sum_in_8_bits(rank, world_size, x):
+    """Return the sum over the ranks, rounded to int8 with scales and restored to float32."""
+    ### BEGIN SOLUTION
+    values, scales = quantised(x, torch.int8)
+    got, got_scales = torch.empty_like(values), torch.empty_like(scales)
+    dist.all_to_all_single(got, values)
+    dist.all_to_all_single(got_scales, scales)
+    part = restored(got, got_scales).view(world_size, -1).sum(0)
+    sent = quantised(part, torch.int8)
+    found = [[torch.empty_like(one) for _ in range(world_size)] for one in sent]
+    for parts, one in zip(found, sent, strict=True):
+        dist.all_gather(parts, one)
+    return torch.cat([restored(*pair) for pair in zip(*found, strict=True)])
+    ### END SOLUTION
+
+
+# %% role="check" question="sum_in_8_bits" points=4
+def with_exact_scales(rank, blocks, seed):
+    """Blocks of numbers whose scales are powers of 2, so that sums do not depend on the order."""
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    x = torch.rand(blocks, 8, generator=generator) * 254 - 127
+    x[:, rank % 8] = 127
+    x[0, :] = 0
+    return (x * 2.0 ** torch.randint(-4, 5, (blocks, 1), generator=generator)).flatten()
+
+
+def short_gradient(rank, world_size):
+    return (with_exact_scales(rank, 2 * world_size, 5),)
+
+
+def long_gradient(rank, world_size):
+    return (with_exact_scales(rank, 3 * world_size, 6),)
+
+
+def rounded(x):
+    return restored(*quantised(x, torch.int8))
+
+
+def summed_up(xs, first=rounded, last=rounded, add=sum):
+    """The sum on every rank, with these roundings before and after."""
+    return [last(add([first(x) for x in xs]))] * len(xs)
+
+
+def own_part_exact(xs):
+    found = [[rounded(part) for part in x.chunk(len(xs))] for x in xs]
+    for rank, x in enumerate(xs):
+        found[rank][rank] = x.chunk(len(xs))[rank]
+    whole = sum(torch.cat(parts) for parts in found)
+    return [rounded(whole)] * len(xs)
+
+
+def bytes_added(xs):
+    """Int8 values added as int8, with the scales of rank 0."""
+    both = [quantised(x, torch.int8) for x in xs]
+    values = torch.stack([values for values, _ in both]).sum(0).to(torch.int8)
+    return [restored(values, both[0][1])] * len(xs)
+
+
+def rounded_again_and_again(parts):
+    total = parts[0]
+    for part in parts[1:]:
+        total = rounded(total + part)
+    return total
+
+
+def int8_bytes(run, given):
+    """A sentence where a collective carries more than int8 and scales of what others need."""
+    n, each = run.world_size, len(given[0][0]) * 12 // 8  # a byte a number, and half for scales
+    for rank in range(n if n > 1 else 0):  # alone, nothing has to travel
+        ops = run.trace.of_rank(rank)
+        for kind, most in (("all_to_all", each), ("all_gather", each // n)):
+            found = sum(op.nbytes for op in ops if op.kind == kind)
+            if found > most:
+                return (
+                    f"The values are right, but rank {rank} brings {found} bytes into its "
+                    f"{kind}s where {most} are enough."
+                )
+    return None
+
+
+def int8_brought(run, given):
+    return f"bytes brought by rank 0: {sum(op.nbytes for op in run.trace.of_rank(0))}"
+
+
+verdict = check(
+    "sum_in_8_bits",
+    sum_in_8_bits,
+    [short_gradient, long_gradient],
+    summed_up,
+    only("all_to_all", "all_gather"),
+    Rule(int8_bytes, int8_brought),
+    mistakes={
+        "The sums were not rounded: quantise them again before all ranks gather them.": (
+            lambda xs: summed_up(xs, last=lambda total: total)
+        ),
+        "Each x has to be rounded before it is added: these sums are of exact numbers.": (
+            lambda xs: summed_up(xs, first=lambda x: x)
+        ),
+        "A rank's own part was added without rounding: round all of x.": own_part_exact,
+        "Those are exact sums: nothing was rounded.": (
+            lambda xs: summed_up(xs, first=lambda x: x, last=lambda total: total)
+        ),
+        "The int8 values were added as int8: they overflow, and each rank has its own scales. "
+        "Restore them to float32 first.": bytes_added,
+        "The partial sums were rounded, too: add all parts in float32, then round once.": (
+            lambda xs: summed_up(xs, add=rounded_again_and_again)
+        ),
+        "That is the mean over the ranks: the sum is wanted.": (
+            lambda xs: [total / len(xs) for total in summed_up(xs)]
+        ),
+        "That is the rank's own x, rounded: where are the others?": lambda xs: list(
+            map(rounded, xs)
+        ),
+    },
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `dist.all_to_all_single(got, values)` cuts `values` into `world_size` equal parts, and sends part r to rank
+# r. `got` then has the parts that came, one after the other. Call it for the values and for the scales.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `restored(got, got_scales).view(world_size, -1)` has one row for each rank that sent. Add up the rows.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Quantise your part of the sum. Then call `dist.all_gather` twice, for its values and for its scales. Restore
+# the part of each rank, your own too, and join the parts with `torch.cat`.
+#
+# </details>
+
+# %% role="hidden" question="sum_in_8_bits"
+seed = 1
+
+
+def drawn_gradient(rank, world_size):
+    blocks = (2 + seed % 5) * world_size
+    generator = torch.Generator().manual_seed(seed + rank)
+    x = torch.rand(blocks, 8, generator=generator) * 254 - 127
+    x[:, (seed + rank) % 8] = 127
+    x[0, :] = 0
+    return ((x * 2.0 ** torch.randint(-4, 5, (blocks, 1), generator=generator)).flatten(),)
+
+
+print(measure(sum_in_8_bits, drawn_gradient))
+
+# %% [markdown]
+# ## 6. Rows to other ranks in 8 bits (★★, 25 minutes, 3 points)
+#
+# Each rank has float32 `rows` of shape (count, d). d is a multiple of 8. Row i belongs on rank `to[i]`. Counts differ from
+# rank to rank, and may be 0. (The tokens of lesson 18 travel like this to their experts.) Return the rows that come to
+# your rank: first those of rank 0, then those of rank 1, and so on, each in their order. The numbers travel as e4m3, with
+# a float32 scale for each block of 8 numbers: `quantised(x, E4M3)`. Restore all rows, your own too. Use at most three
+# `all_to_all_single`, for counts, numbers and scales. Gloo refuses float8.
+
+
+# %% role="answer" question="rows_in_8_bits" points=3
+def rows_in_8_bits(rank, world_size, rows, to):
+    """Return the float32 rows for this rank, of shape (count, d).
+
+    rows is float32, to is int64; both are left as they are.
+    """
+    ### BEGIN SOLUTION
+    count, d = rows.shape
+    order = to.argsort(stable=True)
+    sent = to.bincount(minlength=world_size)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    sent, received = sent.tolist(), received.tolist()
+    values, scales = quantised(rows[order], E4M3)
+    codes = values.view(torch.uint8).view(count, d)
+    scales = scales.view(count, d // 8)
+    got, got_scales = codes.new_empty(sum(received), d), scales.new_empty(sum(received), d // 8)
+    dist.all_to_all_single(got, codes, received, sent)
+    dist.all_to_all_single(got_scales, scales, received, sent)
+    shape = -1, d // 8, 8
+    return (got.view(E4M3).float().view(shape) * got_scales[:, :, None]).view(-1, d)
+    ### END SOLUTION
+
+
+# %% role="check" question="rows_in_8_bits" points=3
+def some_rows(rank, world_size):
+    count = [4, 2, 0, 5, 3][rank]
+    generator = torch.Generator().manual_seed(rank)
+    rows = torch.randn(count, 16, generator=generator) * 10.0 ** torch.arange(-2, 2).repeat(4)
+    return rows, (3 * torch.arange(count) ** 2 + rank + 1) % world_size
+
+
+def come(allrows, tos, change=lambda rows: restored(*quantised(rows, E4M3)).view(rows.shape)):
+    """The rows that come to each rank, in the order of ranks and rows."""
+    rows, to = torch.cat([change(rows) for rows in allrows]), torch.cat(tos)
+    return [rows[to == rank] for rank in range(len(tos))]
+
+
+def with_one_scale(rows):
+    scale = rows.abs().max() / 448 if len(rows) else 1.0
+    return (rows / scale).to(E4M3).float() * scale
+
+
+def scales_unsorted(allrows, tos):
+    """Rows sorted by rank, with the scales of the rows as they were."""
+    found = []
+    for rows, to in zip(allrows, tos, strict=True):
+        order = to.argsort(stable=True)
+        values, _ = quantised(rows[order], E4M3)
+        _, scales = quantised(rows, E4M3)
+        found.append((restored(values, scales).view(rows.shape), to[order]))
+    rows, to = map(torch.cat, zip(*found, strict=True))
+    return [rows[to == rank] for rank in range(len(tos))]
+
+
+def cut_as_they_are(allrows, tos):
+    return come(allrows, [to.sort().values for to in tos])
+
+
+def row_bytes(run, given):
+    """A sentence where a rank brings more than counts, a byte a number, and its scales."""
+    for rank, rows in enumerate(given[0]):
+        most = 8 * run.world_size + rows.numel() * 12 // 8
+        found = sum(op.nbytes for op in run.trace.of_rank(rank))
+        if found > most:
+            return (
+                f"The values are right, but rank {rank} brings {found} bytes into its collectives "
+                f"where {most} are enough: a byte for each number, 4 for each scale, 8 for each "
+                "count."
+            )
+    return None
+
+
+def row_bytes_brought(run, given):
+    return f"bytes brought by rank 0: {sum(op.nbytes for op in run.trace.of_rank(0))}"
+
+
+verdict = check(
+    "rows_in_8_bits",
+    rows_in_8_bits,
+    some_rows,
+    come,
+    only("all_to_all"),
+    collectives(lambda *_: 3, hint="One for the counts, one for the numbers, one for the scales."),
+    Rule(row_bytes, row_bytes_brought),
+    mistakes={
+        "Those are the exact rows: the numbers have to travel in e4m3.": (
+            lambda rows, tos: come(rows, tos, lambda x: x)
+        ),
+        "One scale for all rows of a rank is too coarse: each block of 8 numbers has its own.": (
+            lambda rows, tos: come(rows, tos, with_one_scale)
+        ),
+        "Those are the rows in int8: e4m3 is wanted.": (
+            lambda rows, tos: come(
+                rows, tos, lambda x: restored(*quantised(x, torch.int8)).view(x.shape)
+            )
+        ),
+        "The rows are sorted by rank, but their scales are not: quantise `rows[order]`.": (
+            scales_unsorted
+        ),
+        "The rows were cut by the counts, but not sorted before.": cut_as_they_are,
+        "The scales never came: those are the numbers in e4m3, without them.": (
+            lambda rows, tos: come(rows, tos, lambda x: quantised(x, E4M3)[0].float().view(x.shape))
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `order = to.argsort(stable=True)` sorts the rows by rank, and `to.bincount(minlength=world_size)` counts them. A
+# rank cannot know how many rows will come. So exchange the counts first.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes)` takes two lists of counts: of the
+# rows that come from each rank, and of the rows that go to each rank. Give numbers and scales one line for each row:
+# `values.view(count, d)` and `scales.view(count, d // 8)`.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `values.view(torch.uint8)` are the same bytes, which Gloo carries. `got.view(E4M3)` makes them numbers again. Restore
+# them with `scales` of shape (-1, 1) and `values` of shape (-1, 8).
+#
+# </details>
+
+# %% role="hidden" question="rows_in_8_bits"
+seed = 1
+
+
+def drawn_rows(rank, world_size):
+    count = (1 + 3 * rank + seed % 4) % 6 if rank else 3 + seed % 3  # rank 0 may be alone
+    generator = torch.Generator().manual_seed(seed + rank)
+    rows = torch.randn(count, 16, generator=generator) * 10.0 ** torch.arange(-2, 2).repeat(4)
+    return rows, torch.randint(world_size, (count,), generator=generator)
+
+
+print(measure(rows_in_8_bits, drawn_rows))
