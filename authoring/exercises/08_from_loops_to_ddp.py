@@ -23,9 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 import simlib
 from simlib.checks import Fits, OneOf, Rule, Timed, brought, check, collectives, measure, only
 
-E4M3 = torch.float8_e4m3fn
-LARGEST = {torch.int8: 127, E4M3: 448}
-
 
 def tower(widths):
     """Linear layers of these widths, the same on every rank; all have weights alone."""
@@ -35,6 +32,15 @@ def tower(widths):
 
 def gradients(model):
     return [weight.grad for weight in model.parameters()]
+
+
+# %% [markdown]
+# Tasks 5 and 6 use these two functions of the lesson's second part. Here a block has 8 numbers.
+
+
+# %% role="setup"
+E4M3 = torch.float8_e4m3fn
+LARGEST = {torch.int8: 127, E4M3: 448}
 
 
 def quantised(x, dtype):
