@@ -2,7 +2,7 @@
 # # 08 In eight bits, and on a GPU
 #
 # This is the second part of lesson 08. [The first part](08_from_loops_to_ddp.ipynb) sent gradients in 16 bits, and
-# explained the streams of a GPU. In this part (55 minutes) you will
+# explained the streams of a GPU. In this part (60 minutes) you will
 #
 # - send tensors in 8 bits, with scales, within a budget of error and bytes,
 # - see why ranks must not add in 8 bits,
@@ -44,12 +44,12 @@ GRADIENTS = [gradient_of(rank, 4) for rank in range(4)]
 # 8 bits can distinguish 256 values. A format says which ones.
 #
 # - **int8** has the whole numbers from -128 to 127. All gaps are equal.
-# - **e4m3** has a sign, 4 bits of exponent and 3 of mantissa, **e5m2** has 5 and 2. Between two powers of 2, e4m3 has 8
-#   values and e5m2 has 4. So the gaps grow with the numbers. Both are called **float8** ([Micikevicius et al.
+# - **e4m3** has a sign, 4 bits of exponent and 3 bits of mantissa. **e5m2** has 5 and 2. Between two powers of 2, e4m3
+#   has 8 values and e5m2 has 4. So the gaps grow with the numbers. Both are called **float8** ([Micikevicius et al.
 #   2022](https://arxiv.org/abs/2209.05433)).
 # - **bf16** is the first part's bfloat16, with 16 bits.
 #
-# The left picture shows all values from 0 to 16. The right one shows how far off numbers are after rounding.
+# The left picture shows all values from 0 to 16. The right one shows the largest error of rounding.
 
 
 # %%
@@ -76,9 +76,9 @@ error.legend()
 plt.show()
 
 # %% [markdown]
-# In the flat part of its curve, e4m3 is off by at most 6 %, and e5m2 by at most 11 %. Left of it, numbers become 0. Our
-# first gradient has many zeros. Of its other numbers, half are below 0.0002 in absolute value, and 90 % are below 0.0013.
-# How many percent of them become 0 in e4m3, whose smallest value is 0.002?
+# In the flat part of its curve, e4m3 is off by at most 6 %, and e5m2 by at most 11 %. Left of it, errors grow until
+# numbers become 0. Our first gradient has many zeros. Of its other numbers, half are below 0.0002 in absolute value,
+# and 90 % are below 0.0013. How many percent of them become 0 in e4m3, whose smallest value is 0.002?
 #
 # A **scale** helps: a rank divides the tensor by a number, so that its largest value becomes the format's largest
 # value. The receiver multiplies by this number. The error of the whole tensor is
@@ -102,15 +102,15 @@ for dtype in LARGEST:
         simlib.guess(become_zero if dtype == E4M3 and scale == 1 else None, zero, within=0.15)
 
 # %% [markdown]
-# With one scale, both kinds of float8 are fine. In int8, 43 % of the numbers still become 0: a few large numbers
-# decide the scale, and these 43 % are smaller than half a gap. So split the tensor into **blocks** of 128 numbers, for
+# With one scale, both kinds of float8 are fine. In int8, 43 % of the numbers still become 0: a few large numbers decide
+# the scale, and these 43 % are smaller than half a gap. So split the tensor into **blocks** of 128 numbers, for
 # example. Each block has its own scale, and the scales travel with the bytes.
 #
 # ## Gather in 8 bits
 #
 # **Now you write it:** `gathered(mine)` gathers the gradients of all ranks. It returns them in float32, one row for
-# each rank. The budget is an error of at most 1 %, and at most 26 % of the bytes of float32. All ranks must get
-# the same numbers, because replicas must stay equal.
+# each rank. The budget is an error of at most 1 %, and at most 26 % of the bytes of float32. All ranks must get the
+# same numbers, because replicas must stay equal.
 #
 # 1. Reshape `mine` to one block in each row, and compute a scale for each row. Some blocks contain only zeros: what is
 #    0 / 0?
@@ -151,8 +151,8 @@ for engine in (simlib.run, simlib.simulate):
 #
 # </details>
 #
-# `quantised` and `restored` are the lesson's own functions. The table has the errors of int8, e4m3 and
-# e5m2 for four block sizes.
+# `quantised` and `restored` are the lesson's own functions. The table has the errors of int8, e4m3 and e5m2 for four
+# block sizes.
 
 
 # %%
@@ -173,8 +173,8 @@ for block in (430_080, 1024, 128, 32):
 
 # %% [markdown]
 # Blocks help int8 most. In blocks of 128 it is four times as exact as e4m3, because it has more values near the largest
-# one. Float8 needs blocks less, and GPUs multiply in it. DeepSeek-V3 sends and multiplies e4m3 in blocks of
-# 128 ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437)). ZeRO++ gathers weights as int8 in blocks ([arXiv
+# one. Float8 needs blocks less, and GPUs multiply in it. DeepSeek-V3 sends and multiplies e4m3 in blocks of 128 ([arXiv
+# 2412.19437](https://arxiv.org/abs/2412.19437)). ZeRO++ gathers weights as int8 in blocks ([arXiv
 # 2306.10209](https://arxiv.org/abs/2306.10209)).
 #
 # ## Why sums must be wide
@@ -218,14 +218,15 @@ for dtype in (torch.int8, E4M3):
 
 # %% [markdown]
 # The ring's error grows, because every hop rounds the whole partial sum. With 64 ranks in e4m3, it is 8.5 times the
-# error of the wide sum. There each gradient is rounded once, and the errors have different signs, so they partly cancel.
+# error of the wide sum. There each gradient is rounded once, and the errors have different signs, so they partly
+# cancel.
 #
-# So a quantised reduction uses no ring. Each rank cuts its gradient into R parts, and sends part r to rank r. This is an
-# **all_to_all** of blocks and scales. Rank r adds its R parts in float32. This makes a reduce_scatter, as in ZeRO++. For
-# an all_reduce, rank r quantises its sum again, and all ranks gather the sums, as in your function.
+# So a quantised reduction uses no ring. Each rank cuts its gradient into R parts, and sends part r to rank r. This is
+# an **all_to_all** of blocks and scales. Rank r adds its R parts in float32. This makes a reduce_scatter, as in ZeRO++.
+# For an all_reduce, rank r quantises its sum again, and all ranks gather the sums, as in `gathered`.
 #
-# **Now you write** the last line of `summed`, the wide sum. The restored tensor has R parts, one after the other. Now
-# `summed` returns only its own part.
+# **Now you write** the last line of `summed`, the wide sum. The restored tensor has R parts, one after the other. As it
+# stands, `summed` returns only the rank's own part.
 
 
 # %%
@@ -248,8 +249,8 @@ for dtype in (torch.int8, E4M3):
     print(f"error {error:.2%}, rank 0 sends {sent:,} bytes in {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# In float32, rank 0 would send three parts of 430,080 bytes, which is 3.88 times as much. The price of 8 bits is a second
-# call with its latency.
+# In float32, rank 0 would send three parts of 430,080 bytes, which is 3.88 times as much. The price of 8 bits is a
+# second call with its latency.
 #
 # <details><summary>Answer</summary>
 #
@@ -264,7 +265,8 @@ for dtype in (torch.int8, E4M3):
 # gradient. A second stream, `side`, sends the gradient. In the second run, `side` does not wait for the product.
 #
 # The program returns the moment at which Python comes back from `work.wait()`, the time from the end of the product to
-# the begin of the all_reduce, and a number of the sum. Does Python stop in `wait()` until the sum is there?
+# the begin of the all_reduce, and a number of the sum. With tensors of the CPU, Python stops in `wait()` until the sum
+# is there. Does it stop here, too?
 
 
 # %%
@@ -292,8 +294,8 @@ for waits in (True, False):
     print(f"side waits: {waits}; {run.results[0]}; all done at {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# Python comes back at once. `wait()` only puts a wait into the current stream, so that
-# later kernels see the sum. So to time a step, call `torch.cuda.synchronize()` before you read the clock.
+# No, Python comes back at once. On a GPU, `wait()` only puts a wait into the current stream, so that later kernels see
+# the sum. So to time a step, call `torch.cuda.synchronize()` before you read the clock.
 #
 # In the second run, the all_reduce begins 0.86 ms *before* its gradient is ready. The simulator models the times of
 # streams, but computes values in the order of Python. So the sum is right here. On a GPU it would be wrong. **A read
@@ -373,19 +375,19 @@ plt.show()
 
 # %% [markdown]
 # Six of the twelve waits were necessary. On rank 0 the GPU has little to do, and only one copy would have been too
-# early. On rank 1 a long kernel blocks stream 7, Python runs ahead, and a copy would have come 5.7 ms too early.
-# **A missing wait shows only if the GPU lags behind Python**: not in a small test, but in the large job.
+# early. On rank 1 a long kernel blocks stream 7 in the second step. Python runs ahead, and a copy would have come 5.7
+# ms too early. **A missing wait shows only if the GPU lags behind Python**: not in a small test, but in the large job.
 #
 # ## What else a GPU changes
 #
 # - **NCCL takes part of the GPU.** Its collectives are kernels on the GPU's *streaming multiprocessors* (SMs).
-#   DeepSeek-V3 reserves 20 of 132 SMs for communication. NCCL has a
-#   [policy](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/flags.html) that uses fewer. So even hidden
+#   DeepSeek-V3 reserves 20 of 132 SMs for communication. NCCL has
+#   [policies](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/flags.html) that use fewer. So even hidden
 #   communication slows down computing.
 # - **CUDA graphs want fixed shapes.** A graph repeats the same kernels with the same sizes and addresses, and Python
 #   must not read values meanwhile ([NVIDIA's
-#   list](https://docs.nvidia.com/dl-cuda-graph/cuda-graph-basics/constraints.html)). So pad batches to a few lengths, and
-#   record a graph for each.
+#   list](https://docs.nvidia.com/dl-cuda-graph/cuda-graph-basics/constraints.html)). So pad batches to a few lengths,
+#   and record a graph for each.
 #
 # ## Your turn
 #
