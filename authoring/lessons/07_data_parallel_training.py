@@ -935,8 +935,8 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # </details>
 #
-# **Next:** [lesson 08](08_from_loops_to_ddp.ipynb), which sends the first gradients before the last
-# one is ready.
+# **Next:** data that have no length and no sampler, in
+# [the second part](07_streams_of_data.ipynb).
 #
 # ## Appendix: two rules for the rate
 #
