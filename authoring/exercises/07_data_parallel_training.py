@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises 07: data-parallel training
 #
-# These four tasks go with [lesson 07](../notebooks/07_data_parallel_training.ipynb). Each task is a
-# piece of a training loop. If you write such a piece wrongly, the loop still runs without an error. A
-# check calls your function on worlds of 1 to 5 ranks, **one** included, with uneven shares. It looks at
+# Tasks 1 to 4 go with [lesson 07](../notebooks/07_data_parallel_training.ipynb), and tasks 5 to 7 with
+# [its second part](../notebooks/07_streams_of_data.ipynb). Each task is a piece of a training loop. If
+# you write such a piece wrongly, the loop often runs without an error. A check calls your function on worlds of 1 to 5 ranks, **one** included, with uneven shares. It looks at
 # the value on every rank, at the collectives and at their bytes.
 #
 # Each task has folded hints.
@@ -25,7 +25,17 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import simlib
-from simlib.checks import OneOf, Rule, check, collective_nbytes, collectives, measure, only
+from simlib.checks import (
+    OneOf,
+    Rule,
+    check,
+    collective_nbytes,
+    collectives,
+    measure,
+    messages,
+    only,
+    somebody_sends,
+)
 
 DISK = tempfile.TemporaryDirectory()  # here lie the checkpoints of task 4
 
@@ -784,3 +794,385 @@ verdict
 # %% role="hidden" question="resume"
 seed = 1
 print(measure(watched(resume), lambda rank, world_size: a_checkpoint(rank, world_size, seed)))
+
+# %% [markdown]
+# ## 5. No sample twice (★★, 20 minutes, 2 points)
+#
+# Shard `s` of a stream has `sizes[s]` samples. Each rank has `workers` workers, so there are C = `world_size`
+# x `workers` readers. Worker `worker` of this rank is reader c = `rank * workers + worker`.
+#
+# - If there are at least C shards, reader c takes shards c, c + C, c + 2C, ... as a whole.
+# - If there are fewer, reader c reads all shards one after the other. It keeps samples c, c + C, c + 2C, ... of
+#   the whole stream.
+#
+# Return the list of this reader's samples, as pairs `(shard, place)`. Every sample must have exactly one
+# reader. Send nothing.
+
+
+# %% role="answer" question="samples_of" points=2
+def samples_of(rank, world_size, worker, workers, sizes):
+    """Return the samples of one worker of this rank, a list of pairs (shard, place).
+
+    sizes is a list: how many samples each shard has; it is left as it is.
+    """
+    ### BEGIN SOLUTION
+    reader, readers = rank * workers + worker, world_size * workers
+    stream = [(shard, place) for shard, size in enumerate(sizes) for place in range(size)]
+    if len(sizes) < readers:
+        return stream[reader::readers]
+    return [(shard, place) for shard, place in stream if shard % readers == reader]
+    ### END SOLUTION
+
+
+# %% role="check" question="samples_of" points=2
+def readers_of(seed, kind):
+    """Inputs: a reader on each rank, of a stream with more, as many or fewer shards than readers."""
+
+    def reader(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + 10 * world_size)
+        workers = 2 + int(torch.randint(2, (), generator=draw))
+        readers = world_size * workers
+        more = 1 + int(torch.randint(readers, (), generator=draw))
+        count = {"more": readers + more, "equal": readers, "fewer": max(1, readers // 2)}[kind]
+        sizes = torch.randint(3, 9, (count,), generator=draw).tolist()
+        own = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank + 1)
+        return int(torch.randint(workers, (), generator=own)), workers, sizes
+
+    return reader
+
+
+def samples_by(which, whole=lambda shards, readers: shards >= readers):
+    """What comes out if which(rank, R, worker, W) gives a reader's number, and how many there are."""
+
+    def of_ranks(workers_numbers, workers, sizes):
+        found, R = [], len(sizes)
+        for rank, worker in enumerate(workers_numbers):
+            reader, readers = which(rank, R, worker, workers[0])
+            stream = [(s, place) for s, size in enumerate(sizes[0]) for place in range(size)]
+            shards = range(reader, len(sizes[0]), readers)
+            split = whole(len(sizes[0]), R * workers[0])
+            found.append(
+                [x for x in stream if x[0] in shards] if split else stream[reader::readers]
+            )
+        return found
+
+    return of_ranks
+
+
+def right_reader(rank, R, worker, W):
+    return rank * W + worker, R * W
+
+
+def shard_by_shard(numbers, workers, sizes):
+    """What comes out if counting begins again in each shard."""
+    found = samples_by(right_reader)(numbers, workers, sizes)
+    readers = len(sizes) * workers[0]
+    for rank, number in enumerate(numbers):
+        if len(sizes[0]) < readers:
+            places = [range(rank * workers[0] + number, size, readers) for size in sizes[0]]
+            found[rank] = [(s, place) for s, mine in enumerate(places) for place in mine]
+    return found
+
+
+verdict = check(
+    "samples_of",
+    samples_of,
+    [readers_of(51, "more"), readers_of(52, "fewer"), readers_of(53, "equal")],
+    samples_by(right_reader),
+    collectives(lambda *given: 0, hint="Each reader can work this out for itself."),
+    messages(lambda *given: 0, hint="Each reader can work this out for itself."),
+    mistakes={
+        "All workers of a rank read the same: a reader is a worker of a rank, not a rank.": samples_by(
+            lambda rank, R, worker, W: (rank, R)
+        ),
+        "All ranks read the same: the number of a reader depends on the rank, too.": samples_by(
+            lambda rank, R, worker, W: (worker, W)
+        ),
+        "The readers are counted in another order: the workers of rank 0 come first.": samples_by(
+            lambda rank, R, worker, W: (worker * R + rank, R * W)
+        ),
+        "With fewer shards than readers, some readers have nothing to do: split the samples.": samples_by(
+            right_reader, whole=lambda shards, readers: True
+        ),
+        "With as many shards as readers, each reader has one whole shard.": samples_by(
+            right_reader, whole=lambda shards, readers: shards > readers
+        ),
+        "With enough shards, a reader takes whole shards. Otherwise every reader opens every file.": (
+            samples_by(right_reader, whole=lambda shards, readers: False)
+        ),
+        "Counting begins again in each shard: count the samples of the whole stream.": shard_by_shard,
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First make the list of all pairs `(shard, place)`, in the order of the stream. Which of these belong to
+# reader c?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `stream[c::C]` has the elements c, c + C, c + 2C, ... of a list. Shard s belongs to reader c if `s % C == c`.
+#
+# </details>
+
+# %% role="hidden" question="samples_of"
+seed = 1
+print(measure(samples_of, readers_of(seed, "more")), measure(samples_of, readers_of(seed, "fewer")))
+
+# %% [markdown]
+# ## 6. Agree on the end (★★, 20 minutes, 2 points)
+#
+# `batches` is an iterator, and nobody knows its length. Each element is a pair. The first is the **sum** of a
+# batch's gradients, a float32 tensor of `length` numbers. The second is the batch's number of samples. The
+# ranks' iterators end at different steps. Continue until the last one has ended. Return a list with one
+# tensor for each step: the mean gradient over all samples that the ranks have in this step. Use one
+# `all_reduce` per step, and at most one more. Each may have `length + 1` float32 numbers.
+
+
+# %% role="answer" question="means_of_stream" points=2
+def means_of_stream(rank, world_size, batches, length):
+    """Return the mean gradient of each step, until the iterators of all ranks have ended."""
+    ### BEGIN SOLUTION
+    found = []
+    while True:
+        gradients, count = next(batches, (torch.zeros(length), 0))
+        total = torch.cat([gradients, torch.tensor([float(count)])])
+        dist.all_reduce(total)
+        if total[-1] == 0:
+            return found
+        found.append(total[:-1] / total[-1])
+    ### END SOLUTION
+
+
+# %% role="check" question="means_of_stream" points=2
+def uneven_streams(seed):
+    """Inputs: lists of batches. Rank 0 has most, and the last batch of a rank may be small."""
+
+    def stream(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + 10 * world_size + rank)
+        steps = 5 if rank == 0 else 1 + int(torch.randint(4, (), generator=draw))
+        counts = torch.randint(1, 5, (steps,), generator=draw).tolist()
+        sums = torch.randint(-40, 41, (steps, 3), generator=draw).float()
+        return list(zip(sums.unbind(), counts, strict=True)), 3
+
+    return stream
+
+
+def streamed(answer):
+    """The answer, with an iterator in the place of the list."""
+
+    @functools.wraps(answer)
+    def on_this_rank(rank, world_size, batches, length):
+        return answer(rank, world_size, iter(batches), length)
+
+    return on_this_rank
+
+
+def means_by(mean, steps=max):
+    """A list of each rank, of mean(the batches of a step, R); steps(the ranks' lengths) of them."""
+
+    def of_ranks(streams, lengths):
+        having = [
+            [one[k] for one in streams if k < len(one)] for k in range(steps(map(len, streams)))
+        ]
+        return [[mean(batches, len(streams)) for batches in having]] * len(streams)
+
+    return of_ranks
+
+
+def mean_over_samples(batches, R):
+    return sum(gradients for gradients, _ in batches) / sum(count for _, count in batches)
+
+
+def last_one_again(streams, lengths):
+    """What comes out if a rank that has ended brings its last batch again."""
+    longest = max(map(len, streams))
+    padded = [one + [one[-1]] * (longest - len(one)) for one in streams]
+    return means_by(mean_over_samples)(padded, lengths)
+
+
+verdict = check(
+    "means_of_stream",
+    streamed(means_of_stream),
+    [uneven_streams(61), uneven_streams(62)],
+    means_by(mean_over_samples),
+    only("all_reduce"),
+    collectives(
+        lambda streams, lengths: max(map(len, streams)) + 1,
+        hint="The number of samples can travel in the same tensor: if it is 0, all have ended.",
+    ),
+    collective_nbytes(lambda streams, lengths: 4 * (lengths[0] + 1)),
+    somebody_sends(),
+    mistakes={
+        "The steps stop when the first iterator ends: the others' last batches are lost.": means_by(
+            mean_over_samples, steps=min
+        ),
+        "Those are sums: divide by the number of samples.": means_by(
+            lambda batches, R: sum(gradients for gradients, _ in batches)
+        ),
+        "A mean of the ranks' means: batches differ in size, so add up sums and counts.": means_by(
+            lambda batches, R: sum(gradients / count for gradients, count in batches) / len(batches)
+        ),
+        "A mean of means over all ranks, and ranks without a batch count as zero.": means_by(
+            lambda batches, R: sum(gradients / count for gradients, count in batches) / R
+        ),
+        "A rank that has ended brings its last batch again: it must bring zeros.": last_one_again,
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `next(batches, default)` returns the default if the iterator has ended. What must a rank bring that has no
+# batch?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Put the count behind the gradients: `torch.cat([gradients, torch.tensor([float(count)])])`. What does a
+# total count of 0 mean?
+#
+# </details>
+
+# %% role="hidden" question="means_of_stream"
+seed = 1
+print(measure(streamed(means_of_stream), uneven_streams(seed)))
+
+# %% [markdown]
+# ## 7. From 4 ranks to 3 (★★★, 25 minutes, 3 points)
+#
+# A job has stopped, and continues on `world_size` ranks. `states` has one dict `{shard: done}` for each rank
+# of the stopped job: how many samples of a shard are done, as far as this rank knows. That job had been
+# resumed, too, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard `s` has
+# `sizes[s]` samples, and they are read from the front. Deal out the unfinished shards in their order: the
+# first one to rank 0, the next one to rank 1, and so on, in turn. Return this rank's samples in order, as
+# pairs `(shard, place)`. Each unread sample must come once. Send nothing.
+
+
+# %% role="answer" question="still_to_read" points=3
+def still_to_read(rank, world_size, states, sizes):
+    """Return the samples that this rank has to read, a list of pairs (shard, place).
+
+    states is a list of dicts, sizes a list; both are left as they are.
+    """
+    ### BEGIN SOLUTION
+    done = [max(state.get(shard, 0) for state in states) for shard in range(len(sizes))]
+    unfinished = [shard for shard, size in enumerate(sizes) if done[shard] < size]
+    mine = unfinished[rank::world_size]
+    return [(shard, place) for shard in mine for place in range(done[shard], sizes[shard])]
+    ### END SOLUTION
+
+
+# %% role="check" question="still_to_read" points=3
+def stopped_job(seed):
+    """Inputs: the states of another number of ranks. Shards 0 and 3 are finished, and the last is new."""
+
+    def states_of(rank, world_size):
+        draw = torch.Generator().manual_seed(100 * seed + world_size)
+        old = 2 + (world_size + int(torch.randint(3, (), generator=draw))) % 4
+        old += old == world_size
+        count = 2 * world_size + 4 + int(torch.randint(3, (), generator=draw))
+        sizes = torch.randint(4, 8, (count,), generator=draw).tolist()
+        states = [{} for _ in range(old)]
+        for shard, size in enumerate(sizes[:-1]):
+            true = size if shard in (0, 3) else 2 + int(torch.randint(size - 2, (), generator=draw))
+            owner = (0, old - 1)[
+                shard % 2
+            ]  # an old number comes before the true one, and behind it
+            states[owner][shard] = true
+            states[old - 1 - owner][shard] = 1 + int(torch.randint(true - 1, (), generator=draw))
+        return states, sizes
+
+    return states_of
+
+
+def read_on(
+    merge=max,
+    deal=lambda mine, R, rank: mine[rank::R],
+    first=lambda done, size: done,
+    is_left=lambda done, size: done < size,
+):
+    """What comes out if merge(numbers of a shard) is done, and so on."""
+
+    def of_ranks(states, sizes):
+        found, R = [], len(sizes)
+        known = [[state[s] for state in states[0] if s in state] for s in range(len(sizes[0]))]
+        done = [merge(numbers) if numbers else 0 for numbers in known]
+        left = [s for s, size in enumerate(sizes[0]) if is_left(done[s], size)]
+        for rank in range(R):
+            places = {
+                s: range(first(done[s], sizes[0][s]), sizes[0][s]) for s in deal(left, R, rank)
+            }
+            found.append([(s, place) for s, mine in places.items() for place in mine])
+        return found
+
+    return of_ranks
+
+
+verdict = check(
+    "still_to_read",
+    still_to_read,
+    [stopped_job(71), stopped_job(72)],
+    read_on(),
+    collectives(lambda *given: 0, hint="Each rank has all states."),
+    messages(lambda *given: 0, hint="Each rank has all states."),
+    mistakes={
+        "A later dict overwrites an earlier one, and may have the older number.": read_on(
+            merge=lambda numbers: numbers[-1]
+        ),
+        "The first dict with a shard may have an old number: a later one may know more.": read_on(
+            merge=lambda numbers: numbers[0]
+        ),
+        "The smallest number is the oldest one: numbers only grow.": read_on(merge=min),
+        "The numbers of two dicts are about the same samples: do not add them up.": read_on(
+            merge=sum
+        ),
+        "Finished shards are dealt out, too, so some ranks have less to do.": read_on(
+            is_left=lambda done, size: True
+        ),
+        "A shard that was begun is read again from its front: some samples come twice.": read_on(
+            first=lambda done, size: 0
+        ),
+        "The last sample that was done comes again: with 3 done, the next place is 3.": read_on(
+            first=lambda done, size: max(0, done - 1)
+        ),
+        "A sample is lost in each shard: with 3 done, the next place is 3.": read_on(
+            first=lambda done, size: done + 1
+        ),
+        "Shards that nobody has begun are lost.": read_on(
+            is_left=lambda done, size: 0 < done < size
+        ),
+        "Shards that were begun are lost: only new ones are read.": read_on(
+            is_left=lambda done, size: done == 0
+        ),
+        "The shards are dealt out in blocks, not in turn.": read_on(
+            deal=lambda left, R, rank: left[-(-len(left) // R) * rank :][: -(-len(left) // R)]
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First find out for each shard how many samples are done. If two dicts have different numbers, which one is
+# newer?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `state.get(shard, 0)` is 0 if the shard is not in the dict. Make the list of the unfinished shards *before*
+# you deal them out.
+#
+# </details>
+
+# %% role="hidden" question="still_to_read"
+seed = 1
+print(measure(still_to_read, stopped_job(seed)))
