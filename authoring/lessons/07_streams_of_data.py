@@ -48,8 +48,7 @@ class Stream(IterableDataset):
         self.shards = shards
 
     def __iter__(self):
-        for shard in self.shards:
-            yield from read(shard)
+        return itertools.chain(*map(read, self.shards))
 
 
 def loader_of(stream, batch_size, workers=0):
