@@ -1048,11 +1048,11 @@ print(measure(streamed(means_of_stream), uneven_streams(seed)))
 # ## 7. From 4 ranks to 3 (★★★, 25 minutes, 3 points)
 #
 # A job has stopped, and continues on `world_size` ranks. `states` has one dict `{shard: done}` for each rank
-# of the stopped job. It says how many samples of a shard are done, as far as this rank knows. That job had
-# been resumed, too, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard `s`
+# of the stopped job. It says how many samples of a shard are done, as far as this rank knows. The job had
+# been resumed, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard `s`
 # has `sizes[s]` samples, which are read from the front. Deal out the unfinished shards in turn: the first
-# one to rank 0, the next one to rank 1, and so on. Return the samples that this rank still has to read, in
-# order, as pairs `(shard, place)`. Send nothing.
+# one to rank 0, the next one to rank 1, and so on. Return the samples that this rank has to read, in order,
+# as pairs `(shard, place)`. Send nothing.
 
 
 # %% role="answer" question="still_to_read" points=3

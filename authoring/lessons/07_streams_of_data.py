@@ -123,7 +123,7 @@ plt.show()
 #
 # The rows on the right are not equally long. A sampler hides such differences by padding (first part), but a stream
 # does not. Four ranks without workers take two samples per step, and all_reduce the sum and the count. Ranks 0 to 3
-# have 13, 12, 10 and 13 samples. In which step does the run hang? Which rank do the others wait for?
+# have 13, 12, 10 and 13 samples. In which step does the run hang, and which rank is missing?
 
 
 # %% tags=["raises-exception"]
@@ -140,10 +140,10 @@ def uneven(rank, world_size):
 simlib.run(uneven, 4)
 
 # %% [markdown]
-# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. A stream cannot be counted
-# first, as in lesson 03's exercise. So in each step the ranks all_reduce a flag, which is 1 if a rank has a batch. With
-# MIN, all ranks stop when the *first* stream ends. With MAX, they stop when the *last* stream ends, and a rank without
-# a batch brings zeros. How many of the 48 samples does the run with MIN use?
+# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. In lesson 03's exercise, ranks counted
+# their batches first. A stream cannot be counted. So in each step the ranks all_reduce a flag, which is 1 if a rank has
+# a batch. With MIN, all ranks stop when the *first* stream ends. With MAX, they stop when the *last* stream ends, and a
+# rank without a batch brings zeros. How many of the 48 samples does the run with MIN use?
 
 # %%
 used = None  # of 48, with MIN
@@ -230,7 +230,7 @@ class Resumable(IterableDataset):
 
 
 # %% [markdown]
-# The check trains for three steps in each world, and in the last world to the end. Each sample must come exactly once.
+# The check trains for three steps in each world, and in the last world to the end. Each sample must come once.
 
 
 # %%
@@ -313,8 +313,8 @@ for name, states in saved.items():
     print(f"{name:18} equal bits: {torch.equal(one_go[0]['weights'], resumed[0]['weights'])}")
 
 # %% [markdown]
-# Only the run with everything has the same bits. Rank 0's weights and optimizer's state are right for all ranks, and
-# here even the position is, because both ranks have had 3 samples. But each rank needs its own generator.
+# Only the run with everything has the same bits. Rank 0's weights and optimizer's state are right for rank 1, too. Here
+# even the position is, because both ranks have had 3 samples. But each rank needs its own generator.
 #
 # ## Other bits, and nothing is wrong
 #
@@ -324,7 +324,7 @@ for name, states in saved.items():
 # - `again`: the same program,
 # - `two ranks`: 24 rows on each rank,
 # - `two buckets`: two all_reduces, each of half the numbers,
-# - `two pieces`: each rank sums two halves of its rows (gradient accumulation),
+# - `two pieces`: each rank first sums two halves of its rows (gradient accumulation),
 # - `gather`: an all_gather, then each rank sums four tensors in the order of ranks.
 #
 # How many of the five have the same bits? And how many with whole numbers in `x`?
@@ -356,8 +356,8 @@ for numbers, yours in ((x, random), ((10 * x).round(), whole)):
     simlib.guess(yours, sum(same.values()))
 
 # %% [markdown]
-# All five sums are right, but only the same program has the same bits. Whole numbers are not rounded, so their order
-# does not matter. If sums of whole numbers differ, the program is wrong.
+# All five sums are right, but only the same program has the same bits. Small whole numbers are not rounded, so their
+# order does not matter. If sums of whole numbers differ, the program is wrong.
 #
 # ## The same bits on every number of ranks
 #
@@ -428,6 +428,7 @@ for product in (matmul, fixed):
 # | again, or resumed with the whole state | equal | the order is the same |
 # | again on a GPU | may differ | [some kernels](https://docs.pytorch.org/docs/stable/notes/randomness.html) add in any order |
 # | another R, algorithm or buckets | differ | the ranks are added in another order |
+# | a stream on another R | differ | each step has other samples |
 # | gradient accumulation | differ | the samples are added in another order |
 # | a row in another batch | may differ | the kernel may choose another order |
 #
@@ -445,7 +446,7 @@ for product in (matmul, fixed):
 #
 # 1. There are 32 readers, so 8 of them have no shard.
 # 2. It runs in workers. They have copies of the data set, and read ahead.
-# 3. Check that both used the same samples in each step. Then use float64 (first part) or whole numbers.
+# 3. Compare the samples of each step. If they differ, so must the weights. If not, use float64 (first part).
 #
 # </details>
 #
