@@ -921,7 +921,8 @@ verdict
 
 # %% role="hidden" question="samples_of"
 seed = 1
-print(measure(samples_of, readers_of(seed, "more")), measure(samples_of, readers_of(seed, "fewer")))
+print(measure(samples_of, readers_of(seed, "more")))
+print(measure(samples_of, readers_of(seed, "fewer")))
 
 # %% [markdown]
 # ## 6. Agree on the end (★★, 20 minutes, 2 points)
