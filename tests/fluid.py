@@ -22,6 +22,7 @@ from simlib.core.model.cluster import Cluster, Link
 def clusters(draw, bandwidths, devices):
     """A small `Cluster` of any sort; few round numbers, so that much coincides."""
     links = st.builds(Link, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(bandwidths))
+    uplink = draw(st.none() | links)
     return Cluster(
         draw(st.integers(1, 4)),
         draw(st.integers(1, 4)),
@@ -33,6 +34,8 @@ def clusters(draw, bandwidths, devices):
         in_order=draw(st.booleans()),
         rails=draw(st.sampled_from([1, 1, 2, 3])),
         direct_cards=draw(st.booleans()),
+        nodes_per_leaf=uplink and draw(st.integers(1, 3)),
+        uplink=uplink,
     )
 
 
@@ -132,7 +135,10 @@ class ExactNetwork:
         if self._node_of[src] != self._node_of[dst]:
             latencies += [cluster.inter, cluster.backbone]
         sorts = {"rank": cluster.intra, "node": cluster.inter, "back": cluster.backbone}
+        sorts["leaf"] = cluster.uplink
         names = self._names(src, dst)
+        if any(name[0] == "leaf up" for name in names):
+            latencies.append(cluster.uplink)
         for name in names:
             link = sorts[name[0][:4]]
             if link is not None and link.bandwidth_Bps < inf:
@@ -150,8 +156,19 @@ class ExactNetwork:
         names = [("node up", here, rail) for rail in by]
         names += [("node down", there, rail) for rail in to]
         names += [("backbone", 0)] * len(by)
+        if self._cluster.uplink is not None:
+            names += self._uplinks(here, there, by, to)
         own = [("rank up", src), ("rank down", dst)]
         return names if self._cluster.direct_cards else names + own
+
+    def _uplinks(self, here, there, by, to):
+        """Of each part whose two cards are on different leaf switches: one up and one down."""
+        groups = [node // self._cluster.nodes_per_leaf for node in (here, there)]
+        for rail, other in zip(by, to, strict=True):
+            leaf, other_leaf = (groups[0], rail), (groups[1], other)
+            if leaf != other_leaf:
+                yield "leaf up", *leaf
+                yield "leaf down", *other_leaf
 
     def _all_rails(self, ring):
         """By node, the cards of a ring: as many as its members have where they have fewest."""

@@ -403,3 +403,19 @@ def test_many_ranks_share_the_backbone():
     shared = dataclasses.replace(nodes_of_eight(130), backbone=simlib.Link(0, 1e10))
     run = simulated(averaged_between_two_nodes, 1040, shared, "auto", all_reduce="ring")
     assert run.time_s == pytest.approx(1040 * 400_000 / 1e10, rel=0.01)
+
+
+def test_many_ranks_share_an_uplink():
+    """Those of one rail and one group of nodes: a ring of two nodes for each of their places."""
+    leaves = dict(nodes_per_leaf=65, uplink=simlib.Link(0, 1e9))
+    cluster = dataclasses.replace(nodes_of_eight(130), **leaves)
+    run = simulated(averaged_with_the_other_half, 1040, cluster, "auto", all_reduce="ring")
+    assert run.time_s == pytest.approx(65 * 400_000 / 1e9, rel=0.01)
+
+
+def averaged_with_the_other_half(rank, world_size):
+    for low in range(world_size // 2):
+        group = dist.new_group([low, low + world_size // 2])
+        if rank in (low, low + world_size // 2):
+            own = group
+    dist.all_reduce(torch.rand(100_000), group=own)

@@ -93,6 +93,42 @@ def test_a_ring_leaves_a_node_by_the_cards_of_all_its_members():
         assert simlib.scale.time_of(*asked, placement=placement) == pytest.approx(run.time_s)
 
 
+@pytest.mark.parametrize("uplink_Bps", [30.0, 100.0, 400.0])
+def test_a_ring_shares_the_uplinks_of_its_leaf_switches(uplink_Bps):
+    """Three engines against a closed form: the messages on the busiest uplink divide it."""
+    n, nbytes, card = 8, 3200, Link(1.0, 100.0)
+    cluster = Cluster(n, 1, card, nodes_per_leaf=4, uplink=Link(0.5, uplink_Bps))
+    for placement, crossing in (("block", 1), ([0, 4, 1, 5, 2, 6, 3, 7], 4)):
+        step_s = 1.5 + nbytes / n / min(100.0, uplink_Bps / crossing)
+        in_leaf_s = 1.0 + nbytes / n / 100.0
+        # Slow steps follow each other; at the other links a rank waits for its neighbour.
+        wanted_s = 2 * (n - 1) * max(step_s, in_leaf_s)
+        asked = dict(cluster=cluster, placement=placement)
+        run = simlib.simulate(
+            lambda rank, n: dist.all_reduce(torch.ones(nbytes // 4)), n, all_reduce="ring", **asked
+        )
+        assert run.time_s == pytest.approx(wanted_s, rel=1e-12)
+        modelled_s = simlib.scale.time_of("all_reduce", n, nbytes, algorithm="ring", **asked)
+        assert modelled_s == pytest.approx(wanted_s, rel=1e-12)
+
+
+def test_each_rail_has_leaf_switches_of_its_own():
+    cluster = Cluster(4, 2, Link(1.0, 100.0), rails=2, nodes_per_leaf=2, uplink=Link(0.5, 50.0))
+    topology = Topology(cluster, 8)
+    assert topology.leaf_of.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    for dst, crossed, latency_s in (
+        (2, ["node 0 rail 0 up", "node 1 rail 0 down"], 1.0),
+        (3, ["node 0 rail 0 up", "leaf 0 up", "leaf 1 down", "node 1 rail 1 down"], 1.5),
+        (4, ["node 0 rail 0 up", "leaf 0 up", "leaf 2 down", "node 2 rail 0 down"], 1.5),
+        (1, [], 0.0),
+    ):
+        assert [topology.link_name(link) for link in topology.links(0, dst)] == crossed
+        assert topology.latency_s(0, dst) == latency_s
+    assert not topology.links_are_private()
+    ring = Topology(replace(cluster, direct_cards=True), 8).of_ring(range(8))
+    assert ring.bandwidth_Bps(1, 2) == 200.0 and ring.bandwidth_Bps(3, 4) == 100.0
+
+
 def test_a_ring_has_as_many_cards_as_its_members_have_where_they_have_fewest():
     cluster = Cluster(3, 4, Link(1.0, 100.0), rails=4, direct_cards=True)
     topology = Topology(cluster, 12)

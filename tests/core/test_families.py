@@ -123,6 +123,7 @@ def cases_of(family, count, for_simulate=False):
             m = itemsize * n * (m // itemsize // n)  # torch has equal parts
         m = 0 if family[0] == "barrier" else m
         spread_s = one_of(0.0, 1.0, 5.0) * (inter.latency_s + m / inter.bandwidth_Bps)
+        uplink = one_of(None, None, Link(inter.latency_s, inter.bandwidth_Bps * one_of(0.6, 2.0)))
         limits = (0, m // (2 * n), m // n + 1, m // 2, 2 * m)
         yield Case(
             n=n,
@@ -137,6 +138,8 @@ def cases_of(family, count, for_simulate=False):
                 in_order=bool(one_of(True, True, False)),
                 rails=one_of(1, 1, 2, ranks),
                 direct_cards=bool(one_of(False, True)),
+                nodes_per_leaf=uplink and one_of(1, 2, 3),
+                uplink=uplink,
             ),
             placement=placement,
             starts=(random.random(n) * spread_s).tolist(),

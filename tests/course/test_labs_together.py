@@ -248,6 +248,14 @@ REFUSED = {
             {"cluster": Cluster(1, 6, Link(0, 1), device=Device(1e12), rails=6)},
             "ranks_per_node is 6: give a power of two",
         ),
+        (
+            {
+                "cluster": Cluster(
+                    1, 1, Link(0, 1), device=Device(1e12), nodes_per_leaf=1, uplink=Link(0, 1)
+                )
+            },
+            "a plan knows no leaf switches",
+        ),
         ({"cluster": Cluster(1, 1, Link(0, 1), device=Device())}, "computes in zero time"),
     ],
     "staleness": [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIRRORED, FOLLOWED = 64, 1024
 """If a simulation has more ranks than the first number, only ranks that differ in class or in their
 place in the node take part. If this is not exact, all ranks take part, up to the second number of
-ranks. If the cluster has a backbone, all ranks take part, because all nodes share the backbone."""
+ranks. If the cluster has a backbone or uplinks, all ranks take part, because nodes share them."""
 
 
 def play(
@@ -55,7 +55,8 @@ def play(
         Ranks wait for each other for ever.
     """
     size = rehearsal.topology.world_size
-    if size > MIRRORED and rehearsal.topology.cluster.backbone is None:
+    cluster = rehearsal.topology.cluster
+    if size > MIRRORED and cluster.backbone is None and cluster.uplink is None:
         classes: Any = rehearsal.classes
         alike = classes.split(rehearsal.topology.place_in_node.tolist())
         standing = {ranks[0] for ranks in alike.members.values()}

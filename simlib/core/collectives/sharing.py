@@ -96,7 +96,11 @@ def _survey(topology, src, dst):
     message does not affect the messages under way.
     """
     same = topology.node_of[src] == topology.node_of[dst]
-    examples = [np.flatnonzero(where)[0] for where in (same, ~same) if where.any()]
+    if topology.cluster.uplink is None:
+        examples = [np.flatnonzero(where)[0] for where in (same, ~same) if where.any()]
+    else:  # of a message in parts, any part may cross an uplink: one message of each pair of cards
+        ends = topology.card_of[src] * len(topology.link_bandwidth_Bps) + topology.card_of[dst]
+        examples = np.unique(np.where(same, -1, ends), return_index=True)[1]
     src, dst = src[examples], dst[examples]
     draws = np.isfinite(topology.bandwidths_Bps(src, dst))
     lookahead_s = topology.latencies_s(src, dst)[draws].min(initial=inf)

@@ -4,8 +4,9 @@ This is the whole network model. A message waits for its latency once. Then it u
 every link on its path. Transfers that cross a link at the same time share its bandwidth max-min
 fairly. Messages from one rank to the same other rank travel one after the other, as on one
 connection. Links are full duplex. Each rank has a link into its node. Each node has one link into
-the network, or several links, which its ranks divide among themselves. Optionally, all messages
-between nodes cross one shared backbone.
+the network, or several links, which its ranks divide among themselves. Optionally, several
+nodes share a leaf switch, and messages to other leaf switches share its uplink. Optionally, all
+messages between nodes cross one shared backbone.
 """
 
 from __future__ import annotations
@@ -166,6 +167,13 @@ class Cluster:
         buses. The messages still wait for the latency of ``intra``. If the ranks of a ring or a
         chain send messages out of a node, these messages use the cards of all members of the ring
         in this node: see `Topology.of_ring`.
+    nodes_per_leaf : int, optional
+        Number of nodes that share a leaf switch. Card k of these nodes is on the k-th leaf switch
+        of the group, so with ``rails`` each rail has its own leaf switches. Give ``uplink``, too.
+    uplink : Link, optional
+        The link from each leaf switch to the spine switches, and back. A message crosses it if the
+        two cards are on different leaf switches. It then also pays the latency of the uplink once.
+        The spine switches themselves never delay a message.
     """
 
     nodes: int
@@ -178,6 +186,8 @@ class Cluster:
     in_order: bool = True
     rails: int = 1
     direct_cards: bool = False
+    nodes_per_leaf: int | None = None
+    uplink: Link | None = None
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
@@ -187,9 +197,17 @@ class Cluster:
         check_count("rails", self.rails)
         check_type("direct_cards", self.direct_cards, bool)
         check_type("inter", self.inter, Link)
-        for name, sort in (("intra", Link), ("backbone", Link), ("device", Device)):
+        sorts = {"intra": Link, "backbone": Link, "device": Device, "uplink": Link}
+        for name, sort in sorts.items():
             if getattr(self, name) is not None:
                 check_type(name, getattr(self, name), sort)
+        if self.nodes_per_leaf is not None:
+            check_count("nodes_per_leaf", self.nodes_per_leaf)
+        if (self.nodes_per_leaf is None) != (self.uplink is None):
+            raise InvalidCallError(
+                f"nodes_per_leaf is {self.nodes_per_leaf} and uplink is {self.uplink}: give both "
+                "or neither"
+            )
 
     @property
     def max_ranks(self) -> int:
@@ -216,6 +234,10 @@ class Topology:
         Place of each rank among the ranks of its node, from 0.
     rail_of : ndarray of int, shape (world_size,)
         Network card of each rank, within its node.
+    card_of : ndarray of int, shape (world_size,)
+        Network card of each rank, among the cards of all nodes.
+    leaf_of : ndarray of int, shape (world_size,)
+        Leaf switch of each rank's network card. Without ``uplink`` all are 0.
     link_bandwidth_Bps : ndarray of float
         Bandwidth of each link, by its id. The array has one entry more than there are links. The
         last entry is infinite. The rows of `paths` use its id as padding.
@@ -238,16 +260,25 @@ class Topology:
         self.node_of = _place(cluster, world_size, placement)
         self.place_in_node = _place_in_node(self.node_of)
         self.rail_of = self.place_in_node % cluster.rails
-        self._card_of = self.node_of * cluster.rails + self.rail_of
-        self.cards, self._cards_of = 1, self._card_of[:, None]
+        self.card_of = self.node_of * cluster.rails + self.rail_of
+        self.cards, self._cards_of = 1, self.card_of[:, None]
+        self._leaf_of_card, leaves = _leaves(cluster)
+        self.leaf_of = self._leaf_of_card[self.card_of]
         intra, inter, backbone = cluster.intra or FREE, cluster.inter, cluster.backbone or FREE
+        uplink = cluster.uplink or FREE
+        self._uplink_s = float(uplink.latency_s)
         self._latency_in_node_s = float(intra.latency_s)
         self._latency_between_s = float(intra.latency_s + inter.latency_s + backbone.latency_s)
         self._node_up = 2 * world_size
         cards = cluster.nodes * cluster.rails
         self._node_down = self._node_up + cards
         self._backbone = self._node_down + cards
-        kinds = (intra, 2 * world_size), (inter, 2 * cards), (backbone, 1), (FREE, 1)
+        self._leaf_up = self._backbone + 1
+        self._leaf_down = self._leaf_up + leaves
+        kinds = (
+            *((intra, 2 * world_size), (inter, 2 * cards)),
+            *((backbone, 1), (uplink, 2 * leaves), (FREE, 1)),
+        )
         self.link_bandwidth_Bps = np.repeat(
             [float(link.bandwidth_Bps) for link, _ in kinds], [count for _, count in kinds]
         )
@@ -267,7 +298,7 @@ class Topology:
         """
         ranks = np.asarray(ranks)
         here = self.node_of[ranks]
-        cards = np.unique(self._card_of[ranks])
+        cards = np.unique(self.card_of[ranks])
         nodes, first, counts = np.unique(
             cards // self.cluster.rails, return_index=True, return_counts=True
         )
@@ -289,7 +320,15 @@ class Topology:
     def latency_s(self, src: int, dst: int) -> float:
         """Seconds that a message from src to dst waits before its bytes begin to move."""
         same = self.node_of[src] == self.node_of[dst]
-        return self._latency_in_node_s if same else self._latency_between_s
+        latency_s = self._latency_in_node_s if same else self._latency_between_s
+        if same or not self._uplink_s:
+            return latency_s
+        return float(self.latencies_s(np.array([src]), np.array([dst]))[0])
+
+    def crosses_spine(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        """Whether messages, or parts of them, go from one leaf switch to another."""
+        here, there = (self._leaf_of_card[self._cards_of[ends]] for ends in (src, dst))
+        return (here != there).any(axis=1) & (self.node_of[src] != self.node_of[dst])
 
     def links(self, src: int, dst: int) -> tuple[int, ...]:
         """Ids of the links that a message crosses, in order.
@@ -307,23 +346,35 @@ class Topology:
     def latencies_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         """`latency_s` for arrays of ranks."""
         same = self.node_of[src] == self.node_of[dst]
-        return np.where(same, self._latency_in_node_s, self._latency_between_s)
+        latencies_s = np.where(same, self._latency_in_node_s, self._latency_between_s)
+        if self._uplink_s:
+            latencies_s = latencies_s + self._uplink_s * self.crosses_spine(src, dst)
+        return latencies_s
 
     def paths(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """`links` for arrays of ranks: ndarray of int, shape (messages, 2 + 3 * cards).
+        """`links` for arrays of ranks: ndarray of int, shape (messages, columns).
 
         The columns are rank up, node up, backbone, node down, rank down. The three columns in the
-        middle are repeated for each part of a message. In place of each link without a limit there
-        is padding: the id of the last entry of `link_bandwidth_Bps`.
+        middle are repeated for each part of a message. With ``uplink`` there are two more columns
+        for each part: leaf up, before the backbone, and leaf down, after it. In place of each link
+        without a limit there is padding: the id of the last entry of `link_bandwidth_Bps`.
         """
         free = len(self.link_bandwidth_Bps) - 1
         same = self.node_of[src] == self.node_of[dst]
         bypass = ~same & self.cluster.direct_cards
         by, to, inside = self._cards_of[src], self._cards_of[dst], same[:, None]
+        leaf_up, leaf_down = (np.empty((len(by), 0), dtype=by.dtype),) * 2
+        if self.cluster.uplink is not None:
+            here, there = self._leaf_of_card[by], self._leaf_of_card[to]
+            below = inside | (here == there)
+            leaf_up = np.where(below, free, self._leaf_up + here)
+            leaf_down = np.where(below, free, self._leaf_down + there)
         columns = [
             np.where(bypass, free, src),
             np.where(inside, free, self._node_up + by),
+            leaf_up,
             np.where(inside, free, np.full_like(by, self._backbone)),
+            leaf_down,
             np.where(inside, free, self._node_down + to),
             np.where(bypass, free, self.world_size + dst),
         ]
@@ -332,13 +383,15 @@ class Topology:
 
     def cards_are_private(self) -> bool:
         """Whether no two ranks send and receive by the same network card."""
-        return len(np.unique(self._card_of)) == self.world_size
+        return len(np.unique(self.card_of)) == self.world_size
 
     def links_are_private(self) -> bool:
         """Whether only one rank uses each link that has a limit and that messages cross."""
         inter_Bps, backbone_Bps = self.link_bandwidth_Bps[[self._node_up, self._backbone]]
         shared = math.isfinite(inter_Bps) and not self.cards_are_private()
-        return not (shared or math.isfinite(backbone_Bps)) or self.is_one_node()
+        uplink_Bps = (self.cluster.uplink or FREE).bandwidth_Bps
+        all_share = math.isfinite(backbone_Bps) or math.isfinite(uplink_Bps)
+        return not (shared or all_share) or self.is_one_node()
 
     def is_one_node(self) -> bool:
         """Whether all ranks are in one node."""
@@ -348,14 +401,19 @@ class Topology:
         """`bandwidth_Bps` for arrays of ranks."""
         paths = self.paths(src, dst)
         parts_Bps = self.link_bandwidth_Bps[paths].min(axis=1) * self.cards_between(src, dst)
-        backbone_Bps = self.link_bandwidth_Bps[paths[:, 1 + self.cards]]
+        before = self.cards * (1 if self.cluster.uplink is None else 2)
+        backbone_Bps = self.link_bandwidth_Bps[paths[:, 1 + before]]
         return np.minimum(parts_Bps, backbone_Bps)
 
     def link_name(self, link: int) -> str:
         """A link's id in words: ``"rank 3 up"``, ``"node 0 down"``, ``"backbone"``.
 
-        If nodes have several cards: ``"node 0 rail 1 down"``.
+        If nodes have several cards: ``"node 0 rail 1 down"``. With leaf switches: ``"leaf 2 up"``.
         """
+        if self._leaf_up <= link < len(self.link_bandwidth_Bps) - 1:
+            up = link < self._leaf_down
+            leaf = link - (self._leaf_up if up else self._leaf_down)
+            return f"leaf {leaf} {'up' if up else 'down'}"
         if link >= self._backbone:
             return "backbone"
         if link >= self._node_down:
@@ -398,6 +456,15 @@ def _place(cluster: Cluster, world_size: int, placement: str | list[int]) -> np.
             f"{cluster.ranks_per_node} ranks"
         )
     return node_of.astype(np.int64)
+
+
+def _leaves(cluster: Cluster) -> tuple[np.ndarray, int]:
+    """The leaf switch of each network card, and the number of leaf switches that have an uplink."""
+    node, rail = np.divmod(np.arange(cluster.nodes * cluster.rails), cluster.rails)
+    if cluster.nodes_per_leaf is None:
+        return np.zeros_like(node), 0
+    leaf = node // cluster.nodes_per_leaf * cluster.rails + rail
+    return leaf, int(leaf.max()) + 1
 
 
 def _place_in_node(node_of: np.ndarray) -> np.ndarray:

@@ -148,9 +148,12 @@ class Case:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all pairs of ranks are equally far apart: all ranks in one node, or one per
-        node."""
-        return self.is_one_node or np.bincount(self.topology.node_of).max() == 1
+        """Whether all pairs of ranks are equally far apart: all in one node, or one per node.
+
+        In the second case there are no leaf switches.
+        """
+        one_each = np.bincount(self.topology.node_of).max() == 1
+        return self.is_one_node or bool(one_each and self.topology.cluster.uplink is None)
 
 
 def shares_a_link(topology: Topology, src: np.ndarray, dst: np.ndarray) -> bool:

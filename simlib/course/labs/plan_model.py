@@ -467,6 +467,8 @@ def check_cluster(cluster):
             f"{per_node} ranks of a node share {cluster.rails} network "
             f"card{'s' * (cluster.rails != 1)}: give each rank its own card, rails={per_node}"
         )
+    if cluster.uplink is not None:
+        raise InvalidCallError("a plan knows no leaf switches: leave out nodes_per_leaf and uplink")
     if not cluster.device.flops_per_s < float("inf"):
         raise InvalidCallError("the cluster's device computes in zero time: set its flops_per_s")
     return cluster
