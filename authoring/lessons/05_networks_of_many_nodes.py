@@ -1,0 +1,504 @@
+# %% [markdown]
+# # 05 Networks of many nodes
+#
+# This is the last part of lesson 05. In [the second part](05_choosing_all_reduce.ipynb) a node had
+# one link into the network. A node with eight GPUs has eight network cards, and between the nodes
+# there are several layers of switches. In this part (50 minutes) you will
+#
+# - predict the time of an all_reduce from the bytes on each kind of link,
+# - find a program whose sums are right, but which sends eight times too many bytes between nodes,
+# - write the hierarchical all_reduce, and count its bytes,
+# - see what slow links between switches do to a ring,
+# - compute the order of ranks that crosses the slow links least often.
+#
+# As before, there are **n** ranks and tensors have **N** bytes. All figures of links are those of
+# `simlib.clusters.h100_nodes`: within a node, a GPU sends 450 GB/s over **NVLink**. A network card
+# sends 50 GB/s (400 Gbit/s).
+
+# %%
+import itertools
+import random
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import simlib
+
+NVLINK, CARD = simlib.Link(5e-6, 450e9), simlib.Link(2e-6, 50e9)
+N = 1_024_000_000  # bytes: 256 million float32 numbers
+RINGS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring"}
+
+
+def flat(rank, world_size, numel):
+    dist.all_reduce(torch.ones(numel))
+
+
+def timed_ms(function, cluster, *args, numel=N // 4, **more):
+    options = {"cluster": cluster, "data": False} | RINGS | more
+    return simlib.simulate(function, cluster.max_ranks, (numel, *args), **options).time_s * 1e3
+
+
+def line(axes, xs, ys, color, width=1.5):
+    axes.plot(xs, ys, color=color, lw=width, solid_capstyle="round")
+
+
+# %% [markdown]
+# `data=False` says that tensors have a size, but no values. So 32 ranks with 1 GB each fit into your
+# memory, and the times stay the same.
+#
+# ## A node with eight cards
+#
+# The picture shows three nodes with four GPUs each. In each node an NVLink switch joins the GPUs. Each
+# GPU also has a network card of its own. The cards with the same number are connected to the same
+# switch. These cards and their switch form a **rail**. NVIDIA and other vendors call this a
+# [rail-optimized](https://www.juniper.net/documentation/us/en/software/jvd/jvd-ai-dc-apstra-nvidia-weka/rail_optimized_fabric.html)
+# network.
+
+# %%
+RAILS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+def draw_rails(nodes=3):
+    figure, axes = plt.subplots(figsize=(7.4, 3.4))
+    for node in range(nodes):
+        left, middle = 5 * node, 5 * node + 1.5
+        axes.add_patch(plt.Rectangle((left - 0.7, -0.5), 4.4, 3.3, fill=False, ec="#777777"))
+        axes.text(middle, 2.35, f"node {node}: NVLink switch", ha="center", size=9)
+        line(axes, (left, left + 3), (2.1, 2.1), "#777777", 4)
+        for k, color in enumerate(RAILS):
+            line(axes, (left + k,) * 2, (1.65, 2.1), "#777777")
+            axes.text(left + k, 1.3, f"GPU\n{k}", ha="center", va="center", size=8)
+            axes.text(left + k, 0.1, f"card\n{k}", ha="center", va="center", size=8, color=color)
+            line(axes, (left + k,) * 2, (0.5, 0.9), color)
+            line(axes, (left + k, 2 + 3 * k), (-0.3, -2.1), color)
+    for k, color in enumerate(RAILS):
+        axes.text(2 + 3 * k, -2.5, f"switch {k}", ha="center", va="center", color=color)
+    axes.axis("off")
+    plt.show()
+
+
+draw_rails()
+
+# %% [markdown]
+# `Cluster(4, 8, CARD, NVLINK, rails=8, direct_cards=True)` has four nodes with eight GPUs. `rails=8`
+# gives each node eight cards. `direct_cards=True` says that a GPU reaches its card without using
+# NVLink. With `rails=1` all eight GPUs share one card.
+#
+# A ring through all 32 ranks leaves each node only once. Does it use only one of the eight cards?
+# NCCL builds several rings side by side, and each ring leaves the node by another card. simlib's
+# `ring` does this, too. So a chunk that goes to the next node is cut into as many parts as there are
+# cards. A step needs 5 us for NVLink and 2 us for the network, and a chunk has N/32 bytes. The slowest
+# hop sets the pace of the whole ring.
+#
+# **Now you write it**: the time of the flat ring on the four nodes, if a node has `cards` cards. (In
+# the second part you wrote such a formula for one shared link.)
+
+
+# %%
+def ring_s(nbytes, cards):
+    return None  # yours: seconds
+
+
+for nbytes, cards in itertools.product((N, N // 1000), (1, 2, 4, 8)):
+    nodes4x8 = simlib.Cluster(4, 8, CARD, NVLINK, rails=cards, direct_cards=True)
+    time_ms = timed_ms(flat, nodes4x8, numel=nbytes // 4)
+    is_right = abs((ring_s(nbytes, cards) or 0) * 1e3 - time_ms) < 1e-6
+    print(
+        f"{nbytes:13,} bytes, {cards} cards: {time_ms:7.3f} ms,", "right" if is_right else "not yet"
+    )
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     def ring_s(nbytes, cards):
+#         slowest = min(450e9, cards * 50e9)
+#         return 62 * (7e-6 + nbytes / 32 / slowest)
+#
+# </details>
+#
+# For 1 GB, twice as many cards nearly halve the time: it falls from 40 ms to 5.4 ms. Eight cards
+# together send 400 GB/s, almost as much as NVLink. For 1 MB all times are near 0.44 ms, because the 62
+# latencies stay.
+#
+# ## The right sum, and eight times the bytes
+#
+# The second part's `hierarchical` needs 20 steps in place of 62. Here is a shorter program that also
+# works in two levels. First the ranks of a node add up their tensors. Then each rank adds up with the
+# ranks at its place in the other nodes. We call such a group a **lane**. Each rank of a node has the
+# node's sum, so each lane finds the sum of all ranks.
+#
+# `node_of[r]` is the node of rank r. The function works for every placement of the ranks. With
+# `expand=True` the run also has `run.wire`: the messages into which simlib cuts a collective. From
+# these messages, `between` computes how many bytes leave a node. For comparison, a flat ring in the
+# order of the nodes sends 2 x 31/32 N across each of four borders. That is 7.75 N. How many multiples
+# of N does `two_sums` send between the nodes?
+
+# %%
+multiple = None  # of N, for all nodes together
+
+
+def two_sums(rank, world_size, numel, node_of, x=None):
+    x = torch.ones(numel) if x is None else x
+    by_node = [[r for r in range(world_size) if node_of[r] == k] for k in sorted(set(node_of))]
+    groups = by_node + [list(lane) for lane in zip(*by_node, strict=True)]
+    for ranks in groups:  # first the nodes, then the lanes
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            dist.all_reduce(x, group=group)
+    return x
+
+
+def between(function, node_of, numel):
+    """Bytes between nodes, as a multiple of the bytes of x."""
+    cluster = simlib.Cluster(max(node_of) + 1, 8, CARD, NVLINK)
+    options = {"cluster": cluster, "placement": node_of, "expand": True}
+    run = simlib.simulate(function, len(node_of), (numel, node_of), **options, **RINGS)
+    return sum(w.nbytes for w in run.wire if node_of[w.src] != node_of[w.dst]) / (4 * numel)
+
+
+BLOCK = [rank // 8 for rank in range(32)]
+found = between(two_sums, BLOCK, 9600)
+print("sums of 2 x 2 real ranks:", simlib.run(two_sums, 4, (3, [0, 0, 1, 1])).results[3])
+print(f"two_sums sends {found:.2f} N between the nodes")
+simlib.guess(multiple, found, within=0.05)
+
+# %% [markdown]
+# `two_sums` sends 48 N. A lane has four ranks, so its ring sends 4 x 2 x 3/4 N = 6 N. There are eight
+# lanes, and each of them adds up the *whole* tensor. The eight ranks of a node send the same numbers
+# eight times. This program is worse than the flat ring.
+#
+# Of four nodes, no algorithm can send less than 2 x (4 - 1) N = 6 N. (This is the argument of
+# [the first part](05_building_all_reduce.ipynb), with nodes in place of ranks.) The fix: each lane
+# adds up only an eighth.
+#
+# **Now you write it**: `hierarchical`, for every placement of the ranks, in place. All nodes have
+# equally many ranks, and this number divides `numel`.
+#
+# 1. Make the groups: one for each node, and one for each lane. Every rank calls every `new_group`.
+# 2. `dist.reduce_scatter_single(part, x, group=node)` adds up in the node. `part` is as long as x divided
+#    by the ranks of a node.
+# 3. `dist.all_reduce(part, group=lane)` adds up over the nodes.
+# 4. `dist.all_gather_single(x, part, group=node)` puts all parts back into x.
+#
+# (Before torch 2.13, these functions were called `reduce_scatter_tensor` and `all_gather_into_tensor`.)
+# The check compares the sums of real ranks with those of one process. Then it counts the bytes between
+# the nodes.
+
+
+# %%
+def hierarchical(rank, world_size, numel, node_of, x=None):
+    x = torch.ones(numel) if x is None else x
+    return x  # yours: add up x over all ranks, in place
+
+
+def own_numbers(rank, world_size, function, numel, node_of):
+    x = torch.arange(float(numel)) + 10.0**rank
+    function(rank, world_size, numel, node_of, x)
+    return x
+
+
+def verdict_on(function, node_of, numel):
+    n, nodes = len(node_of), len(set(node_of))
+    wanted = sum(torch.arange(float(numel)) + 10.0**rank for rank in range(n))
+    sums = simlib.run(own_numbers, n, (function, numel, node_of)).results
+    if not all(torch.equal(x, wanted) for x in sums):
+        return "not yet"
+    sent, least = between(function, node_of, numel), 2 * (nodes - 1)
+    return (
+        f"right, {sent:.2f} N" if sent < least + 0.01 else f"not yet: {sent:.2f} N, not {least} N"
+    )
+
+
+for node_of in ([0, 0, 1, 1], [0, 1, 0, 1], [1, 2, 0, 0, 1, 2], [0, 0, 0, 1, 1, 1]):
+    print(node_of, verdict_on(hierarchical, node_of, 36))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     def hierarchical(rank, world_size, numel, node_of, x=None):
+#         x = torch.ones(numel) if x is None else x
+#         by_node = [[r for r in range(world_size) if node_of[r] == k] for k in sorted(set(node_of))]
+#         for ranks in by_node:
+#             group = dist.new_group(ranks)
+#             if rank in ranks:
+#                 node = group
+#         for lane_ranks in zip(*by_node):
+#             group = dist.new_group(list(lane_ranks))
+#             if rank in lane_ranks:
+#                 lane = group
+#         part = x.new_empty(numel // len(by_node[0]))
+#         dist.reduce_scatter_single(part, x, group=node)
+#         dist.all_reduce(part, group=lane)
+#         dist.all_gather_single(x, part, group=node)
+#         return x
+#
+# </details>
+#
+# The lesson continues with its own `in_levels`, which does the same. The next cell compares three
+# programs on the four nodes. `in_levels` sends 6 N between the nodes, and `two_sums` 48 N. So the bytes
+# shrink by the number of ranks in a node. On eight cards, with 1 GB, which of the three is the
+# quickest?
+
+# %%
+quickest = None  # "flat", "two_sums" or "in_levels"
+
+
+def in_levels(rank, world_size, numel, node_of, x=None):
+    x = torch.ones(numel) if x is None else x
+    by_node = [[r for r in range(world_size) if node_of[r] == k] for k in sorted(set(node_of))]
+    nodes = [dist.new_group(ranks) for ranks in by_node]
+    lanes = [dist.new_group(list(ranks)) for ranks in zip(*by_node, strict=True)]
+    mine = next(k for k, ranks in enumerate(by_node) if rank in ranks)
+    part = x.new_empty(numel // len(by_node[0]))
+    dist.reduce_scatter_single(part, x, group=nodes[mine])
+    dist.all_reduce(part, group=lanes[by_node[mine].index(rank)])
+    dist.all_gather_single(x, part, group=nodes[mine])
+    return x
+
+
+print(f"between nodes: {between(in_levels, BLOCK, 9600):.2f} N")
+for cards, numel in itertools.product((1, 8), (N // 4, N // 4000)):
+    nodes4x8 = simlib.Cluster(4, 8, CARD, NVLINK, rails=cards, direct_cards=True)
+    times_ms = {"flat": timed_ms(flat, nodes4x8, numel=numel)}
+    for function in (two_sums, in_levels):
+        times_ms[function.__name__] = timed_ms(function, nodes4x8, BLOCK, numel=numel)
+    words = ", ".join(f"{name} {time_ms:7.3f} ms" for name, time_ms in times_ms.items())
+    print(f"{cards} cards, {4 * numel:13,} bytes: {words}")
+    if (cards, numel) == (8, N // 4):
+        simlib.guess(quickest, min(times_ms, key=times_ms.get), of=list(times_ms))
+
+# %% [markdown]
+# With eight cards and 1 GB the flat ring is the quickest. It uses NVLink and all cards *at the same
+# time*. The phases of `in_levels` follow each other: the cards are idle for 4 ms while NVLink works, and
+# NVLink is idle for 3.8 ms. With one card, `in_levels` wins by a little, because it sends 6 N between
+# the nodes and not 7.75 N. With 1 MB it needs a third of the time, because it has 20 steps in place of
+# 62. `two_sums` is never the best. On eight cards it takes as long as `in_levels` on one card, because
+# each card carries what one card of `in_levels` carries for all eight ranks.
+#
+# ## Leaf and spine
+#
+# A switch has a limited number of ports. So large networks have two layers or more. The cards are
+# connected to **leaf** switches, and the leaf switches to **spine** switches. All links from a leaf
+# switch to the spine switches together are its **uplink**. The picture shows this for one rail.
+
+# %%
+
+
+def draw_fat_tree(leaves=4, per_leaf=4, spines=2):
+    figure, axes = plt.subplots(figsize=(7.4, 2.9))
+    places = [3.2 + 4.2 * spines * k for k in range(spines)]
+    for leaf in range(leaves):
+        middle = 4.2 * leaf + 1.5
+        for k in range(per_leaf):
+            line(axes, (4.2 * leaf + k, middle), (0.3, 1.7), "#777777")
+            axes.text(4.2 * leaf + k, 0, per_leaf * leaf + k, ha="center", va="center", size=9)
+        axes.text(middle, 2, f"leaf {leaf}", ha="center", va="center", color=RAILS[0])
+        for place in places:
+            line(axes, (middle, place + 0.5), (2.3, 4.1), RAILS[1], 3)
+    for k, place in enumerate(places):
+        axes.text(place + 0.5, 4.4, f"spine {k}", ha="center", va="center", color=RAILS[1])
+    axes.text(-1.6, 0, "nodes", ha="right", va="center")
+    axes.text(-1.6, 3.2, "uplinks", ha="right", va="center", color=RAILS[1])
+    axes.set_xlim(-3.5, 4.2 * leaves - 0.5)
+    axes.axis("off")
+    plt.show()
+
+
+draw_fat_tree()
+
+# %% [markdown]
+# If the uplink of each leaf switch is as fast as its four cards together, this is a full **fat tree**:
+# all nodes can send at full speed to any other nodes. If the uplink is slower, it is **oversubscribed**.
+# With 4:1 an uplink carries a quarter of what the four cards can send. Two published networks:
+#
+# - NVIDIA's [DGX SuperPOD](https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-b200/latest/dgx-superpod-architecture.html)
+#   has no oversubscription. Its plan for 64 nodes with 512 GPUs has 512 cables from nodes to leaf
+#   switches, and 512 cables from leaf to spine switches.
+# - Meta trained [Llama 3](https://arxiv.org/abs/2407.21783) in a network with three layers for 24,000
+#   GPUs (section 3.3.1). The two lower layers have full bandwidth within a pod of 3,072 GPUs. The links
+#   between the eight pods are oversubscribed 1:7.
+#
+# In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes this. With `rails=8` each group of four nodes
+# has eight leaf switches, one for each rail. Spine switches never delay a message in the model.
+#
+# Eight nodes are on two groups of leaf switches: nodes 0 to 3, and nodes 4 to 7. The flat ring runs in
+# two orders. `in order`, ranks 0 to 7 are in node 0, ranks 8 to 15 in node 1, and so on. `alternating`,
+# neighbours in the ring are in nodes 0, 4, 1, 5, 2, 6, 3, 7. At 1:1 the ring takes 6.05 ms in both orders.
+# At 4:1, how long does it take in each?
+
+# %%
+in_order_ms, alternating_ms = None, None  # at 4:1
+
+ORDERS = {"in order": [0, 1, 2, 3, 4, 5, 6, 7], "alternating": [0, 4, 1, 5, 2, 6, 3, 7]}
+
+
+def fat_tree(nodes, ratio, per_leaf=4):
+    uplink = simlib.Link(1e-6, per_leaf * CARD.bandwidth_Bps / ratio)
+    more = {"rails": 8, "direct_cards": True, "nodes_per_leaf": per_leaf, "uplink": uplink}
+    return simlib.Cluster(nodes, 8, CARD, NVLINK, **more)
+
+
+def ranks_in(nodes):
+    return [node for node in nodes for _ in range(8)]
+
+
+RATIOS, found = (1, 2, 4, 8), {}
+for name, nodes in ORDERS.items():
+    for ratio in RATIOS:
+        found[name, ratio] = timed_ms(flat, fat_tree(8, ratio), placement=ranks_in(nodes))
+    print(f"{name:12}", ", ".join(f"{ratio}:1 {found[name, ratio]:6.2f} ms" for ratio in RATIOS))
+simlib.guess(in_order_ms, found["in order", 4], within=0.1)
+simlib.guess(alternating_ms, found["alternating", 4], within=0.15)
+
+# %% [markdown]
+# In order, 4:1 costs nothing. Only one node of each group, the last one, sends to the other group. So one
+# message crosses an uplink at a time, and even at 4:1 the uplink is as fast as one card. In the
+# alternating order all four nodes send to the other group, so four messages share the uplink. Each gets
+# a quarter of 50 GB/s, and the ring takes 3.5 times as long. The program, the bytes and the machines are
+# the same in both orders. Only the numbers of the ranks differ.
+#
+# Do the lanes of `in_levels` have the same problem? Their rings visit the nodes in the same order, so
+# they cross the uplinks equally often. The next cell draws the times of both programs.
+
+# %%
+figure, axes = plt.subplots(figsize=(6.6, 3.2))
+for (name, nodes), style in zip(ORDERS.items(), ("-", "--"), strict=True):
+    times_ms = [
+        timed_ms(in_levels, fat_tree(8, ratio), ranks_in(nodes), placement=ranks_in(nodes))
+        for ratio in RATIOS
+    ]
+    flat_ms = [found[name, ratio] for ratio in RATIOS]
+    axes.plot(RATIOS, flat_ms, style, marker="o", color=RAILS[0], label=f"flat ring, {name}")
+    axes.plot(RATIOS, times_ms, style, marker="s", color=RAILS[1], label=f"in_levels, {name}")
+axes.set(xlabel="oversubscription (1 means none)", ylabel="time of 1 GB (ms)", ylim=0)
+axes.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ## Who sits where
+#
+# A scheduler gives your job the nodes that are free, in any order. The next cell puts 32 nodes on eight
+# groups of leaf switches, and draws 1,000 random orders. `busiest` counts how many messages of a ring
+# cross the busiest uplink in one direction. In the sorted order it is one message. What is the mean of
+# the random orders?
+
+# %%
+mean_messages = None
+
+
+def busiest(nodes, per_leaf=4):
+    """Messages on the busiest uplink, if a ring visits the nodes in this order."""
+    leaves = [node // per_leaf for node in nodes]
+    hops = zip(leaves, leaves[1:] + leaves[:1], strict=True)
+    leaving = [leaf for leaf, after in hops if leaf != after]
+    return max(leaving.count(leaf) for leaf in leaves)
+
+
+chance, counts = random.Random(5), []
+for _ in range(1000):
+    counts.append(busiest(chance.sample(range(32), 32)))
+print("sorted:", busiest(range(32) and list(range(32))), "; random:", np.bincount(counts))
+simlib.guess(mean_messages, np.mean(counts), within=0.1)
+
+# %% [markdown]
+# In nearly every random order, some uplink carries four messages: all nodes of a group send to
+# other groups. At 4:1 such a ring takes 3.5 times as long as the sorted one. So ranks should be numbered
+# by leaf switch and node before the job starts:
+#
+# - Slurm knows the switches of a cluster ([topology](https://slurm.schedmd.com/topology.html)), and places
+#   a job on few of them.
+# - NCCL finds out what is inside a node. It does not know the leaf switches.
+# - Meta's report says that their scheduler and their layout of ranks know the network, so that few
+#   bytes travel between pods.
+#
+# **Now you write it**: `ring_order` returns all ranks in the order in which a ring should visit
+# them. The ring should cross the borders of leaf switches as rarely as possible. Among such orders, it
+# should cross the borders of nodes as rarely as possible. The check tries all orders of six
+# ranks, and then a job on 32 nodes.
+
+
+# %%
+def ring_order(node_of, leaf_of):
+    return list(range(len(node_of)))  # yours: the ranks in order of the ring
+
+
+def crossings(order, of):
+    return sum(of[a] != of[b] for a, b in zip(order, order[1:] + order[:1], strict=True))
+
+
+for node_of, leaf_of in (
+    ([1, 0, 1, 0, 2, 2], [7, 3, 7, 3, 3, 3]),
+    ([4, 0, 2, 4, 2, 1], [1, 0, 1, 1, 1, 0]),
+):
+    orders = itertools.permutations(range(6))
+    least = min((crossings(order, leaf_of), crossings(order, node_of)) for order in orders)
+    yours = ring_order(node_of, leaf_of)
+    crossed = crossings(yours, leaf_of), crossings(yours, node_of)
+    is_right = sorted(yours) == list(range(6)) and crossed == least
+    print(crossed, "borders; the least is", least, "right" if is_right else "not yet")
+nodes = random.Random(5).sample(range(32), 32)
+order = ring_order(nodes, [node // 4 for node in nodes])
+print("32 nodes:", "right" if busiest([nodes[k] for k in order]) == 1 else "not yet")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+#     def ring_order(node_of, leaf_of):
+#         return sorted(range(len(node_of)), key=lambda rank: (leaf_of[rank], node_of[rank]))
+#
+# </details>
+#
+# ## What no order can fix
+#
+# In an `all_to_all` each rank sends a part of its tensor to every other rank (lesson 04). The next cell
+# computes its time for 1 GB in each rank, in both orders. At 4:1, how many times as long as at 1:1 does it
+# take in the best order?
+
+# %%
+times = None
+for name, nodes in ORDERS.items():
+    for ratio in (1, 2, 4):
+        asked = ("all_to_all", 64, N, fat_tree(8, ratio), "spread")
+        found[name, ratio] = simlib.scale.time_of(*asked, placement=ranks_in(nodes)) * 1e3
+        print(f"{name:12} {ratio}:1 {found[name, ratio]:6.2f} ms")
+simlib.guess(times, found["in order", 4] / found["in order", 1], within=0.15)
+
+# %% [markdown]
+# It takes nearly four times as long, and the order of ranks does not matter. A GPU sends to 56 GPUs of
+# other nodes. Only three of these GPUs are on its own leaf switch: those on the same rail of the same
+# group. The other 53 messages cross an uplink. So fast uplinks matter most for `all_to_all`, which
+# you will meet again in [lesson 18](18_tokens_to_experts.ipynb). NCCL can avoid some of these crossings:
+# a GPU first passes the data over NVLink to the GPU on the right rail. NCCL calls this
+# [PXN](https://developer.nvidia.com/blog/doubling-all2all-performance-with-nvidia-collective-communication-library-2-12/).
+#
+# Real networks have one more problem, which the model does not contain. Each flow of packets uses one
+# spine switch. Two flows may choose the same one, while another spine switch is idle.
+#
+# ## Your turn
+#
+# [Exercises 05](../exercises/05_building_all_reduce.ipynb), tasks 5 and 6: an all_reduce with a budget of
+# bytes between nodes, and the ring with the fastest slowest hop.
+#
+# ## Exit ticket
+#
+# 1. A job with 16 nodes of eight GPUs each adds up N bytes by `in_levels`. How many bytes does one card
+#    send?
+# 2. In which case is the flat ring quicker than the hierarchical program, although it sends more bytes
+#    between nodes?
+# 3. A network is oversubscribed 7:1 between pods of 384 nodes. Does this slow down a ring whose ranks are
+#    sorted by pod? And a ring in random order?
+#
+# <details><summary>Answers</summary>
+#
+# 1. Each lane has 16 ranks and an eighth of the tensor: 2 x 15/16 x N/8 = 0.234 N.
+# 2. If each GPU has its own card and the tensor is large: the ring uses NVLink and the cards at the same
+#    time.
+# 3. No: one node of the pod sends to another pod, and the uplink is as fast as 384 / 7 = 55 nodes. In
+#    random order nearly all 384 nodes send to other pods, so the hops between pods take about seven
+#    times as long.
+#
+# </details>
+#
+# **Next:** [lesson 06](06_synchronous_sgd.ipynb), which puts `all_reduce` to work: the derivation of synchronous SGD.
