@@ -12,7 +12,7 @@
 # - derive the famous $2\frac{n-1}{n}$ step by step, and check each step by a run,
 # - find the faults in two "rings". Tutorials have printed programs like these.
 #
-# [The second half](05_choosing_all_reduce.ipynb) shows which of the five to choose, and where.
+# [The second part](05_choosing_all_reduce.ipynb) shows which of the five to choose, and where.
 #
 # Two letters have the same meaning everywhere in this lesson: there are **n** ranks, and a tensor
 # has **N** bytes.
@@ -682,4 +682,4 @@ simlib.guess(guess, min(on_64_s, key=on_64_s.get), of=list(on_64_s))
 #
 # </details>
 #
-# **Next:** the second half of lesson 05, [choosing an all_reduce](05_choosing_all_reduce.ipynb).
+# **Next:** the second part of lesson 05, [choosing an all_reduce](05_choosing_all_reduce.ipynb).

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 Choosing an all_reduce
 #
-# This is the second half of lesson 05. In [the first half](05_building_all_reduce.ipynb) you
+# This is the second part of lesson 05. In [the first part](05_building_all_reduce.ipynb) you
 # built five programs with the same contract. Which one should you use? That depends on the size
 # of the tensor, on the number of ranks, and on the machines. In this lesson (60 minutes) you will
 #
@@ -12,7 +12,7 @@
 # - cut a broadcast into the best number of pieces.
 #
 # As before, there are **n** ranks, tensors have **N** bytes, and a link has latency $\alpha$ and
-# bandwidth $B$. `bring` and `timed` are the same as in the first half.
+# bandwidth $B$. `bring` and `timed` are the same as in the first part.
 
 # %%
 import math
@@ -44,7 +44,7 @@ def timed(function, world_size, numel, *more, **options):
 # Three of the five can be the best choice, so here they are again. In the **ring** a rank sends
 # $2(n-1)$ messages of $N/n$ bytes, one after the other. So it sends few bytes, but pays the
 # latency often. Before you go on, write down the formula for its time from memory; the answer is
-# in the first half.
+# in the first part.
 
 
 # %%
@@ -74,7 +74,7 @@ def swap(outgoing, incoming, partner):
 # so on. It sends $\log_2 n$ messages of N bytes. In **Rabenseifner's** algorithm partners swap
 # halves, then quarters, and so on, and then the sums go the same way back. A rank sends
 # $2 \log_2 n$ messages, and as many bytes as in the ring. In this lesson both programs work only
-# if n is a power of two. (The first half shows how to fold other worlds.) With `near_first=False`
+# if n is a power of two. (The first part shows how to fold other worlds.) With `near_first=False`
 # a rank begins with its farthest partner. We need that later.
 
 
@@ -206,7 +206,7 @@ labs.crossover_lab()
 
 # %% [markdown]
 # For small tensors the algorithm with the fewest steps wins: recursive doubling. (It is the
-# quickest of these five. For a few bytes, `everyone` of the first half is even quicker. There a
+# quickest of these five. For a few bytes, `everyone` of the first part is even quicker. There a
 # rank receives all messages at once, so it pays their latency only once.) For large tensors the
 # algorithms with the fewest bytes win: ring and Rabenseifner. $N^*$ is only the border between
 # ring and doubling. Rabenseifner becomes quicker than doubling at a smaller size. On 8 ranks
@@ -528,4 +528,4 @@ simlib.guess(best_ahead, min(ahead_s, key=ahead_s.get), of=tuple(ahead_s))
 #
 # </details>
 #
-# **Next:** [lesson 06](06_synchronous_sgd.ipynb), which puts `all_reduce` to work: the derivation of synchronous SGD.
+# **Next:** the last part of lesson 05, [networks of many nodes](05_networks_of_many_nodes.ipynb).
