@@ -1,20 +1,22 @@
 # %% [markdown]
 # # Exercises 05: building all_reduce
 #
-# Two of these tasks go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), and two go with
-# [its second half](../notebooks/05_choosing_all_reduce.ipynb). In all tasks, use only messages from rank
-# to rank: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`). Use no collective. A check
+# Two of these tasks go with [lesson 05](../notebooks/05_building_all_reduce.ipynb), two go with
+# [its second part](../notebooks/05_choosing_all_reduce.ipynb), and two go with
+# [its last part](../notebooks/05_networks_of_many_nodes.ipynb). In tasks 1 to 5, use only messages from
+# rank to rank: `send`, `recv`, `isend`, `irecv` (also in a `batch_isend_irecv`). Use no collective. A check
 # calls your function on worlds of 1 to 5 real ranks, **one** included. For most of its tensors, the
 # number of ranks does not divide the length. The check looks at the value on every rank. In tasks 1 to 3
 # it also looks at the neighbours. In tasks 1 and 2 it also looks at the bytes of the **busiest** rank
-# and at the rounds. Then the check runs your function on a modelled network. The virtual clock of this
-# network shows the same time on every machine, and your function must stay within a time budget. If a
-# task asks you to change `x` in place, the check ignores the return value.
+# and at the rounds. In tasks 1 to 4 the check then runs your function on a modelled network. The virtual
+# clock of this network shows the same time on every machine, and your function must stay within a time
+# budget. If a task asks you to change `x` in place, the check ignores the return value.
 #
 # Each task has folded hints. `swap` and `ring` are the functions of the lesson, but `ring` has fewer
 # lines here. You may call both in task 4.
 
 # %% role="setup"
+import itertools
 import math
 
 import torch
@@ -624,3 +626,270 @@ for length, of_seven in zip(
             start=network.start(timeout_s=20),
         )
     )
+
+# %% [markdown]
+# ## 5. A budget of bytes between nodes (★★, 25 minutes, 3 points)
+#
+# `node_of[r]` is the node of rank r, a whole number. Nodes may have different numbers of ranks, and
+# the ranks of a node need not have consecutive numbers. Add up `x` over all ranks, in place. There are
+# $m$ nodes. All messages between different nodes together may carry at most $2(m-1)$ times the bytes of
+# `x`. Messages within a node are free.
+
+
+# %% role="answer" question="sum_by_node" points=3
+def sum_by_node(rank, world_size, x, node_of):
+    """Add up x over all ranks, in place, with few bytes between nodes.
+
+    x is one-dimensional and float32, of the same length on every rank; node_of is a list of the
+    node of each rank.
+    """
+    ### BEGIN SOLUTION
+    leaders = [node_of.index(node) for node in sorted(set(node_of))]
+    leader, other = node_of.index(node_of[rank]), torch.empty_like(x)
+    if rank != leader:
+        dist.send(x, dst=leader)
+        return dist.recv(x, src=leader)
+    mates = [r for r in range(world_size) if node_of[r] == node_of[rank] and r != rank]
+    for src in mates + (leaders[1:] if rank == leaders[0] else []):
+        dist.recv(other, src=src)
+        x += other
+    if rank != leaders[0]:
+        dist.send(x, dst=leaders[0])
+        dist.recv(x, src=leaders[0])
+    for dst in mates + (leaders[1:] if rank == leaders[0] else []):
+        dist.send(x, dst=dst)
+    ### END SOLUTION
+
+
+# %% role="check" question="sum_by_node" points=3
+UNEVEN = {1: [0], 2: [0, 0], 3: [1, 0, 1], 4: [0, 1, 1, 1], 5: [2, 0, 1, 0, 2]}
+OTHERS = {1: [3], 2: [5, 3], 3: [0, 2, 1], 4: [1, 0, 1, 0], 5: [0, 0, 0, 4, 0]}
+
+
+def on_uneven_nodes(rank, world_size):
+    return torch.arange(7.0) ** 2 + 10.0**rank, UNEVEN[world_size]
+
+
+def on_other_nodes(rank, world_size):
+    return torch.arange(5.0) + 3 * 10.0**rank, OTHERS[world_size]
+
+
+def bytes_between(run, given):
+    """Bytes that travel between nodes, and how many are enough."""
+    node_of, nbytes = given[1][0], given[0][0].nbytes
+    sends = (op for op in run.trace if op.kind == "send")
+    sent = sum(op.nbytes for op in sends if node_of[op.rank] != node_of[op.peer])
+    return sent, 2 * (len(set(node_of)) - 1) * nbytes
+
+
+def over_budget(run, given):
+    sent, enough = bytes_between(run, given)
+    if sent <= enough:
+        return None
+    return (
+        f"{sent} bytes travel between the nodes {given[1][0]} where {enough} are enough. Add up in "
+        "each node first. Then one rank of each node sends one tensor to another node, and gets one."
+    )
+
+
+def of_own_node(xs, node_ofs, who=lambda rank, node_of: True):
+    """Each rank has the sum of its node, or of some ranks of it."""
+    node_of = node_ofs[0]
+    return [
+        sum(x for r, x in enumerate(xs) if node_of[r] == node_of[rank] and who(r, node_of))
+        for rank in range(len(xs))
+    ]
+
+
+def of_first_ranks(xs, node_ofs):
+    firsts = {node_ofs[0].index(node) for node in node_ofs[0]}
+    return [sum(x for rank, x in enumerate(xs) if rank in firsts)] * len(xs)
+
+
+def told_to_first_ranks(xs, node_ofs):
+    firsts = {node_ofs[0].index(node) for node in node_ofs[0]}
+    return [sum(xs) if rank in firsts else x for rank, x in enumerate(xs)]
+
+
+verdict = check(
+    "sum_by_node",
+    sum_by_node,
+    [on_uneven_nodes, on_other_nodes],
+    lambda xs, node_ofs: [sum(xs)] * len(xs),
+    only("send", "recv"),
+    simlib.checks.somebody_sends(),
+    Rule(
+        over_budget,
+        lambda run, given: "{} bytes between nodes of {}".format(*bytes_between(run, given)),
+    ),
+    in_place=True,
+    mistakes={
+        "That is the sum of one node: the nodes have to add up their sums, too.": of_own_node,
+        "That is the sum of the first rank of each node: the others have numbers, too.": of_first_ranks,
+        "The first rank of each node has the sum, but it does not tell the others in its node.": (
+            told_to_first_ranks
+        ),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Choose one rank of each node as its leader. Which messages between nodes do the leaders need?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# The first rank of a node is `node_of.index(node)`. The other ranks of the node send it their tensors.
+# Then the leaders add up, as in the naive algorithm of the lesson.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# The leader of the first node receives $m-1$ tensors and sends $m-1$ tensors. Then each leader sends the
+# sum to the ranks of its node.
+#
+# </details>
+
+# %% role="hidden" question="sum_by_node"
+seed = 1
+PLACED = {
+    n: torch.randint(3, (n,), generator=torch.Generator().manual_seed(seed + n)).tolist()
+    for n in range(1, 6)
+}
+print(
+    measure(
+        sum_by_node,
+        lambda rank, world_size: (
+            torch.randint(
+                1000, (3 + seed % 5,), generator=torch.Generator().manual_seed(seed + rank)
+            ).float(),
+            PLACED[world_size],
+        ),
+        in_place=True,
+    )
+)
+
+# %% [markdown]
+# ## 6. The ring with the fastest slowest hop (★★, 20 minutes, 2 points)
+#
+# `seconds[a][b]` is the time of a chunk from rank a to rank b. A step of a ring takes as long as its
+# slowest hop. Return the order of all ranks of the table for which the slowest hop is fastest. The order
+# is a list that begins with 0, and the last rank sends to the first one. If there are several such orders,
+# choose the one whose hops have the smallest sum. If there are still several, choose the one that comes
+# first when Python sorts them. The table has up to 7 ranks. Send nothing.
+
+
+# %% role="answer" question="best_ring" points=2
+def best_ring(rank, world_size, seconds):
+    """Return the order of the ring, a list of whole numbers.
+
+    seconds is a list of rows; seconds[a][b] need not equal seconds[b][a].
+    """
+
+    ### BEGIN SOLUTION
+    def cost(order):
+        hops = [seconds[a][b] for a, b in zip(order, order[1:] + order[:1], strict=True)]
+        return max(hops), sum(hops), order
+
+    orders = ([0, *others] for others in itertools.permutations(range(1, len(seconds))))
+    return min(orders, key=cost)
+    ### END SOLUTION
+
+
+# %% role="check" question="best_ring" points=2
+LEAVES = [0, 1, 0, 1, 1, 0]
+TABLES = [
+    [[0, 3, 2, 5, 2], [8, 0, 8, 8, 7], [4, 2, 0, 8, 1], [7, 7, 1, 0, 8], [5, 4, 2, 6, 0]],
+    [[1 if LEAVES[a] == LEAVES[b] else 4 for b in range(6)] for a in range(6)],
+    [[0, 9, 2, 7, 5], [3, 0, 8, 4, 9], [9, 4, 0, 9, 1], [2, 9, 6, 0, 8], [9, 5, 3, 4, 0]],
+    [[0, 1, 6, 6], [6, 0, 1, 6], [6, 6, 0, 1], [9, 6, 6, 0]],
+    [[0]],
+    [[0, 5, 5, 2, 8], [5, 0, 2, 5, 5], [5, 2, 0, 5, 3], [2, 5, 5, 0, 4], [8, 5, 3, 4, 0]],
+]
+
+
+def best_of(*given, hops=lambda order: zip(order, order[1:] + order[:1], strict=True),
+            cost=lambda times, order: (max(times), sum(times), order)):  # fmt: skip
+    """The best order of each rank's table; of a mistake, by another cost."""
+    found = []
+    for table in given[0]:
+        orders = ([0, *rest] for rest in itertools.permutations(range(1, len(table))))
+        times = {tuple(o): [table[a][b] for a, b in hops(o)] or [0] for o in orders}
+        found.append(list(min(times, key=lambda o: cost(times[o], o))))
+    return found
+
+
+def otherwise(**how):
+    return lambda *given: best_of(*given, **how)
+
+
+def nearest_next(*given):
+    found = []
+    for table in given[0]:
+        order = [0]
+        while len(order) < len(table):
+            rest = [r for r in range(len(table)) if r not in order]
+            order.append(min(rest, key=lambda r: (table[order[-1]][r], r)))
+        found.append(order)
+    return found
+
+
+verdict = check(
+    "best_ring",
+    best_ring,
+    lambda rank, world_size: (TABLES[rank],),
+    best_of,
+    simlib.checks.messages(lambda *given: 0, hint="Each rank can work this out for itself."),
+    mistakes={
+        "That is the order with the smallest sum: its slowest hop is not the fastest.": otherwise(
+            cost=lambda times, order: (sum(times), order)
+        ),
+        "The last rank sends to the first one: this hop counts, too.": otherwise(
+            hops=lambda order: zip(order, order[1:], strict=False)
+        ),
+        "Of several orders with the same slowest hop, choose the smallest sum.": otherwise(
+            cost=lambda times, order: (max(times), order)
+        ),
+        "A ring that always goes on to the nearest rank is not always the best: try all orders.": (
+            nearest_next
+        ),
+        "A hop from a to b takes seconds[a][b], not seconds[b][a].": otherwise(
+            hops=lambda order: zip(order[1:] + order[:1], order, strict=True)
+        ),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `itertools.permutations(range(1, n))` gives all orders of the other ranks. For 7 ranks there are 720.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `zip(order, order[1:] + order[:1])` gives all hops, also the last one.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Python compares tuples from left to right. So the best order is the `min` by the key
+# `(max(hops), sum(hops), order)`.
+#
+# </details>
+
+# %% role="hidden" question="best_ring"
+seed = 1
+
+
+def drawn(rank, world_size):
+    size = 3 + (seed + rank) % 4
+    chance = torch.Generator().manual_seed(seed + rank)
+    return ((torch.randint(1, 9, (size, size), generator=chance)).tolist(),)
+
+
+print(measure(best_ring, drawn))

@@ -272,7 +272,7 @@ axes.text(3.7, 4.4, "spine 0", color=RAILS[1], **CENTRED)
 axes.text(12.1, 4.4, "spine 1", color=RAILS[1], **CENTRED)
 axes.text(-1.2, 3.2, "uplinks", color=RAILS[1], **CENTRED)
 axes.axis("off")
-figure.words = "A tree: 16 nodes, four on each leaf switch. Each leaf switch is linked to both spines."
+figure.words = "16 nodes, four on each leaf switch. Each leaf is linked to both spine switches."
 plt.show()
 
 # %% [markdown]
