@@ -40,14 +40,14 @@ def timed_ms(function, cluster, *args, numel=N // 4, **more):
 
 
 # %% [markdown]
-# `data=False` says that tensors have a size, but no values. So 32 ranks with 1 GB each fit into your
-# memory, and the times stay the same.
+# `data=False` says that tensors have a size, but no values. So 32 ranks with 1 GB each fit into
+# your memory, and the times stay the same.
 #
 # ## A node with eight cards
 #
-# The picture shows three nodes with four GPUs each. In each node an NVLink switch joins the GPUs. Each
-# GPU also has a network card of its own. The cards with the same number are connected to the same
-# switch. These cards and their switch form a **rail**. NVIDIA and other vendors call this a
+# The picture shows three nodes with four GPUs each. In each node an NVLink switch joins the GPUs.
+# Each GPU also has a network card of its own. The cards with the same number are connected to the
+# same switch. These cards and their switch form a **rail**. NVIDIA and other vendors call this a
 # [rail-optimized](https://www.juniper.net/documentation/us/en/software/jvd/jvd-ai-dc-apstra-nvidia-weka/rail_optimized_fabric.html)
 # network.
 
@@ -73,18 +73,19 @@ figure.words = "Three nodes of four GPUs. All cards with the same number are on 
 plt.show()
 
 # %% [markdown]
-# `Cluster(4, 8, CARD, NVLINK, rails=8, direct_cards=True)` has four nodes with eight GPUs. `rails=8`
-# gives each node eight cards. `direct_cards=True` says that a GPU reaches its card without using
-# NVLink. With `rails=1` all eight GPUs share one card.
+# `Cluster(4, 8, CARD, NVLINK, rails=8, direct_cards=True)` has four nodes with eight GPUs.
+# `rails=8` gives each node eight cards. `direct_cards=True` says that a GPU reaches its card
+# without using NVLink. With `rails=1` all eight GPUs share one card.
 #
 # A ring through all 32 ranks leaves each node only once. Does it use only one of the eight cards?
-# NCCL builds several rings side by side, and each ring leaves the node by another card. simlib's
-# `ring` does this, too. So a chunk that goes to the next node is cut into as many parts as there are
-# cards. A step needs 5 us for NVLink and 2 us for the network, and a chunk has N/32 bytes. The slowest
-# hop sets the pace of the whole ring.
+# NCCL builds several rings side by side, and each ring leaves the node by another card ([issue
+# 412](https://github.com/NVIDIA/nccl/issues/412)). simlib's `ring` does this, too. So a chunk that
+# goes to the next node is cut into as many parts as there are cards. A message to the next node
+# pays 5 us for NVLink and 2 us for the network. A chunk has N/32 bytes. The slowest hop sets the
+# pace of the whole ring.
 #
-# **Now you write it**: the time of the flat ring on the four nodes, if a node has `cards` cards. (In
-# the second part you wrote such a formula for one shared link.)
+# **Now you write it**: the time of the flat ring on the four nodes, if a node has `cards` cards.
+# (In the second part you wrote such a formula for one shared link.)
 
 
 # %%
@@ -109,22 +110,22 @@ for nbytes, cards in itertools.product((N, N // 1000), (1, 2, 4, 8)):
 #
 # </details>
 #
-# For 1 GB, twice as many cards nearly halve the time: it falls from 40 ms to 5.4 ms. Eight cards
-# together send 400 GB/s, almost as much as NVLink. For 1 MB all times are near 0.44 ms, because the 62
-# latencies stay.
+# For 1 GB, twice as many cards nearly halve the time: it falls from 40 ms with one card to 5.4 ms
+# with eight. Eight cards together send 400 GB/s, almost as much as NVLink. For 1 MB all times are
+# between 0.44 and 0.47 ms, because the 62 latencies stay.
 #
 # ## The right sum, and eight times the bytes
 #
-# The second part's `hierarchical` needs 20 steps in place of 62. Here is a shorter program that also
-# works in two levels. First the ranks of a node add up their tensors. Then each rank adds up with the
-# ranks at its place in the other nodes. We call such a group a **lane**. Each rank of a node has the
-# node's sum, so each lane finds the sum of all ranks.
+# The second part's `hierarchical` needs 20 steps in place of 62. Here is a shorter program that
+# also works in two levels. First the ranks of a node add up their tensors. Then each rank adds up
+# with the ranks at its place in the other nodes. We call such a group a **lane**. Each rank of a
+# node has the node's sum, so each lane finds the sum of all ranks.
 #
 # `node_of[r]` is the node of rank r. The function works for every placement of the ranks. With
 # `expand=True` the run also has `run.wire`: the messages into which simlib cuts a collective. From
 # these messages, `between` computes how many bytes leave a node. For comparison, a flat ring in the
-# order of the nodes sends 2 x 31/32 N across each of four borders. Together that is 7.75 N. How many
-# multiples of N does `two_sums` send between the nodes?
+# order of the nodes sends 2 x 31/32 N across each of four borders. Together that is 7.75 N. How
+# many multiples of N does `two_sums` send between the nodes?
 
 # %%
 multiple = None  # of N, for all nodes together
@@ -155,13 +156,13 @@ print(f"two_sums sends {found:.2f} N between the nodes")
 simlib.guess(multiple, found, within=0.05)
 
 # %% [markdown]
-# `two_sums` sends 48 N. A lane has four ranks, so its ring sends 4 x 2 x 3/4 N = 6 N. There are eight
-# lanes, and each of them adds up the *whole* tensor. The eight ranks of a node send the same numbers
-# eight times. This program is worse than the flat ring.
+# `two_sums` sends 48 N. A lane has four ranks, so its ring sends 4 x 2 x 3/4 N = 6 N. There are
+# eight lanes, and each of them adds up the *whole* tensor. The eight ranks of a node send the same
+# numbers eight times. Even the flat ring sends fewer bytes.
 #
-# Of four nodes, no algorithm can send less than 2 x (4 - 1) N = 6 N. (This is the argument of
-# [the first part](05_building_all_reduce.ipynb), with nodes in place of ranks.) The fix: each lane
-# adds up only an eighth.
+# Between four nodes every algorithm must send at least 2 x (4 - 1) N = 6 N. (This is the argument
+# of [the first part](05_building_all_reduce.ipynb), with nodes in place of ranks.) The fix: each
+# lane adds up only an eighth of the tensor.
 #
 # **Now you write it**: `hierarchical`, for every placement of the ranks, in place. All nodes have
 # equally many ranks, and this number divides `numel`.
@@ -172,9 +173,9 @@ simlib.guess(multiple, found, within=0.05)
 # 3. `dist.all_reduce(part, group=lane)` adds up over the nodes.
 # 4. `dist.all_gather_single(x, part, group=node)` puts all parts back into x.
 #
-# (Before torch 2.13, these functions were called `reduce_scatter_tensor` and `all_gather_into_tensor`.)
-# The check compares the sums of real ranks with those of one process. Then it counts the bytes between
-# the nodes.
+# (Before torch 2.13, these functions were called `reduce_scatter_tensor` and
+# `all_gather_into_tensor`.) The check compares the sums of real ranks with those of one process.
+# Then it counts the bytes between the nodes.
 
 
 # %%
@@ -219,9 +220,10 @@ for node_of in ([0, 0, 1, 1], [1, 2, 0, 0, 1, 2], [0, 1, 0, 1, 0, 1]):
 #
 # </details>
 #
-# simlib has the same three phases as an algorithm: `all_reduce="hierarchical"`. So the lesson continues
-# with the program `flat`, and changes only the algorithm. The cell first counts the bytes between the
-# nodes. Then it times three ways. On eight cards, with 1 GB, which of them is the quickest?
+# simlib has the same three phases as an algorithm: `all_reduce="hierarchical"`. So the lesson
+# continues with the program `flat`, and changes only the algorithm. The cell first counts the bytes
+# between the nodes. Then it times three ways. On eight cards, with 1 GB, which of them is the
+# quickest?
 
 # %%
 quickest = None  # "flat ring", "two_sums" or "hierarchical"
@@ -241,18 +243,18 @@ for cards, numel in itertools.product((1, 8), (N // 4, N // 4000)):
         simlib.guess(quickest, min(times_ms, key=times_ms.get), of=list(times_ms))
 
 # %% [markdown]
-# The hierarchical algorithm sends 6 N between the nodes, and `two_sums` sends 48 N. So the bytes shrink by
-# the number of ranks in a node.
+# The hierarchical algorithm sends 6 N between the nodes, and `two_sums` sends 48 N. So the bytes
+# shrink by the number of ranks in a node.
 #
 # With eight cards and 1 GB the flat ring is the quickest. It uses NVLink and all cards *at the same
-# time*. The phases of the hierarchical algorithm follow each other. The cards are idle for 4 ms while
-# NVLink works, and NVLink is idle for 3.8 ms while the cards work. With one card the hierarchical
-# algorithm is a little quicker than the ring, because it sends 6 N between the nodes and not 7.75 N.
-# With 1 MB it takes less than a third of the ring's time, because it has 20 steps in place of 62.
-# `two_sums` is never the best. With eight cards and 1 GB it takes as long as the hierarchical algorithm
-# with one card: in both, each card carries the bytes of eight lanes of N/8.
+# time*. The phases of the hierarchical algorithm follow each other. The cards are idle for 4 ms
+# while NVLink works, and NVLink is idle for 3.8 ms while the cards work. With one card the
+# hierarchical algorithm is a little quicker than the ring, because it sends 6 N between the nodes
+# and not 7.75 N. With 1 MB it takes less than a third of the ring's time, because it has 20 steps
+# in place of 62. `two_sums` is never the best. With eight cards and 1 GB it takes as long as the
+# hierarchical algorithm with one card: in both, each card carries the bytes of eight lanes of N/8.
 #
-# ## Leaf and spine
+# ## Leaf and spine switches
 #
 # A switch has a limited number of ports. So large networks have two layers or more. The cards are
 # connected to **leaf** switches, and the leaf switches to **spine** switches. All links from a leaf
@@ -276,24 +278,26 @@ figure.words = "16 nodes, four on each leaf switch. Each leaf is linked to both 
 plt.show()
 
 # %% [markdown]
-# If the uplink of each leaf switch is as fast as its four cards together, this is a full **fat tree**:
-# all nodes can send at full speed to any other nodes. If the uplink is slower, it is **oversubscribed**.
-# With 4:1 an uplink carries a quarter of what the four cards can send. Two published networks:
+# If the uplink of each leaf switch is as fast as its four cards together, this is a full **fat
+# tree**: all nodes can send at full speed to any other nodes. If the uplink is slower, it is
+# **oversubscribed**. With 4:1 an uplink carries a quarter of what the four cards can send. Two
+# published networks:
 #
 # - NVIDIA's [DGX SuperPOD](https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-b200/latest/dgx-superpod-architecture.html)
-#   has no oversubscription. Its plan for 64 nodes with 512 GPUs has 512 cables from nodes to leaf
+#   is not oversubscribed. Its plan for 64 nodes with 512 GPUs has 512 cables from nodes to leaf
 #   switches, and 512 cables from leaf to spine switches.
 # - Meta trained [Llama 3](https://arxiv.org/abs/2407.21783) in a network with three layers for 24,000
 #   GPUs (section 3.3.1). The two lower layers have full bandwidth within a pod of 3,072 GPUs. The links
-#   between the eight pods are oversubscribed 1:7.
+#   between the eight pods are oversubscribed 7:1 (the report writes 1:7).
 #
-# In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes this. With `rails=8` each group of four nodes
-# has eight leaf switches, one for each rail. Spine switches never delay a message in the model.
+# In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes this. With `rails=8` each group of four
+# nodes has eight leaf switches, one for each rail. Spine switches never delay a message in the
+# model.
 #
-# Eight nodes are on two groups of leaf switches: nodes 0 to 3, and nodes 4 to 7. The flat ring runs in
-# two orders. `in order`, ranks 0 to 7 are in node 0, ranks 8 to 15 in node 1, and so on. `alternating`,
-# neighbours in the ring are in nodes 0, 4, 1, 5, 2, 6, 3, 7. At 1:1 the ring takes 6.05 ms in both orders.
-# At 4:1, how long does it take in each?
+# Eight nodes are on two groups of leaf switches: nodes 0 to 3, and nodes 4 to 7. The flat ring runs
+# in two orders. `in order`, ranks 0 to 7 are in node 0, ranks 8 to 15 in node 1, and so on.
+# `alternating`, neighbours in the ring are in nodes 0, 4, 1, 5, 2, 6, 3, 7. At 1:1 the ring takes
+# 6.05 ms in both orders. At 4:1, how long does it take in each?
 
 # %%
 in_order_ms, alternating_ms = None, None  # at 4:1
@@ -320,24 +324,26 @@ simlib.guess(in_order_ms, found["in order", 4], within=0.1)
 simlib.guess(alternating_ms, found["alternating", 4], within=0.15)
 
 # %% [markdown]
-# In order, 4:1 costs nothing. Only one node of each group, the last one, sends to the other group. So one
-# message crosses an uplink at a time, and even at 4:1 the uplink is as fast as one card. In the
-# alternating order all four nodes send to the other group, so four messages share the uplink. Each gets
-# a quarter of 50 GB/s, and the ring takes 3.5 times as long. The program, the bytes and the machines are
-# the same in both orders. Only the numbers of the ranks differ.
+# In order, 4:1 costs nothing. Only one node of each group, the last one, sends to the other group.
+# So one message crosses an uplink at a time, and even at 4:1 the uplink is as fast as one card. At
+# 8:1 it is half as fast. In the alternating order all four nodes send to the other group, so four
+# messages share the uplink. Each gets a quarter of 50 GB/s, and the ring takes 3.5 times as long.
+# The program, the bytes and the machines are the same in both orders. Only the numbers of the ranks
+# differ.
 
 # %% [markdown]
-# ## Who sits where
+# ## The order of the ranks
 #
-# A scheduler gives your job the nodes that are free, in any order. In a random order nearly every node
-# has its next node on another leaf switch. Then all four nodes of a group use the uplink at the same time.
-# So ranks should be numbered by leaf switch and node before the job starts. The scheduler Slurm can know
-# the [switches](https://slurm.schedmd.com/topology.html) of a cluster, and then places a job on few of
-# them. Meta's report says that its scheduler and its layout of ranks know the network, too.
+# A scheduler gives your job the nodes that are free, in any order. In nearly every random order of
+# 32 nodes, all four nodes of some group send to other groups. Then four messages share an uplink.
+# So ranks should be numbered by leaf switch and node before the job starts. The scheduler Slurm can
+# know the [switches](https://slurm.schedmd.com/topology.html) of a cluster, and then places a job
+# on few of them. Meta's report says that its scheduler and its layout of ranks know the network,
+# too.
 #
 # **Now you write it**: `ring_order` returns all ranks in the order in which a ring should visit
-# them. The ring should cross the borders of leaf switches as rarely as possible. Among such orders, it
-# should cross the borders of nodes as rarely as possible. The check tries all orders of six
+# them. The ring should cross the borders of leaf switches as rarely as possible. Among such orders,
+# it should cross the borders of nodes as rarely as possible. The check tries all orders of six
 # ranks, and then a job on 32 nodes.
 
 
@@ -373,13 +379,13 @@ print(f"32 nodes in random order: {crossed} borders,", "right" if crossed == 8 e
 #
 # </details>
 #
-# Real networks have one more problem, which the model does not contain. Each flow of packets uses one
-# spine switch. Two flows may choose the same spine switch, while another one is idle.
+# Real networks have one more problem, which the model does not contain. Each flow of packets uses
+# one spine switch. Two flows may choose the same spine switch, while another one is idle.
 #
 # ## Your turn
 #
-# [Exercises 05](../exercises/05_building_all_reduce.ipynb), tasks 5 and 6: an all_reduce with a budget of
-# bytes between nodes, and the ring with the fastest slowest hop.
+# [Exercises 05](../exercises/05_building_all_reduce.ipynb), tasks 5 and 6: an all_reduce with a
+# budget of bytes between nodes, and the ring with the fastest slowest hop.
 #
 # ## Exit ticket
 #
@@ -397,4 +403,5 @@ print(f"32 nodes in random order: {crossed} borders,", "right" if crossed == 8 e
 #
 # </details>
 #
-# **Next:** [lesson 06](06_synchronous_sgd.ipynb), which puts `all_reduce` to work: the derivation of synchronous SGD.
+# **Next:** [lesson 06](06_synchronous_sgd.ipynb), which puts `all_reduce` to work: the derivation
+# of synchronous SGD.
