@@ -1006,11 +1006,11 @@ print(measure(fit_8b, drawn_cards))
 # ## 6. The collective of a redistribute (★★, 20 minutes, 2 points)
 #
 # A tensor of `nbytes` bytes is on a mesh of `shape`. `src` and `dst` have a placement for each axis:
-# `"S0"`, `"S1"`, `"R"` or `"P"`. They differ on one axis. Return `(name, sent)`. `name` is the
-# collective: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `sent`
-# is the number of bytes that a rank sends, as in the lesson: an all_to_all sends each piece to its rank,
-# and the others are rings. The axes have any size above 1, all cuts are even, and no dimension is cut
-# twice. Send nothing.
+# `"S0"`, `"S1"`, `"R"` or `"P"`. `src` and `dst` differ on one axis. Return `(name, sent)`. `name` is the
+# collective: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `sent` is
+# the number of bytes that a rank sends, as in the lesson: an all_to_all sends each piece to its rank, and
+# the other collectives are rings. The axes have any size above 1, all cuts are even, and no dimension is
+# cut twice. Send nothing.
 
 
 # %% role="answer" question="cost_of" points=2
@@ -1118,7 +1118,7 @@ verdict
 # <details><summary>Hint 3</summary>
 #
 # With n ranks on the axis and B bytes, an all_gather or a reduce_scatter sends (n - 1) / n * B. An
-# all_reduce sends twice as much. An all_to_all sends an n-th of it.
+# all_reduce sends twice as much. An all_to_all sends 1 / n of what an all_gather sends.
 #
 # </details>
 
@@ -1140,12 +1140,13 @@ print(measure(cost_of, drawn_change))
 # %% [markdown]
 # ## 7. FSDP or HSDP (★★, 20 minutes, 2 points)
 #
-# A job trains on nodes of several ranks. FSDP cuts over all ranks. HSDP cuts over the ranks of a node and
-# replicates across nodes. Return the one that fits and sends for the shorter time, `"FSDP"` or `"HSDP"`,
-# and its seconds. If neither fits, return `(None, None)`. A ring over k ranks with B bytes takes (k - 1)
-# rounds of latency + B / k / bandwidth. For each micro-batch, both gather twice and reduce_scatter once.
-# At the end of a step, HSDP all_reduces its shards between the nodes: all ranks of a node do so at once,
-# and share the bandwidth. An all_reduce is two rings. Send nothing.
+# A job trains on nodes of several ranks. FSDP cuts the parameters over all ranks. HSDP cuts them over the
+# ranks of a node and replicates across nodes. Return a pair: the one that fits and sends for the shorter
+# time, `"FSDP"` or `"HSDP"`, and its time in seconds. If neither fits, return `(None, None)`. A ring over
+# k ranks with B bytes takes (k - 1) rounds of latency + B / k / bandwidth. For each micro-batch, both
+# gather twice and reduce_scatter once. At the end of a step, HSDP all_reduces its shards between the
+# nodes: all ranks of a node do so at once, and share the bandwidth. An all_reduce is two rings. Send
+# nothing.
 
 
 # %% role="answer" question="hybrid" points=2
@@ -1300,12 +1301,12 @@ print(measure(hybrid, drawn_hybrid))
 # %% [markdown]
 # ## 8. The wrong clip (★★, 20 minutes, 3 points)
 #
-# The program below clips gradients: if their norm is above `limit`, it scales all of them down to it. But
-# it uses the norm of the numbers on each rank. `kinds` says what a rank has of each gradient: a shard
-# (`"S"`), all of it (`"R"`), or one summand of it (`"P"`). Fix the program, so that `norm` is the norm of
-# all whole gradients together. Each rank returns its shards, copies and *summands*, scaled. You may
-# all_reduce each Partial once, and then one number, in the dtype of the gradients. Leave the inputs as
-# they are. You get 2 points for the value and 1 for the traffic.
+# The program below clips gradients: if their norm is above `limit`, it scales all of them down to this
+# limit. But each rank uses the norm of its own numbers. `kinds` says what a rank has of each gradient: a
+# shard (`"S"`), all of it (`"R"`), or one summand of it (`"P"`). Fix the program, so that `norm` is the
+# norm of all whole gradients together. Each rank returns its scaled shards, copies and *summands*. You
+# may all_reduce each Partial once, and then one number, in the dtype of the gradients. Leave the inputs
+# as they are. You get 2 points for the value and 1 for the traffic.
 
 
 # %% role="answer" question="clipped" points={"value": 2, "traffic": 1}
@@ -1439,7 +1440,7 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# For each kind, ask on how many ranks a number of the whole gradient is. Such a number must count once.
+# For each kind, ask how many ranks have a number of the whole gradient. Such a number must count once.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -1474,11 +1475,11 @@ print(measure(clipped, drawn_gradients))
 # ## 9. From 4 ranks to 6 (★★★, 30 minutes, 3 points)
 #
 # A flat tensor has `total` numbers. It is cut over the first `before` ranks, and you must cut it over the
-# first `after` ranks, with no file. Over k ranks, rank r has the numbers from r * size to (r + 1) * size,
-# where size is total / k, rounded up. The last rank has what is left, at least one number. Return this
-# rank's new chunk. A rank without a chunk has an empty tensor. Send only numbers that the other rank
-# needs, and at most one message from one rank to another. You get 1 point for the value and 2 for the
-# traffic.
+# first `after` ranks, without a file. Over k ranks, rank r has the numbers from r * size to (r + 1) *
+# size, where size is total / k, rounded up. The last rank has the rest, which is at least one number.
+# Return this rank's new chunk. A rank without a chunk has an empty tensor. Send only numbers that the
+# other rank needs, and at most one message from one rank to another. You get 1 point for the value and 2
+# for the traffic.
 
 
 # %% role="answer" question="resharded" points={"value": 1, "traffic": 2}
@@ -1609,7 +1610,7 @@ verdict
 # <details><summary>Hint 3</summary>
 #
 # Make a list of `dist.P2POp(dist.isend, ...)` and `dist.P2POp(dist.irecv, new[...], other)`, and give it
-# to `dist.batch_isend_irecv`. What you keep yourself, copy without a message.
+# to `dist.batch_isend_irecv`. Copy the numbers that your rank keeps, without a message.
 #
 # </details>
 

@@ -30,10 +30,10 @@ def everywhere(function):
 # ## 1. The call that was left out (★★, 15 minutes, 2 points)
 #
 # All ranks of a job belong to one group, and all their calls have the same op and size. `lines[r]` is a
-# dict for rank r of the job: `{number: line}`. It has the calls that the rank's buffer still holds. The
-# buffers may begin at different numbers. One rank left out one call, and all others called alike. Return
-# `(odd, number)`. `odd` is the rank that left out the call. `number` is the first number at which its line
-# differs from the line of most ranks that have this number. Leave `lines` as it is.
+# dict `{number: line}`. It contains the calls that are still in the buffer of the job's rank r. The
+# buffers may begin at different numbers. One rank left out one call. All other ranks made the same calls.
+# Return `(odd, number)`. `odd` is the rank that left out the call. `number` is the first number at which
+# its line differs from the line of most ranks that have this number. Leave `lines` as it is.
 
 
 # %% role="answer" question="left_out" points=2
@@ -168,11 +168,12 @@ print(measure(left_out, another_record))
 # %% [markdown]
 # ## 2. Two groups in unlike order (★★★, 25 minutes, 3 points)
 #
-# `groups` is a dict: the name of a group and the list of its ranks. `orders[r]` is the list of the names of
-# the groups in which rank r makes its calls, one call after the other. A call ends when *all* ranks of its
-# group are in it. Then each of these ranks goes on to its next call. All calls have the same op and size.
-# Which ranks never finish? Return a dict `{rank: group}`: each of these ranks, and the group in whose call
-# it waits. Return `{}` if all ranks finish. Leave the inputs as they are.
+# `groups` is a dict from the name of a group to the list of its ranks. `orders[r]` is the list of the
+# names of the groups in which rank r makes its calls, one call after the other. A call ends when *all*
+# ranks of its group are in it. Then each of these ranks goes on to its next call. All calls have the same
+# op and size. Which ranks never finish? Return a dict `{rank: group}`. For each of these ranks, it
+# contains the group in whose call the rank waits. Return `{}` if all ranks finish. Leave the inputs as
+# they are.
 
 
 # %% role="answer" question="who_waits" points=3
@@ -327,12 +328,12 @@ print(measure(who_waits, another_job))
 # %% [markdown]
 # ## 3. How much is exposed? (★★, 20 minutes, 3 points)
 #
-# `kernels` is a list of dicts, one for each kernel of a GPU: `{"name", "ts", "dur", "stream"}`. `ts` is its
-# start and `dur` its duration, whole numbers in microseconds. If the name begins with "nccl", the kernel
-# communicates. All others compute. Kernels of different streams may run at the same time. Return
+# `kernels` is a list of dicts, one for each kernel of a GPU: `{"name", "ts", "dur", "stream"}`. `ts` is
+# its start and `dur` its duration, whole numbers in microseconds. If the name begins with "nccl", the
+# kernel communicates. All others compute. Kernels of different streams may run at the same time. Return
 # `(exposed, overlap)`. `exposed` is the number of microseconds in which communication runs and nothing
-# computes, an int. `overlap` is a float: of the time in which communication runs, the share in which
-# something computes. Leave `kernels` as it is.
+# computes, an int. `overlap` is a float: the share of the communication's time in which something also
+# computes. Leave `kernels` as it is.
 
 
 # %% role="answer" question="exposed_us" points=3
@@ -498,11 +499,11 @@ print(measure(exposed_us, another_trace))
 # %% [markdown]
 # ## 4. Choose a time-out (★★, 15 minutes, 2 points)
 #
-# In a month, a job had `hangs` real hangs. And there were waits in which a rank was only slow: `waits_s`
-# has the seconds of each of them. You choose the time-out T, one value for the whole month. A wait that is
+# In a month, a job had `hangs` real hangs. In other waits, a rank was only slow: `waits_s` lists the
+# seconds of each of these waits. You choose the time-out T, one value for the whole month. A wait that is
 # **longer** than T ends the job wrongly, which costs `restart_s`. A hang costs T, and then `restart_s`.
-# Find the T ≥ 0 with the smallest cost of the month. Return `(T, cost)`, two ints in seconds. If several T
-# cost the same, return the smallest. All inputs are ints.
+# Find the T ≥ 0 with the smallest cost of the month. Return `(T, cost)`, two ints in seconds. If several
+# T cost the same, return the smallest. All inputs are ints.
 
 
 # %% role="answer" question="time_out" points=2

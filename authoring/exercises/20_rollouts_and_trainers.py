@@ -18,12 +18,12 @@ from simlib.checks import Rule, check, measure, messages, nbytes, only, somebody
 # %% [markdown]
 # ## 1. The best split (★★★, 30 minutes, 3 points)
 #
-# Of R ranks, T learn and R - T write. Rollout n is in batch n // B. The rollouts begin in the order of
-# their numbers, each as soon as a generator is free and the version is at least n // B - k. At time 0
-# all generators are free, and the version is 0. Writing takes `write_s` per token. When batch i is
-# complete and batch i - 1 is learned, the trainers learn it, in `learn_s` / T per token. Then the
-# version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T for which all batches are learned
-# earliest, and when. Send nothing.
+# T of R ranks learn, and the other R - T ranks write. Rollout n is in batch n // B. Rollouts begin in the
+# order of their numbers. Rollout n begins as soon as a generator is free and the version is at least n //
+# B - k. At time 0 all generators are free, and the version is 0. Writing takes `write_s` per token. When
+# batch i is complete and batch i - 1 is learned, the trainers learn it, in `learn_s` / T per token. Then
+# the version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T for which all batches are learned
+# earliest, and the time when the last batch is learned. Send nothing.
 
 
 # %% role="answer" question="best_split" points=3
@@ -178,11 +178,12 @@ print(measure(best_split, drawn_split, worlds=(5,)))
 # ## 2. Partial rollouts (★★, 20 minutes, 2 points)
 #
 # A generator writes rollouts one after the other, from time 0, and a token takes `token_ms`. New weights
-# arrive at the times `arrives_ms`: the i-th of them, counted from 1, are version i. It begins with
-# version 0. It takes the newest weights as soon as the token that it is writing is done. In the middle of a
-# rollout, it must then read the tokens of this rollout again, which takes `again_ms` for each. Weights
-# that arrive while it reads wait until the next token is done. Between rollouts, taking weights is free.
-# Return a list with a dict for each rollout: `{version: tokens written with it}`. Send nothing.
+# arrive at the times `arrives_ms`. The i-th weights, counted from 1, are version i. The generator begins
+# with version 0. As soon as the token that it is writing is done, it takes the newest weights. In the
+# middle of a rollout, it must then read the tokens of this rollout again, which takes `again_ms` for
+# each. Weights that arrive while it reads wait until the next token is done. Between rollouts, taking
+# weights is free. Return a list with a dict for each rollout: `{version: tokens written with it}`. Send
+# nothing.
 
 
 # %% role="answer" question="parts" points=2
@@ -326,8 +327,8 @@ print(measure(parts, drawn_parts, worlds=(5,)))
 # Ranks 0 to S - 1 are trainers. Trainer r has `shard`: the rows `rows[r]` to `rows[r + 1] - 1` of a
 # matrix. All other ranks are generators, and their `shard` is empty. Generator S + g needs the columns
 # `columns[g]` to `columns[g + 1] - 1` of the whole matrix, and returns them. Trainers return None. Send
-# each number that a generator needs once, and no other number. Between two ranks send at most one
-# message, and none that is empty. You get 2 points for the value and 2 for the traffic.
+# each number that a generator needs once, and no other number. Send at most one message between two
+# ranks, and no empty message. You get 2 points for the value and 2 for the traffic.
 
 
 # %% role="answer" question="rows_to_columns" points={"value": 2, "traffic": 2}
@@ -481,8 +482,8 @@ def generate(rank, answers, lives):
 # Rank 0 has prompts 0 to N - 1, and needs an answer to each. All other ranks run `generate`: they ask,
 # answer one prompt at a time, and some of them die. Write the program of rank 0. If a generator dies, its
 # prompt goes to another generator. A generator that has no prompt yet may be needed later, so do not stop
-# it too early. At the end, send -1 to every generator that lives. Give no prompt to two ranks, unless the
-# first one has died. At least one generator lives to the end. Rank 0 returns the answers, a list of N
+# it too early. At the end, send -1 to every generator that lives. Give a prompt to a second rank only if
+# the first one has died. At least one generator lives to the end. Rank 0 returns the answers, a list of N
 # floats. All others return None.
 
 
@@ -598,8 +599,8 @@ verdict
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# After each message, give prompts to waiting generators as long as there are both. After a death, put its
-# prompt back to the others, and count one living generator less.
+# After each message, give prompts to waiting generators as long as there are both. After a generator's
+# death, put its prompt back to the others, and count one living generator less.
 #
 # </details>
 

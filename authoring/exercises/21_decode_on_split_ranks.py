@@ -20,10 +20,10 @@ from simlib.checks import brought, check, collectives, measure, messages, only
 # ## 1. The largest batch (★★, 15 minutes, 2 points)
 #
 # tp GPUs share a language model, which `model` describes. Return the largest number of requests whose KV cache fits
-# next to the weights. Each request has room for `length` tokens. Each GPU has `memory_bytes`, and keeps a tp-th of the
-# weights. A GPU also keeps the keys and values of its own heads. If there are more GPUs than heads of keys and
-# values, several GPUs keep the same head. A number in the cache has 2 bytes. Return 0 if no request fits. Send
-# nothing.
+# next to the weights. Each request has room for `length` tokens. Each GPU has `memory_bytes` bytes of memory, and
+# keeps a tp-th of the weights. A GPU also keeps the keys and values of its own heads. If there are more GPUs than
+# heads of keys and values, several GPUs keep the same head. A number in the cache has 2 bytes. Return 0 if no request
+# fits. Send nothing.
 
 
 # %% role="answer" question="largest_batch" points=2
@@ -261,7 +261,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Put the times into a dict. `min(times, key=times.get)` is the tp with the least time. An empty dict has none.
+# Put the times into a dict. `min(times, key=times.get)` is the tp with the least time. If the dict is empty, no tp
+# fits.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -301,8 +302,9 @@ print(measure(fastest_tp, drawn_token_job))
 # - `"chunked"`: before each decode step, the server prefills at most `chunk` tokens of the prompt.
 # - `"apart"`: another GPU prefills the prompt and writes its first token. Then it sends the cache to the server.
 #
-# Return the way whose longest gap between two tokens of a request is shortest. The new request's first token may take
-# at most `ttft_s`. Of equal ways return the first in this list, and None if no way is allowed. Send nothing.
+# For each way, find the longest gap that any request has between two tokens. Return the way for which this gap is
+# shortest. The new request's first token may take at most `ttft_s`. If several ways are equal, return the first in
+# this list. If no way is allowed, return None. Send nothing.
 
 
 # %% role="answer" question="placement" points=2
@@ -422,8 +424,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Together, the others wait for prompt / prefill_per_s and one decode step. Apart, the new request waits until the
-# cache has come, and for one decode step.
+# Together, the others wait for prompt / prefill_per_s and one decode step. Apart, the new request first waits for the
+# cache, and then for one decode step.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -558,8 +560,8 @@ verdict
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# First keep all requests. While more than one stays, and their tokens and one more for each do not fit, keep one
-# less.
+# First keep all requests. Then count their tokens, and one new token for each of them. As long as these do not fit
+# and more than one request stays, keep one request less.
 #
 # </details>
 

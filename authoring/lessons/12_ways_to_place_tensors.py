@@ -121,10 +121,10 @@ draw(held)
 # %% [markdown]
 # ## Torch keeps the contract with the tensor
 #
-# A `DTensor` is a local tensor together with its mesh and its placement. `DTensor.from_local` makes one, `to_local`
-# gives the local tensor back, and `full_tensor` makes the whole tensor. For each op, torch has a rule: which placement
-# does the result have, and does an input need another placement first? We compute y = x A, z = 2 y and w = relu(z) with
-# DTensors. How many collectives do these three ops need? What is the placement of z?
+# A `DTensor` is a local tensor together with its mesh and its placement. `DTensor.from_local` makes a DTensor,
+# `to_local` returns its local tensor, and `full_tensor` makes the whole tensor. For each op, a rule of torch says
+# which placement the result has, and whether an input needs another placement first. We compute y = x A, z = 2 y and
+# w = relu(z) with DTensors. How many collectives do these three ops need? What is the placement of z?
 
 # %%
 collectives = None  # how many, for y, z and w together?
@@ -149,15 +149,14 @@ simlib.guess(collectives, len(run.trace.collectives))
 simlib.guess(placement_of_z, names[1], of=("Shard", "Replicate", "Partial"))
 
 # %% [markdown]
-# There is one collective. `x @ A` needs none, because its result is a Partial. Twice a sum is the sum of twice the
-# summands, so z stays a Partial. But relu of a sum is not the sum of relus. So torch all_reduces z before relu, as
-# Leave does.
+# There is one collective. `x @ A` needs none, because its result is a Partial. Doubling all summands doubles their
+# sum, so z stays a Partial. But relu of a sum is not the sum of relus. So torch all_reduces z before relu, as Leave
+# does.
 #
 # ## The table of changes
 #
 # `x.redistribute(mesh, [placement])` changes a placement. **A redistribute is a collective**, or it is free. With two
-# ways to shard a matrix there are 4 x 4 changes. Ask for each: which numbers does a rank need later that it does not
-# hold now?
+# ways to shard a matrix there are 4 x 4 changes. For each change, ask: which numbers does a rank still need?
 #
 # **Now you write it:** `cost` returns the name of the collective, and the bytes that each rank sends. The name is
 # `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `src` and `dst` are 0, 1, `"R"` or
@@ -219,8 +218,8 @@ for src in TORCHS:
 # the two placements.
 #
 # - From `"P"` to `"R"`: sum a copy of `local`.
-# - From `"P"` to a shard: `local.chunk(R, dst)` is the list of chunks. `dist.reduce_scatter(mine, chunks)` sums the
-#   chunks of number r of all ranks into `mine` on rank r.
+# - From `"P"` to a shard: `local.chunk(R, dst)` is the list of chunks. `dist.reduce_scatter(mine, chunks)` sums chunk
+#   r of all ranks into `mine` on rank r.
 # - From a shard to `"R"`: `dist.all_gather(found, local)` puts all ranks' tensors in the list `found`.
 # - From one shard to the other: `dist.all_to_all(found, chunks)` sends chunk r to rank r. How must a rank join the
 #   received chunks?
@@ -318,7 +317,7 @@ simlib.guess(torchs_bytes, sent)
 #
 # ## Gradients have placements, too
 #
-# Each rank takes some of the examples, and computes with the whole W. It gets the gradient of its own examples, one
+# Each rank takes some of the examples, and computes with the whole W. The gradient of its own examples is one
 # summand. So the gradient of W is a Partial. Each change in the forward pass has its own change in the backward pass:
 #
 # | name in the first part | forward | backward |
@@ -373,8 +372,8 @@ for told in (False, True):
 # | (replicate, shard) | `[Replicate(), Shard(0)]` | HSDP, which the next part builds |
 # | (dp, tp) | `[Shard(0), Shard(1)]` | FSDP and tensor parallelism (`RowwiseParallel`) |
 #
-# The second axis cuts what the first one leaves. The mesh below has 2 x 2 ranks. In how many all_gathers does rank 0
-# take part, if the ranks make a `full_tensor` from `[Shard(0), Shard(1)]`?
+# The second axis cuts each part of the first axis. The mesh below has 2 x 2 ranks. In how many all_gathers does rank
+# 0 take part, if the ranks make a `full_tensor` from `[Shard(0), Shard(1)]`?
 
 # %%
 gathers = None  # of rank 0, from [Shard(0), Shard(1)]
@@ -405,7 +404,7 @@ draw(held)
 #
 # ## Your turn
 #
-# [Exercises 12](../exercises/12_tensors_and_state.ipynb): task 6.
+# Do task 6 of [exercises 12](../exercises/12_tensors_and_state.ipynb).
 #
 # ## Exit ticket
 #

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 12 HSDP, clipping and checkpoints
 #
-# This is the last part of lesson 12. You need [the fifth part](12_ways_to_place_tensors.ipynb) with its three
-# placements, and ZeRO-3 from [the second part](12_the_state_of_training.ipynb). In this part (60 minutes) you will
+# This is the last part of lesson 12. You need the placements of [the fifth part](12_ways_to_place_tensors.ipynb), and
+# ZeRO-3 from [the second part](12_the_state_of_training.ipynb). In this part (60 minutes) you will
 #
 # - write a training step that shards inside a node and replicates across nodes: HSDP,
 # - find out when HSDP pays,
-# - compute the norm of gradients of mixed placements,
-# - save Adam's state on 4 ranks, and go on with it on 6.
+# - compute the norm of gradients with mixed placements,
+# - save Adam's state on 4 ranks, and continue on 6.
 #
 # **R** is the number of ranks.
 
@@ -38,8 +38,8 @@ NODES = simlib.Cluster(2, 4, inter=simlib.Link(30e-6, 1.25e9), intra=simlib.Link
 # ## HSDP: shard inside a node, replicate across nodes
 #
 # FSDP cuts the parameters over all ranks. So each all_gather of parameters goes through the slow links between the
-# nodes. **HSDP** (hybrid sharded data parallel) cuts the parameters over the ranks of one node. Each node holds them
-# all. On a mesh (replicate, shard), the parameters are `[Replicate(), Shard(0)]`.
+# nodes. **HSDP** (hybrid sharded data parallel) cuts the parameters over the ranks of one node. Each node holds all
+# parameters. On a mesh (replicate, shard), the parameters are `[Replicate(), Shard(0)]`.
 #
 # The network is an MLP, with all its weights in one flat vector. `loss_of` computes its loss. **Now you write it:**
 # `hsdp_step` makes one training step. `shard` is this rank's chunk of the flat weights. This rank's examples are the
@@ -101,7 +101,7 @@ for shape in ((2, 4), (4, 2), (1, 8), (8, 1)):
 #
 # ## Bytes inside and between nodes
 #
-# Torch does the same, if you give `fully_shard` a mesh with two axes. The network is one unit, so torch gathers only
+# Torch does the same, if you give `fully_shard` a mesh with two axes. The MLP is one unit, so torch gathers only
 # once. The cluster has 2 nodes of 4 ranks, and `NODES` defines its latencies. The collectives are rings. A ring over
 # both nodes crosses between them twice. What is the ratio of FSDP to HSDP for the bytes *between* nodes, and for the
 # time?
@@ -132,18 +132,18 @@ simlib.guess(bytes_ratio, sent["FSDP"] / sent["HSDP"], within=0.1)
 simlib.guess(time_ratio, times_s["FSDP"] / times_s["HSDP"], within=0.2)
 
 # %% [markdown]
-# FSDP sends 1.75 times as many bytes between the nodes, but it takes 4.5 times as long. For a network this small, HSDP
+# FSDP sends 1.75 times as many bytes between the nodes, but it takes 4.5 times as long. For an MLP this small, HSDP
 # wins more by **rounds** than by bytes. FSDP's two rings over 8 ranks have 14 rounds, and each waits for messages
 # between the nodes. HSDP's all_reduce between nodes has 2 rounds.
 #
-# HSDP pays with memory: each rank keeps 1/4 of the state in place of 1/8. More nodes do not make this part smaller.
+# HSDP costs memory: each rank keeps 1/4 of the state in place of 1/8. More nodes do not make this part smaller.
 #
 # **A lab:** a model computes how long all sends of a step take, without overlap. For each micro-batch, FSDP gathers
 # twice and reduce_scatters once. HSDP does so inside the nodes, and all_reduces its shards once a step. The ranks of a
 # node share one network card. Go back to the first settings before each change:
 #
 # - Take 1 micro-batch, then 32. Which curve changes most?
-# - Take 100 MB of parameters on 1,024 nodes. Divide FSDP's time by HSDP's. What do you get?
+# - Take 100 MB of parameters on 1,024 nodes. Divide FSDP's time by HSDP's.
 # - Take 200 GB/s between nodes, which is faster than inside. Does HSDP still win?
 # - Which way fits into 80 GB? The title says what a rank keeps.
 
@@ -167,7 +167,7 @@ labs.hybrid_lab(128, nbytes=14e9, microbatches=4)
 # ## The norm of gradients with mixed placements
 #
 # Many programs **clip** gradients (lesson 06): if the norm of all gradients together exceeds a limit, they scale all
-# gradients down. But a rank holds only parts. Here are three gradients on a mesh of 2 x 2 (dp, tp):
+# down. But a rank holds only parts. Here are three gradients on a mesh of 2 x 2 (dp, tp):
 #
 # - The gradient of a matrix is sharded on both axes (`"SS"`).
 # - The gradient of a bias is sharded over dp and replicated over tp (`"SR"`).
@@ -222,12 +222,12 @@ how = "too large" if found[0] > right else "too small"
 simlib.guess(summed_is, how, of=("too large", "too small", "right"))
 
 # %% [markdown]
-# With local norms, each rank scales by another factor. Then the two copies of the bias differ after the step. `summed`
-# is the same on all ranks, but too large. It counts the bias twice, because two ranks hold each of its numbers. And it
-# squares summands, but the square of a sum is not the sum of squares.
+# With local norms, each rank scales by a different factor. Then the two copies of the bias differ after the step.
+# `summed` is the same on all ranks, but too large. It counts the bias twice, because two ranks hold each of its
+# numbers. And it squares summands, but the square of a sum is not the sum of squares.
 #
-# **Now you write it:** `total_norm` gets the mesh, and a list of pairs: a local gradient, and its placements on dp and
-# tp. For each gradient:
+# **Now you write it:** `total_norm` gets the mesh, and a list of pairs. Each pair has a local gradient and its
+# placements on dp and tp. For each gradient:
 #
 # 1. On each axis with a `"P"`, sum a copy of the gradient.
 # 2. Sum the squares of the numbers.
@@ -280,15 +280,15 @@ for placements in (mixed, ("SS", "RS", "SR"), ("PR", "RR", "PP")):
 # </details>
 #
 # A Replicate counts once, so its axis needs no sum. Torch's `clip_grad_norm_` finds the same norms. But it raises an
-# error for DTensors of two meshes, or mixed with plain tensors. Then compute the norm of each kind, and add the
+# error for DTensors of two meshes, and for a mix with plain tensors. Then compute the norm of each kind, and add the
 # squares.
 #
 # ## Adam's state on another mesh
 #
-# 4 ranks have trained 5 steps. Then 6 ranks go on, as FSDP or as HSDP on 2 x 3. Parameters and Adam's state are
-# DTensors. So `checkpoint.save` knows which part a rank holds, and `checkpoint.load` fills each rank's own part,
-# whatever its placement is. `get_optimizer_state_dict` returns Adam's state, and `set_optimizer_state_dict` puts a
-# loaded state into Adam.
+# 4 ranks have trained 5 steps. Then 6 ranks continue, as FSDP or as HSDP on 2 x 3. Parameters and Adam's state are
+# DTensors. So `checkpoint.save` knows which part a rank holds, and `checkpoint.load` fills each rank's own part, in
+# any placement. `get_optimizer_state_dict` returns Adam's state, and `set_optimizer_state_dict` puts a loaded state
+# into Adam.
 
 
 # %%
@@ -317,9 +317,9 @@ def train(rank, world_size, shape, steps, folder, loads_adam=True):
 
 
 # %% [markdown]
-# All jobs make steps 5 to 9. The first job loads the network only, so its Adam is new. `off` is the largest difference
-# from 10 steps of 4 ranks without a break. By what factor are the files larger than the parameters? On 6 ranks with
-# Adam's state, is `off` exactly 0?
+# All jobs make steps 5 to 9. The first job loads the network only, so its Adam is new. `off` is the largest
+# difference from the weights after 10 unbroken steps on 4 ranks. By what factor are the files larger than the
+# parameters? On 6 ranks with Adam's state, is `off` exactly 0?
 
 # %%
 times_as_large = None  # the files with Adam's state, compared with the network's parameters
@@ -341,16 +341,16 @@ simlib.guess(exact_on_6, "no" if off else "yes", of=("yes", "no"))
 
 # %% [markdown]
 # The files are 3.1 times as large, because Adam has two more numbers for each parameter. A new Adam has forgotten its
-# two averages, so its first steps differ. With Adam's state, 4 ranks go on exactly. On 6 ranks, `off` is not 0: each
-# rank has 4 examples in place of 6, so the sums are rounded differently.
+# two averages, so its first steps differ. With Adam's state, 4 ranks get exactly equal weights. On 6 ranks, `off` is
+# not 0: each rank has 4 examples in place of 6, so the sums are rounded differently.
 #
 # ## Your turn
 #
-# [Exercises 12](../exercises/12_tensors_and_state.ipynb): tasks 7 to 9.
+# Do tasks 7 to 9 of [exercises 12](../exercises/12_tensors_and_state.ipynb).
 #
 # ## Exit ticket
 #
-# 1. A model fits into the 8 cards of a node. You have 64 nodes. Do you choose FSDP or HSDP, and what do you ask?
+# 1. A model fits into the 8 GPUs of a node. You have 64 nodes. Do you choose FSDP or HSDP, and what do you ask?
 # 2. A gradient is `[Replicate(), Shard(0)]` on (dp, tp). How do you compute the square of its norm?
 # 3. Why does the local norm make copies of a weight differ?
 #

@@ -6,9 +6,9 @@
 # its GPU did, and when. In this part (60 minutes) you will
 #
 # - compute three numbers from a trace: exposed communication, overlap, and idle time,
-# - find the rank that holds up the others, although all ranks take equally long,
-# - read traces of a real H100, and name the cause of their slow steps,
-# - choose a time-out from the waits that a job had.
+# - find the rank that delays the others, although all ranks take equally long,
+# - find the cause of slow steps in traces of a real H100,
+# - choose a time-out from the waits of a job.
 #
 # You need [lesson 08](08_from_loops_to_ddp.ipynb) about overlap and the streams of a GPU.
 
@@ -33,11 +33,11 @@ GPUS = simlib.Cluster(1, 4, inter=LINK, intra=LINK, device=CARD)
 # ## Two streams
 #
 # A GPU executes its work in **streams**. Kernels of one stream run one after the other. Kernels of two streams can
-# run at the same time. NCCL's collectives have a stream of their own, so they can overlap with computing.
+# run at the same time. NCCL runs its collectives in a stream of their own, so they can overlap with computing.
 #
 # `main` below multiplies matrices in six layers, and sums the gradient of each layer over all ranks. `wait` does not
-# stop Python on a GPU. It makes the stream that computes wait for the stream that communicates. In the first
-# program, the stream waits at once after each layer. In the second program it waits at the end of the step.
+# stop Python on a GPU. It makes the stream that computes wait for the stream that communicates. In the first program,
+# the computing stream waits after each layer. In the second program, it waits at the end of the step.
 
 
 # %%
@@ -56,8 +56,8 @@ def main(rank, world_size, waits, n=2048, layers=6):
 
 
 # %% [markdown]
-# First both programs run on real ranks of Gloo, to see that they compute the same. Then they run on four modelled
-# GPUs. Divide the time of the first program by that of the second. What do you expect?
+# First both programs run on real ranks with Gloo. This shows that their results are equal. Then they run on four
+# modelled GPUs. Divide the time of the first program by that of the second. What do you expect?
 
 # %%
 times_as_long = None
@@ -73,9 +73,9 @@ simlib.guess(times_as_long, runs["at once"].time_s / runs["at the end"].time_s, 
 # %% [markdown]
 # ## The events of a trace
 #
-# torch's profiler writes a JSON file for each rank. It has one **event** for each kernel, with four things that we
-# need: `name`, `ts` (the start in microseconds), `dur` (the duration in microseconds), and `tid`, which is the number
-# of the stream for events of a GPU. `events_of` gives us the same for a simulated rank.
+# torch's profiler writes a JSON file for each rank. The file has one **event** for each kernel. We need four fields
+# of an event: `name`, `ts` (the start in microseconds), `dur` (the duration in microseconds), and `tid`, which is the
+# number of the stream for events of a GPU. `events_of` returns such events for a simulated rank.
 
 
 # %%
@@ -117,20 +117,20 @@ plt.show()
 
 # %% [markdown]
 # Three numbers describe a step. Tools such as [Holistic Trace
-# Analysis](https://docs.pytorch.org/tutorials/beginner/hta_intro_tutorial.html) (HTA) print these numbers, too.
+# Analysis](https://docs.pytorch.org/tutorials/beginner/hta_intro_tutorial.html) (HTA) print them, too.
 #
 # - **Exposed communication** is the time in which the GPU communicates and computes nothing.
 # - **Overlap** is the share of the communication's time in which the GPU also computes.
 # - **Idle time** is the time in which no kernel runs at all.
 #
-# You cannot just add up durations, because kernels of several streams may run at the same time. Sort the starts
-# and the ends of all kernels. Between two neighbouring moments nothing changes. So for each such piece of time, ask
-# what runs in it.
+# You cannot just add up durations, because kernels of several streams may run at the same time. Sort the starts and
+# the ends of all kernels. Between two neighbouring moments nothing changes. So for each of these intervals, ask which
+# kernels run.
 #
 # **Now you write it:** `three_numbers(events, begin, end)` returns `(exposed, overlap, idle)` for the time from
-# `begin` to `end`. `exposed` and `idle` are in microseconds. `overlap` is from 0 to 1. It is 0 if nothing communicates.
-# A kernel communicates if its name begins with "nccl". All other kernels compute. The check compares your numbers with
-# simlib's own.
+# `begin` to `end`. `exposed` and `idle` are in microseconds. `overlap` is a number from 0 to 1. It is 0 if nothing
+# communicates. A kernel communicates if its name begins with "nccl". All other kernels compute. The check compares
+# your numbers with simlib's own.
 
 
 # %%
@@ -168,14 +168,14 @@ for name, run in {**runs, "rank 2 is slow": LATE}.items():
 # </details>
 #
 # If the stream waits at once, all communication is exposed. If it waits at the end, the all_reduces run during the
-# products of the next layers. But six all_reduces take longer than five products, so the overlap is only 70 %.
+# matrix products of the next layers. But six all_reduces take longer than five products, so the overlap is only 70 %.
 #
 # ## All ranks are equally slow
 #
 # In the last run, rank 2 computes 40 % more slowly. The cell prints how long each rank computed and communicated. An
-# all_reduce on a GPU is a kernel that begins when its own rank comes, and ends when all ranks are through. So a rank
-# that waits for others communicates for a long time. Which rank communicates for the shortest time? And by how many
-# percent does a step of rank 0 get longer?
+# all_reduce on a GPU is a kernel that begins when its own rank reaches the call, and ends when all ranks have
+# finished it. So the time in which a rank waits for others counts as communication. Which rank communicates for the
+# shortest time? And by how many percent does rank 0's step get longer?
 
 # %%
 shortest, longer = None, None  # a rank; percent
@@ -191,19 +191,19 @@ simlib.guess(longer, 100 * (after_s / before_s - 1), within=0.2)
 
 # %% [markdown]
 # The steps of all ranks take equally long, because they wait for each other in each all_reduce. So durations of steps
-# never show the slow rank. Three of the ranks have much exposed communication. That looks like a slow network. But
-# rank 2 communicates for the shortest time. **The rank with the least communication is the slow one.** If the network
-# were the cause, all ranks would communicate for equally long.
+# never show the slow rank. Three ranks have much exposed communication, as with a slow network. But rank 2
+# communicates for the shortest time. **The rank with the least communication is the slow one.** If the network were
+# the cause, all ranks would communicate for equally long.
 #
 # ## Traces of an H100
 #
-# The course stores parts of four traces from torch's profiler (torch 2.11, November 2026). They show the training of a
-# small model on one H100. It has seven layers of at most 1024 x 1024, a batch of 256 examples, and AdamW. We kept the
-# events of kernels, copies, launches, steps and collectives, and left out all others.
+# The course stores parts of four traces from torch's profiler (torch 2.11, November 2026). They show the training of
+# a small model on one H100. The model has seven layers of at most 1024 x 1024, a batch of 256 examples, and AdamW. We
+# kept only the events of kernels, copies, launches, steps and collectives.
 #
 # Two traces come from jobs of one rank with NCCL. The first job uses DDP, and the second uses FSDP2. For how many
-# percent of step 2 is the GPU idle, with DDP and with FSDP2? And for how many microseconds does the GPU communicate in
-# DDP's step 2?
+# percent of step 2 is the GPU idle with DDP, and with FSDP2? And for how many microseconds does the GPU communicate
+# in DDP's step 2?
 
 # %%
 idle_ddp, idle_fsdp, sent_us = None, None, None  # percent, percent, microseconds
@@ -246,19 +246,19 @@ simlib.guess(sent_us, found["ddp_nccl_rank0"][2])
 plt.show()
 
 # %% [markdown]
-# The GPU is idle for 84 % of DDP's step, and for 95 % of FSDP2's. It does not communicate at all: with one rank,
-# NCCL starts no kernel. So neither the network nor a late rank is the cause. What is the cause?
+# The GPU is idle for 84 % of DDP's step, and for 95 % of FSDP2's. It does not communicate at all: with one rank, NCCL
+# starts no kernel. So neither the network nor a late rank is the cause.
 #
 # ## Who waits for whom: CPU or GPU?
 #
 # For each kernel, the trace has two events: the CPU's **launch**, and the kernel itself. Both have the same number
 # `e["args"]["correlation"]`. The **delay** is the time from the start of the launch to the start of the kernel. If
-# the GPU has nothing to do, it starts the kernel at once, after some 10 us. If the GPU lags behind Python, the kernel
-# waits in its stream, and the delay grows. So the delay says who waits for whom.
+# the GPU has nothing to do, it starts the kernel after about 10 us. If the GPU lags behind Python, the kernel waits
+# in its stream, and the delay grows. So the delay shows who waits for whom.
 #
 # **Now you write it:** `delay_us(events, begin, end)` returns the median delay of all kernels that were launched from
-# `begin` to `end`. Launches have the category `"cuda_runtime"` or `"cuda_driver"`. Kernels and copies have a category
-# of `DEVICE`.
+# `begin` to `end`. Launches have the category `"cuda_runtime"` or `"cuda_driver"`. The category of a kernel or a copy
+# is in `DEVICE`.
 
 
 # %%
@@ -290,8 +290,8 @@ print("right" if found == (15.0, 30.0) else "not yet")
 # </details>
 #
 # The other two traces come from two ranks that train with DDP over Gloo. Both ranks share the H100. In step 3, one of
-# the ranks first launches a kernel that only spins. Look at the delays in the next cell. In which of the four traces
-# does the GPU lag behind Python?
+# the ranks first launches a kernel that only spins. The next cell prints the delays. In which of the four traces does
+# the GPU lag behind Python?
 
 # %%
 behind = None  # the name of a trace, such as "ddp_nccl_rank0"
@@ -322,23 +322,23 @@ both = simlib.load([f"recorded_gpu/ddp_gloo_rank{rank}.json.gz" for rank in (0, 
 print(both.stragglers().in_words())
 
 # %% [markdown]
-# In the two NCCL traces the delay is 9 to 15 us. So each kernel starts as soon as it is launched, and then the GPU waits
-# for the next launch. The step is **launch-bound**: Python starts kernels more slowly than the GPU executes them. For
-# FSDP2, Python has more to do in each layer, so its steps take three to four times as long as DDP's with the same
-# model. A faster network would not help. A larger batch, a CUDA graph or `torch.compile` would help.
+# In the two NCCL traces the delay is 9 to 15 us. So each kernel starts as soon as it is launched, and then the GPU
+# waits for the next launch. The step is **launch-bound**: Python starts kernels more slowly than the GPU executes
+# them. With FSDP2, Python has more to do in each layer. So a step takes three to four times as long as with DDP. A
+# faster network would not help. A larger batch, a CUDA graph or `torch.compile` would help.
 #
-# On rank 1 with Gloo the delay is 5,110 us: the spinning kernel blocks the stream, and everything behind it waits. Rank
-# 1 also calls its all_reduces 12 to 14 ms later in its step than rank 0. So rank 0 waits for rank 1, and not for the
-# network. `run.stragglers()` finds this from the arrivals in both steps.
+# On rank 1 with Gloo the delay is 5,110 us: the spinning kernel blocks the stream, and all later kernels wait. Rank 1
+# also calls its all_reduces 12 to 14 ms later in its step than rank 0. So rank 0 waits for rank 1, and not for the
+# network. `both.stragglers()` finds rank 1 from the times of these calls in both steps.
 #
-# A stream that waits for another stream shows up in the trace as a gap, because a wait is not a kernel. The CPU's event
-# `cudaStreamWaitEvent` says where the wait was put. FSDP2's trace has many of these events: its streams wait for each
-# other around each gather.
+# A stream that waits for another stream shows up in the trace as a gap, because a wait is not a kernel. The CPU's
+# event `cudaStreamWaitEvent` shows where the program asked for the wait. FSDP2's trace has many of these events: its
+# streams wait for each other before and after each gather.
 #
 # | what you see | cause | look next at |
 # |---|---|---|
 # | little idle time, little exposed communication | computing | the longest kernels |
-# | exposed communication, equally much on all ranks | the network, or a wait too early | overlap, size of the buckets |
+# | exposed communication, equally long on all ranks | the network, or an early `wait` | overlap, size of the buckets |
 # | exposed communication, but less on one rank | that rank is late | what that rank did before |
 # | idle time and short delays | the CPU launches too slowly | number of kernels, Python, the data loader |
 # | idle time and long delays on one stream | a stream waits for another one | `cudaStreamWaitEvent` before the gap |
@@ -346,9 +346,9 @@ print(both.stragglers().in_words())
 # ## Choose a time-out
 #
 # In part b a watchdog ended a job that was only slow. A short time-out ends such jobs wrongly, and each end costs a
-# restart. A long time-out costs idle GPUs in every real hang. So look at the waits that a healthy job had. The cell
-# draws 20,000 waits of a month: most take seconds, and a few take minutes, when a rank saves or loads. There are 10
-# real hangs a month, and a restart costs 1,800 s. Which time-out costs the least?
+# restart. With a long time-out, the GPUs are idle for long in every real hang. So look at the waits of a healthy job.
+# The cell draws 20,000 random waits of a month: most take seconds, and a few take minutes, when a rank saves or
+# loads. There are 10 real hangs a month, and a restart costs 1,800 s. Which time-out costs the least?
 
 # %%
 best = None  # seconds
@@ -372,16 +372,16 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# At 60 s the watchdog ends nearly 400 jobs wrongly. At 520 s it ends two jobs, and that is cheapest here. From there
-# on, each second more costs ten seconds of waiting in hangs. The minimum is flat to the right and steep to the left. So
-# **if in doubt, choose a time-out that is too long**. The default of 600 s is good for these waits. If a rank saves for
-# 750 s, as in part b, this default is too short. Then save in the background, or let the ranks meet after saving in a
-# group with a longer time-out: `dist.new_group(ranks, timeout=...)`.
+# At 60 s the watchdog ends nearly 400 jobs wrongly. At 520 s it ends two jobs, and that is cheapest here. Above 520
+# s, each further second costs ten seconds, one in each hang. The curve is steep to the left of its minimum and flat
+# to the right. So **if in doubt, choose a time-out that is too long**. The default of 600 s is good for these waits.
+# If a rank saves for 750 s, as in part b, this default is too short. Then save in the background, or let the ranks
+# wait for each other after saving in a group with a longer time-out: `dist.new_group(ranks, timeout=...)`.
 #
 # ## Your turn
 #
-# [Exercises 19](../exercises/19_hangs_from_records.ipynb) belong to all three parts: a call that was left out, two
-# groups in unlike order, the overlap in a trace, and a time-out.
+# [Exercises 19](../exercises/19_hangs_from_records.ipynb) belong to all three parts. Their tasks are about a call
+# that was left out, two groups in unlike order, the overlap in a trace, and a time-out.
 #
 # ## Exit ticket
 #
@@ -389,11 +389,12 @@ plt.show()
 #    What is the cause?
 # 2. A trace shows 90 % idle time and delays of 9 us from launch to kernel. A colleague wants a faster network. What
 #    do you say?
-# 3. Overlap is 100 %. Is the communication free?
+# 3. The overlap is 100 %. Is the communication free?
 #
 # <details><summary>Answers</summary>
 #
-# 1. Rank 6 is late: it communicates for the shortest time, because the others have already come when it comes.
+# 1. Rank 6 is late: it communicates for the shortest time, because the others are already waiting when it calls a
+#    collective.
 # 2. The GPU waits for the CPU, which launches too slowly. A faster network changes nothing. Try a larger batch, a
 #    CUDA graph, or `torch.compile`.
 # 3. The communication does not make the step longer by itself. But its kernels use the GPU's cores and memory, so the

@@ -3,14 +3,14 @@
 #
 # A language model can learn from its own answers. It writes an answer to a prompt, a program gives the answer a
 # reward, and training makes answers with a high reward more likely. This is **reinforcement learning**. An answer
-# with its reward is called a **rollout**. Some ranks write rollouts: the **generators**. Other ranks learn from
-# them: the **trainers**. New weights then go back to the generators.
+# with its reward is called a **rollout**. Ranks that write rollouts are called **generators**. Ranks that learn from
+# rollouts are called **trainers**. They send new weights to the generators.
 #
-# Take [lesson 13](13_asynchronous_training.ipynb) first. This lesson uses its server, which receives from any
-# source, and its staleness. In this first part (60 minutes) you will
+# Take [lesson 13](13_asynchronous_training.ipynb) first. From there you need the server that receives from any
+# source, and staleness. In this first part (60 minutes) you will
 #
 # - see why a synchronous step waits for its longest rollout,
-# - write the queue between generators and trainers, with a bound on staleness that always holds,
+# - write the queue between generators and trainers, with a bound on staleness,
 # - measure what a larger bound saves, and what old rollouts cost,
 # - divide 64 ranks into generators and trainers.
 #
@@ -51,11 +51,10 @@ print(f"tokens: median {TOKENS.median()}, mean {TOKENS.float().mean():.0f}, max 
 # %% [markdown]
 # ## A step waits for its longest rollout
 #
-# The smallest program has only one kind of rank. Each rank writes 4 rollouts, which takes 10 ms for each token. Then
-# it trains on them, in 2.5 ms for each token. An all_reduce adds up the gradients. We only look at the time, so the
-# gradients are zeros.
+# The smallest program has only one kind of rank. Each rank writes 4 rollouts, at 10 ms a token. Then it trains on
+# them, at 2.5 ms a token. An all_reduce adds up the gradients. We only look at the time, so the gradients are zeros.
 #
-# How many per cent of their time do the 8 ranks wait, on average?
+# For how many percent of the time do the 8 ranks wait, on average?
 
 # %%
 percent = None  # of the time
@@ -76,12 +75,12 @@ simlib.guess(percent, 100 * run.states.waiting_s.sum() / run.time_s / 8, within=
 run.timeline()
 
 # %% [markdown]
-# The hatched time is waiting. In each step another rank has the longest answers, and all others wait.
+# In the hatched parts, ranks wait. In each step a different rank has the longest answers, and all others wait.
 #
 # ## Roles
 #
 # So we separate the two kinds of work. Rank 0 becomes the **controller**. It computes nothing and needs no GPU. Ranks
-# 1 to T are the trainers. All other ranks are generators. These are the messages, all of float32:
+# 1 to T are the trainers. All other ranks are generators. This table lists the messages, which are all float32:
 #
 # | from | to | numbers | content |
 # |---|---|---|---|
@@ -123,8 +122,8 @@ def gradient(theta, rows, weights):
 
 # %% [markdown]
 # A trainer takes every T-th rollout of the batch. Its gradient raises the probability of answers whose reward is
-# above the mean of the batch, and lowers the others. `weights` comes later: `ones` changes nothing. All trainers take
-# the same time, as if they divided the tokens evenly.
+# above the mean of the batch, and lowers that of the others. Here `weights` is `ones`, which changes nothing. All
+# trainers take the same time, as if they divided the tokens evenly.
 
 
 # %%
@@ -158,18 +157,18 @@ def main(rank, world_size, control, T, k, steps=4, B=32, weights=ones, token_s=0
 # ## The queue, and its bound
 #
 # The controller hands out work and keeps the finished rollouts. Batch i has the rollouts B i to B i + B - 1, in every
-# run. Training on it makes version i + 1. The **staleness** of a rollout is the number of training steps between its
-# weights and its training: if batch i has a rollout that was begun at version v, its staleness is i - v.
+# run. Training on batch i makes version i + 1. The **staleness** of a rollout is the number of training steps between
+# its weights and its training: if a rollout of batch i began with version v, its staleness is i - v.
 #
 # We want a **bound**: no rollout may have a staleness above k. The controller could throw old rollouts away, but then
 # it would lose mostly the long ones. So it does not even begin a rollout that could become too old. Rollout n is in
 # batch n // B, so it may begin when the version is at least n // B - k. With k = 0 training is synchronous. AReaL
 # (Fu et al. 2025, arXiv 2505.24298) limits the number of rollouts in the same way.
 #
-# **Now you write it:** what the controller does when `src` has sent the message `came`. Keep this order:
+# **Now you write it:** what the controller does after rank `src` sent the message `came`. Keep this order:
 #
-# 1. If a trainer sent it, these are the new weights `theta`: the version grows by 1, and the trainers are free.
-# 2. If a generator sent it, the generator is idle. Put it at the end of `idle`. If `came` has a rollout, keep it in
+# 1. If a trainer sent `came`, it is the new `theta`. The version grows by 1, and the trainers are free.
+# 2. If a generator sent `came`, this generator is idle: append it to `idle`. If `came` is a rollout, keep it in
 #    `done`, under its number.
 # 3. While a generator is idle and the next rollout may begin, call `hand_out` for the first idle one. `begun` counts
 #    the rollouts that have begun. Never begin more than B · steps.
@@ -207,8 +206,8 @@ def your_control(T, k, steps, B, generators):
 
 
 # %% [markdown]
-# The check takes the staleness from the trace alone: the n-th message of work belongs to rollout n, and the version
-# is the number of weights that rank 0 has received before.
+# The check computes the staleness from the trace alone. The n-th message of work is for rollout n. The version is the
+# number of times that rank 0 has received weights before.
 
 
 # %%
@@ -257,8 +256,8 @@ for k in (0, 1, 2):
 # ## The same program on real ranks
 #
 # The lesson continues with its own `control`. `simlib.run` starts seven processes, which talk through Gloo. Unlike
-# NCCL, Gloo can receive from any source. A token now takes 2 µs. Here k is 1. Real processes finish in another order
-# each time.
+# NCCL, Gloo can receive from any source. A token now takes 2 µs. Here k is 1. Real processes finish in a different
+# order each time.
 
 
 # %%
@@ -314,9 +313,9 @@ simlib.guess(times, took_s[0] / took_s[1], within=0.2)
 #
 # ## What do old rollouts cost?
 #
-# Next we have too many generators: 12 for one trainer. With a large k the queue is soon full, and in time rollouts
-# get as old as the bound allows. With k = 0 the policy needs 16 steps until it gives the right answer in 80 % of all
-# cases. With k = 4 it needs 19 steps. How many steps does it need with k = 16?
+# Next we have too many generators: 12 for one trainer. With a large k the queue is soon full, and after some time
+# rollouts get as old as the bound allows. With k = 0 the policy needs 16 steps until it gives the right answer in 80
+# % of cases. With k = 4 it needs 19 steps. How many steps does it need with k = 16?
 
 # %%
 steps_16 = None  # training steps to 80 %, with k = 16
@@ -343,19 +342,19 @@ plt.show()
 
 # %% [markdown]
 # With k = 16 the policy needs 23 steps in place of 16. And the run is no faster than with k = 4, because the trainer
-# is busy all the time anyway. Only the staleness grows. At the end the curve of k = 16 is a little higher, because old
-# rollouts still have wrong answers to learn from.
+# is busy all the time. Only the staleness grows. At the end the curve of k = 16 is a little higher, because old
+# rollouts still contain wrong answers to learn from.
 #
 # ## Importance weights for old rollouts
 #
 # The trainer takes a mean over the answers of the batch. This mean would be right if the *new* policy had written
 # them. But an old policy wrote them, with other probabilities. So each rollout gets an **importance weight** $p / q$.
 # Here $p$ is the probability of this answer under the new policy, and $q$ under the old one. An answer that the new
-# policy gives twice as often as the old one counts twice. With $g_a$ as the gradient of answer $a$:
+# policy gives twice as often as the old one counts twice. $g_a$ is the gradient of answer $a$:
 #
 # $$\sum_a q_a\, \frac{p_a}{q_a}\, g_a = \sum_a p_a\, g_a$$
 #
-# Column 4 of the batch has $q$. How many steps does the policy need now, with k = 16?
+# Column 4 of the batch has $q$. How many steps does the policy need now?
 
 # %%
 steps_corrected = None  # to 80 %, with k = 16 and weights
@@ -377,18 +376,18 @@ simlib.guess(steps_corrected, steps_to(log), within=0.1)
 #
 # ## How to divide 64 ranks
 #
-# Let R = 64 ranks be G generators and T trainers. A rollout takes a = 10 ms · 917 = 9.2 s to write on average, and
-# b = 2.3 s to learn from. Suppose that no rank ever waits for a single long rollout. Then a batch of B rollouts takes
+# Let R = 64 ranks be G generators and T trainers. On average, writing a rollout takes a = 10 ms · 917 = 9.2 s, and
+# learning takes b = 2.3 s. Suppose that no rank ever waits for a single long rollout. Then a batch of B rollouts
+# takes
 #
 # $$k = 0:\quad \frac{B a}{G} + \frac{B b}{T} \qquad\qquad
 # \text{large } k:\quad \max\Big(\frac{B a}{G}, \frac{B b}{T}\Big)$$
 #
-# With k = 0 the two kinds take turns, so the times add up. With a large k they work at the same time, and the slower
-# kind sets the pace.
+# With k = 0 the two kinds of ranks take turns, so the times add up. With a large k they work at the same time, and
+# the slower kind sets the pace.
 #
-# **Now you write it:** `best_T` returns the best number of trainers, a whole number. For k = 0, set the derivative of
-# the sum to zero. For a large k, find the G and T for which both kinds are equally fast. Then round T. The check tries
-# every T.
+# **Now you write it:** `best_T` returns the best whole number of trainers. For k = 0, set the derivative of the sum
+# to zero. For a large k, find the G and T that make both kinds equally fast. Then round T. The check tries every T.
 
 
 # %%
@@ -442,7 +441,7 @@ for k, T in ((0, 13), (0, 21), (2, 13), (2, 21)):
 # ## Your turn
 #
 # You can now do tasks 1 and 4 of [exercises 20](../exercises/20_rollouts_and_trainers.ipynb): the best split, and a
-# controller that outlives its generators.
+# controller whose generators die.
 #
 # ## Exit ticket
 #

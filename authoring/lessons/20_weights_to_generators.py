@@ -2,9 +2,9 @@
 # # 20 Weights to generators
 #
 # This is the second part of lesson 20. [The first part](20_rollouts_and_trainers.ipynb) separated generators, which
-# write rollouts, from trainers, which learn from them. There the weights were 64 numbers. Now they are 16 GB, and no
-# rank has all of them. You also need the shards of [lesson 12](12_the_state_of_training.ipynb) and its cut of
-# matrices. In this part (60 minutes) you will
+# write rollouts, from trainers, which learn from them. There the weights were 64 numbers. Now they take 16 GB, and no
+# rank has all of them. You also need [lesson 12](12_the_state_of_training.ipynb), which cuts tensors and matrices. In
+# this part (60 minutes) you will
 #
 # - write the program that moves weights from shards to slices, with the fewest bytes,
 # - compare three ways to bring the same weights to many generators,
@@ -13,13 +13,14 @@
 #
 # ## From shards to slices
 #
-# With FSDP, each trainer holds some **rows** of a matrix, its shard. A generator's model is often cut by tensor
-# parallelism, so each generator also holds some rows, its slice. But the borders differ, because the numbers of ranks
-# differ. And there are several **replicas**: each is a group of generators that together hold all weights.
+# With FSDP, each trainer holds some **rows** of a matrix. They are its shard. A generator's model is often cut by
+# tensor parallelism, so each generator also holds some rows. They are its slice. But the borders differ, because the
+# numbers of ranks differ. And there are several **replicas**. A replica is a group of generators that together hold
+# all weights.
 #
-# Here four trainers, ranks 0 to 3, hold 24 rows. Six generators, ranks 4 to 9, form two replicas of three ranks. In the
-# code, `held[r]` is the pair (first row, last row + 1) that rank r holds, and `wanted[r]` is the pair that it needs. A
-# rank that holds no rows has (0, 0) in `held`. A rank that needs no rows has (0, 0) in `wanted`.
+# Here four trainers, ranks 0 to 3, hold 24 rows. Six generators, ranks 4 to 9, form two replicas of three ranks. In
+# the code, `held[r]` is the pair (first row, last row + 1) that rank r holds, and `wanted[r]` is the pair that it
+# needs. In both, (0, 0) means no rows.
 
 # %%
 import time
@@ -62,8 +63,8 @@ plt.show()
 
 # %% [markdown]
 # In the simplest way, all trainers send their shards to rank 0. Then rank 0 sends the whole matrix to each generator,
-# and the generator keeps its slice. For a lower bound, each generator gets its slice once. Divide the simple way's
-# bytes by this bound. What do you expect?
+# and the generator keeps its slice. Each generator must receive its slice at least once. This is a lower bound.
+# Divide the simple way's bytes by this bound. What do you expect?
 
 # %%
 times_bound = None  # bytes of the simple way / lower bound
@@ -95,9 +96,9 @@ simlib.guess(times_bound, sum(run.bytes_sent) / bound, within=0.1)
 #
 # **Now you write it:** `reshard` runs on all ranks. A sender holds some rows, and a receiver wants some. Both compute
 # the rows that they have in common: from the larger first row to the smaller end. If there are any, the sender sends
-# exactly these, in one message. `shard[0]` is row `held[rank][0]` of the matrix. Start all sends and receives with
-# `dist.isend` and `dist.irecv`, and then wait for each request. Return a tensor with the rows that this rank wants, D
-# numbers in each. A receive can write straight into this tensor.
+# exactly these rows in one message. `shard[0]` is row `held[rank][0]` of the matrix. Start all sends and receives
+# with `dist.isend` and `dist.irecv`, and then wait for each request. Return a tensor with the rows that this rank
+# wants, D numbers in each. A receive can write straight into this tensor.
 #
 # The check compares rows, bytes and messages, on real and simulated ranks.
 
@@ -154,8 +155,8 @@ for shape in ((4, 2, 3), (3, 1, 2), (1, 2, 2)):
 #
 # `reshard` sends the fewest bytes, but each trainer sends its rows once for *each* replica. With many replicas the
 # trainer's link becomes the bottleneck. A model of 8 billion parameters in bfloat16 takes 16 GB. Rank 0 has the
-# weights, and 16 generators want them. Each link carries 50 GB/s, so one message takes 0.32 s. The cell tries three
-# ways, without data:
+# weights, and 16 generators want them. Each link carries 50 GB/s, so one message takes 0.32 s. The cell simulates
+# three ways, without data:
 #
 # - **star**: rank 0 sends to each generator;
 # - **tree**, `binomial`: each rank that has the weights sends them on, so the number of such ranks doubles in each
@@ -189,17 +190,17 @@ for way, guessed in {"star": star_s, "binomial": tree_s, "chain": chain_s}.items
 
 # %% [markdown]
 # The star sends 16 messages, one after the other. The tree needs 5 rounds, because 17 ranks are more than 2⁴. The
-# chain takes hardly longer than a single message. All three send 16 x 16 GB. So the busiest link decides the time, not
-# the total.
+# chain takes hardly longer than a single message. All three ways send 16 x 16 GB. So the busiest link decides the
+# time, not the total.
 #
 # With shards, each trainer begins a chain of its own. Then T trainers share the work of sending.
 #
 # ## Hide the transfer
 #
-# On 10 Gbit Ethernet a transfer of 16 GB takes 12.8 s. The generator need not wait if it may write the next batch with
-# older weights. This is the bound k of the first part. Writing a batch takes a = 25 s, learning takes b = 20 s, and the
-# transfer takes c = 12.8 s. A batch, its training and its weights form a ring: the generator may be only k batches
-# ahead. So k + 1 batches are under way at most, and the time for a batch is
+# On 10 Gbit Ethernet a transfer of 16 GB takes 12.8 s. The generator need not wait if it may write the next batch
+# with older weights. The bound k of the first part allows this. Writing a batch takes a = 25 s, learning takes b = 20
+# s, and the transfer takes c = 12.8 s. Writing, training and transfer form a ring: the generator may be only k
+# batches ahead. So k + 1 batches are under way at most, and the time for a batch is
 #
 # $$\max\Big(a,\ b,\ c,\ \frac{a + b + c}{k + 1}\Big)$$
 
@@ -247,10 +248,10 @@ for k, guessed in {0: seconds_0, 1: seconds_1, 2: None}.items():
 #
 # ## Parts of rollouts, and a rank that dies
 #
-# A rollout need not stay with one generator, nor with one version of the weights. In a **partial rollout** a
-# generator writes at most `segment` tokens, and hands in what it has. Any generator goes on from there, with the
-# newest weights. Kimi k1.5 (2025, arXiv 2501.12599) trains in this way. But this generator must first read all tokens
-# so far. Here writing a token takes 10 ms, and reading one takes 0.1 ms.
+# Several generators can write one rollout, with several versions of the weights. In a **partial rollout** a generator
+# writes at most `segment` tokens, and sends what it has. Any generator may continue, with the newest weights. Kimi
+# k1.5 (2025, arXiv 2501.12599) trains in this way. But it must first read all tokens so far. Here writing a token
+# takes 10 ms, and reading one takes 0.1 ms.
 #
 # In the next program rank 0 hands out such parts of 32 rollouts. A generator asks by sending (number, tokens), or
 # (-1, 0) if it has nothing. The answer is (number, tokens so far), (-1, 0) for "ask again in 5 s", or (-2, 0) for
@@ -258,15 +259,15 @@ for k, guessed in {0: seconds_0, 1: seconds_1, 2: None}.items():
 #
 # `kill={3: 20.0}` kills rank 3 after 20 s, and with `on_death="continue"` the others go on. What does rank 0 notice?
 # It receives from *any* source. The other generators still send, so no call of rank 0 fails, and torch raises no
-# error. One message never comes. After a death, `torchrun` would end all its ranks, so generators are often started
-# apart.
+# error. Only rank 3's message never arrives. After a death, `torchrun` would end all its ranks, so generators are
+# often started separately.
 #
 # A remedy is a **lease**: rank 0 lends a part only for a limited time. After that, rank 0 lends the part to another
 # generator. The rollout's number is its seed, so it does no harm if both generators write it. **Now you write it:**
-# `choose` returns the number of the part to lend now.
+# `choose` returns the number of the rollout to lend now.
 #
-# - `written[number]` says how many tokens of a rollout there are. It is finished when it has `TOKENS[number]`.
-# - `lent[number]` is the time when the part was lent. Parts that nobody has are not in `lent`.
+# - `written[number]` is the number of tokens written so far. A rollout is finished at `TOKENS[number]` tokens.
+# - `lent[number]` is the time when it was lent. Rollouts that nobody has are not in `lent`.
 # - Return the first rollout that is not finished and is free: nobody has it, or it was lent more than `lease` seconds
 #   ago. If there is none, return -1.
 
@@ -322,7 +323,7 @@ def lend(rank, world_size, choose, segment, lease, N=32):
 
 
 # %% [markdown]
-# In the check, nobody dies in the first run. The second run has no lease, and ends after 1,000 s.
+# In the first run of the check, nobody dies. The second run has no lease, and ends after 1,000 s.
 
 # %%
 kill = {"kill": {3: 20.0}, "on_death": "continue"}
@@ -351,10 +352,10 @@ for name, segment, lease, options in (
 #
 # </details>
 #
-# Without a lease 31 rollouts were finished after 1,000 s. Training would wait for ever. With a lease of 60 s the run
-# takes 27 s longer than without a death. The lease must be longer than the longest part, or rank 0 thinks that living
-# generators are dead. A rollout of 4,096 tokens takes 41 s. A part of 512 tokens takes 5.5 s at most, so here 10 s are
-# enough. And the death costs only the tokens of one part.
+# Without a lease only 31 rollouts are finished after 1,000 s. Training would wait for ever. With a lease of 60 s the
+# run takes 27 s longer than without a death. The lease must be longer than the longest part, or rank 0 thinks that
+# living generators are dead. A rollout of 4,096 tokens takes 41 s. A part of 512 tokens takes 5.5 s at most, so here
+# 10 s are enough. And the death costs only the tokens of one part.
 #
 # Parts also keep weights fresh. A generator takes new weights after 5.5 s at the latest, in place of 41 s. The tokens
 # of one rollout then have different versions. So each token keeps its probability $q$, and gets an importance weight
@@ -362,11 +363,12 @@ for name, segment, lease, options in (
 #
 # ## A lab: the split and the bound together
 #
-# The lab computes 64 ranks as in the first part, with a model. Before each question, go back to the settings below.
+# In the lab, a model computes the times of 64 ranks as in the first part. Before each question, go back to the
+# settings below.
 #
 # 1. Set k to 0, to 1, and to 4. How many trainers are best?
 # 2. Take equal lengths and k = 0. Which is now the best number of trainers?
-# 3. Set 8 trainers, and then k to 8. What changes?
+# 3. Set 8 trainers. What changes if you then set k to 8?
 #
 # <details><summary>Answers</summary>
 #
@@ -397,11 +399,11 @@ labs.rollouts_lab(trainers=13, k=2)
 #
 # <details><summary>Answers</summary>
 #
-# 1. Trainers hold rows 0 to 3, 4 to 7 and 8 to 11. Generators want 0 to 5 and 6 to 11. That makes 4 pairs in each
-#    replica, so 8 messages.
+# 1. Trainers hold rows 0 to 3, 4 to 7 and 8 to 11. Generators want 0 to 5 and 6 to 11. In each replica, 4 pairs have
+#    common rows, so there are 8 messages.
 # 2. In a star, all bytes leave through one link. In a chain, each link carries the weights once, and all links work at
 #    the same time.
-# 3. Another generator can still meet its receive. Only a clock shows that one message is late.
+# 3. Another generator's message can still match its receive. Only a clock shows that one message is late.
 #
 # </details>
 #

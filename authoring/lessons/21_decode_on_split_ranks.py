@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 21 Decode on split ranks
 #
-# This is the first part of lesson 21, about **serving**: a trained language model answers requests. You need [lesson
+# Lesson 21 is about **serving**: a trained language model answers requests. This is its first part. You need [lesson
 # 12](12_tensors_and_state.ipynb), where matrices are cut by columns and by rows. A language model writes one token
 # after the other, and each new token depends on all earlier ones. In this part (60 minutes) you will
 #
@@ -51,8 +51,8 @@ class Shape:
 #
 # `weights` returns a rank's part of the model. The matrices q, k, v, gate and up are cut by columns, so each rank has
 # some of the heads. The matrices `out` and `down` are cut by rows. The last matrix, `scores`, computes a number for
-# each word of the vocabulary. It is cut by columns. `whole` is the model in one process: it computes the scores of
-# all positions of a text at once.
+# each word of the vocabulary. This matrix is cut by columns. `whole` is the model in one process: it computes the
+# scores of all positions of a text at once.
 
 
 # %%
@@ -108,14 +108,14 @@ def whole(shape, tokens):
 #
 # To write a token, the model needs the keys and values of all earlier tokens. A program that calls `whole` for each
 # new token computes these keys and values again and again. But they do not change, because a token does not look at
-# later ones. So a rank keeps them in a **KV cache**. Writing then has two phases:
+# later tokens. So a rank keeps them in a **KV cache**. Writing then has two phases:
 #
 # - **Prefill** processes all tokens of the prompt at once, and fills the cache.
 # - **Decode** processes one new token at a time. It reads the cache, and adds one key and one value per layer.
 #
 # `generate` does both. The first pass of its loop is prefill, and each later pass is decode. `start` is the number of
 # tokens that the cache already has. The function `layer` does the work of one layer. At the end of a pass the ranks
-# gather the scores, and take the word with the best score.
+# gather the scores, and take the word with the highest score.
 
 
 # %%
@@ -141,13 +141,14 @@ def generate(rank, tp, shape, tokens, new, layer, start=0, dtype=torch.float32):
 
 # %% [markdown]
 # **Now you write it:** `your_layer` is a layer with a cache, on a rank that has a part of the matrices. Its input `x`
-# holds the new tokens; its shape is (B, T, D). All ranks have the whole x, and must return the whole result.
+# contains the new tokens. The shape of `x` is (B, T, D). All ranks have the whole x, and must return the whole
+# result.
 #
-# 1. Compute q, k and v of the new tokens, as `whole` does. A rank gets those of its own heads.
+# 1. Compute q, k and v of the new tokens, as `whole` does. A rank computes those of its own heads.
 # 2. Write k into `cache[0]` and v into `cache[1]`, at the positions from `start` on. In both tensors, the third axis
 #    counts the positions.
 # 3. Attend to the positions that have been written so far.
-# 4. Multiply by `out`. The ranks' products are summands: which collective do you need?
+# 4. Multiply by `out`. Each rank's product is one summand of the result. Which collective do you need?
 # 5. Compute the MLP in the same way.
 #
 # The check runs the function on 2 real ranks, and on 1 and 4 simulated ranks. It compares each new token with
@@ -198,9 +199,9 @@ check_layer(your_layer)
 #
 # ## What a token sends
 #
-# The lesson continues with its own function `layer`. Four ranks have a model of 2 layers with D = 64 in float32, and
+# The lesson continues with its own function `layer`. Four ranks share a model of 2 layers with D = 64 in float32, and
 # B is 2. How many all_reduces does a rank take part in for each decoded token? How many bytes does the tensor of each
-# all_reduce have?
+# of these all_reduces have?
 
 # %%
 calls, nbytes = None, None  # all_reduces for each token; bytes of one
@@ -240,12 +241,12 @@ run.timeline()
 #
 # `LLAMA` has the shape of Llama 3 8B. A run without data (`data=False`) computes with shapes only, so your machine
 # can simulate it. The modelled GPU has three figures from the data sheet of an H100 SXM: 989 Tflop/s in bfloat16, a
-# memory of 80 GB, and a memory bandwidth of 3.35 TB/s. An operation takes the longer of two times: that of its
-# arithmetic, and that of reading and writing its bytes.
+# memory of 80 GB, and a memory bandwidth of 3.35 TB/s. simlib computes two times for an operation: one for its
+# arithmetic, and one for reading and writing its bytes. The operation takes the longer of the two.
 #
 # One GPU processes a prompt of 1,000 tokens. Then it decodes one token. The matrices have 7.5 billion weights of 2
-# bytes. For each token a weight is multiplied and added, which are 2 flops. Divide the time of the prefill by that of
-# the decode. What do you expect?
+# bytes. For each token, each weight takes part in one multiplication and one addition. These are 2 flops. Divide the
+# time of the prefill by that of the decode. What do you expect?
 
 # %%
 times = None  # prefill of 1,000 tokens, in decoded tokens
@@ -274,8 +275,9 @@ simlib.guess(times, took["prefill"] / took["decode"], within=0.25)
 
 # %% [markdown]
 # Prefill takes only 4.2 times as long as one decoded token, although it processes 1,000 times as many tokens.
-# **Prefill computes:** arithmetic alone takes 14.6 of its 19.1 ms. **Decode waits for memory:** its arithmetic takes
-# 0.02 ms, but the GPU reads all weights for one token. To make decode faster, several GPUs must read at the same time.
+# **Arithmetic limits prefill:** arithmetic alone takes 14.6 of its 19.1 ms. **Memory limits decode:** its arithmetic
+# takes 0.02 ms, but the GPU must read all weights for one token. To make decode faster, several GPUs must read at the
+# same time.
 #
 # **Now you write it:** `token_s` predicts the time of a decoded token. Add up three times.
 #
@@ -313,10 +315,10 @@ for tp, B, length in ((1, 1, 1000), (2, 1, 1000), (4, 16, 4000), (8, 1, 1000)):
 #
 # ## How many GPUs?
 #
-# With 8 GPUs, each GPU reads an eighth of the weights. But the all_reduces take longer with more ranks. The cell tries
-# three networks. In a node with NVLink, a round has a latency of 5 us. Between nodes we assume 7 us with InfiniBand,
-# and 30 us with Ethernet of 10 Gbit/s. In a fourth case, the all_reduces on NVLink are rings, which have 2 (tp - 1)
-# rounds. For each case, guess the fastest tp of 1, 2, 4 and 8. You may use `token_s`.
+# With 8 GPUs, each GPU reads an eighth of the weights. But the all_reduces take longer with more ranks. The cell
+# tries three networks. In a node with NVLink, a round has a latency of 5 us. Between nodes we assume 7 us with
+# InfiniBand, and 30 us with Ethernet of 10 Gbit/s. In a fourth case, the all_reduces on NVLink are rings, which have
+# 2 (tp - 1) rounds. For each case, guess which tp is the fastest: 1, 2, 4 or 8. You may use `token_s`.
 
 # %%
 fastest = {"NVLink": None, "InfiniBand": None, "Ethernet": None, "NVLink, ring": None}
@@ -347,11 +349,11 @@ plt.show()
 # %% [markdown]
 # On NVLink and on InfiniBand, 8 GPUs are the fastest. But they are only 2.9 and 2.3 times as fast as one GPU. Most of
 # the time is now latency: 65 collectives of 3 rounds of 5 us take 0.98 ms. On Ethernet, one GPU is the fastest,
-# because even one round for each all_reduce takes longer than the reading time that a second GPU saves. With rings on
-# NVLink, 8 GPUs are slower than one. In lesson 05 rings were good for many bytes. A token has few bytes, so the
-# **number of rounds** decides.
+# because with a second GPU, the rounds of the all_reduces take longer than the reading time that this GPU saves. With
+# rings on NVLink, 8 GPUs are slower than one. In lesson 05 rings were good for many bytes. A token has few bytes, so
+# the **number of rounds** decides.
 #
-# ## The cache decides the batch
+# ## The cache limits the batch
 #
 # The weights are read once for all requests of a batch. So a larger batch costs little time. What limits the batch?
 # For each token of each request, the cache keeps a key and a value in each layer:
@@ -386,13 +388,13 @@ simlib.guess(slower, token_ms[64] / token_ms[1], within=0.1)
 print(", ".join(f"B {B}: {t:.2f} ms, {1e3 * B / t:,.0f} tokens/s" for B, t in token_ms.items()))
 
 # %% [markdown]
-# With GQA the formula's number is one request too large. With weights and cache, this number of requests leaves 52
-# MB free. But `generate` also keeps the scores of all requests three times, and each copy takes 30 MB. With MHA a
+# With GQA the formula's number is one request too large. With this number of requests, weights and cache would leave
+# 52 MB free. But `generate` also keeps the scores of all requests three times, and each copy takes 30 MB. With MHA a
 # token needs four times as many bytes, so only 29 requests fit.
 #
 # With B = 64, a token takes 1.6 times as long as with B = 1. But the GPU writes 39 times as many tokens per second as
-# with B = 1.
-# **So more memory for the cache gives more tokens per second.** This is why many large models use GQA.
+# with B = 1. **So a GPU with more memory for the cache writes more tokens per second.** This is why many large models
+# use GQA.
 #
 # Does the formula agree with measurements? The appendix compares it with seven published ones. You may skip it.
 #
@@ -410,7 +412,8 @@ print(", ".join(f"B {B}: {t:.2f} ms, {1e3 * B / t:,.0f} tokens/s" for B, t in to
 # <details><summary>Answers</summary>
 #
 # 1. For each token, the GPU reads all weights and the whole cache of the batch from its memory.
-# 2. Two all_reduces, after `out` and after `down`. The cache needs none: a rank keeps keys and values of its heads.
+# 2. Two all_reduces, after `out` and after `down`. The cache needs none: a rank keeps the keys and values of its own
+#    heads.
 # 3. The all_reduces of a token wait for the latency of all their rounds. This can take longer than the reading time
 #    that the other GPUs save.
 #
@@ -443,8 +446,9 @@ for name, (shape, measured) in MODELS.items():
         )
 
 # %% [markdown]
-# The formula's times are always too short, by 12 to 36 %. Look at the miss for one layer of 7B: from 1 to 8 GPUs it
-# only falls from 55 to 34 us, although the layer is read eight times as fast. So most of the miss does not shrink with
-# more GPUs. Each layer has some ten operations, and we think that each of them loses a few microseconds when it starts
-# and ends. The formula also leaves out norms, the rotation of q and k, and the choice of the word. And our latency is
-# assumed: in the authors' command, torch may use an all_reduce in which GPUs read directly from each other.
+# The formula's times are always too short, by 12 to 36 %. Look at the time that the formula misses for one layer of
+# 7B. From 1 to 8 GPUs, this time only falls from 55 to 34 us, although the GPUs read the layer eight times as fast.
+# So most of the missing time does not shrink with more GPUs. Each layer has some ten operations, and we think that
+# each of them loses a few microseconds when it starts and ends. The formula also leaves out norms, the rotation of q
+# and k, and the choice of the word. And we only assumed the latency: in the authors' command, torch may use an
+# all_reduce in which GPUs read directly from each other.

@@ -74,9 +74,10 @@ for name in ("prompt", "output"):
 # a token.
 #
 # `step_s` computes how long a step takes, with the first part's formula for Llama 3 8B: the GPUs read 15.01 GB of
-# weights and the cache, and wait for 65 collectives. Each token of a new prompt takes 19 us more, as prefill took
-# there. `turn` is the scheduler. The scheduler gets the requests that are waiting and running, and the number of
-# tokens that fit into the cache. It moves requests from one list to the other, and returns those that join.
+# weights and the cache, and wait for 65 collectives. Each token of a new prompt adds 19 us, as prefill did in the
+# first part. `turn` is the scheduler. The scheduler gets the list of waiting requests, the list of running requests,
+# and the number of tokens that fit into the cache. It moves requests from one list to the other, and returns the
+# requests that join the running ones.
 
 
 # %%
@@ -114,7 +115,7 @@ def serve(rank, world_size, requests, turn, most):
 # %% [markdown]
 # **Static batching** is the simplest scheduler: it takes a batch, and waits until all its requests have ended. Then
 # it takes the next batch. The cell runs 12 requests on two real ranks, and then on two simulated ones. In a
-# simulation `time.perf_counter` and `time.sleep` use the virtual clock, so the function is the same.
+# simulation `time.perf_counter` and `time.sleep` use the virtual clock, so the same function runs on both.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -136,7 +137,8 @@ for engine in (simlib.run, simlib.simulate):
 # Our real run had fewer steps: its steps took longer, so more requests arrived in the meantime and shared a batch.
 #
 # In static batching a request with a short answer ends early. But no other request takes its place until the longest
-# answer of the batch has ended. **Continuous batching** decides again before each step (Orca, Yu et al. 2022).
+# answer of the batch has ended. **Continuous batching** decides before each step which requests run (Orca, Yu et al.
+# 2022).
 #
 # **Now you write it:** `your_turn` is the scheduler of continuous batching.
 #
@@ -193,10 +195,10 @@ for most in (13_000, 100_000):
 #
 # ## Static against continuous
 #
-# The lesson continues with its own function `continuous`. `need` says how many tokens a request needs: all that it
-# will ever have (`whole`), or those after the next step (`grown`). `measured` prints p50 and p99 of three times:
-# `first` is the time to first token, `each` is the time per token, and `gap` is a request's longest time between two
-# tokens.
+# The lesson continues with its own function `continuous`. The function `need` returns how many tokens a request needs
+# room for. `whole` counts all tokens that the request will ever have. `grown` counts the tokens that it will have
+# after the next step. `measured` prints p50 and p99 of three times: `first` is the time to first token, `each` is the
+# time per token, and `gap` is a request's longest time between two tokens.
 
 
 # %%
@@ -247,8 +249,8 @@ for turn in (static, continuous):
 simlib.guess(times_static, found[continuous]["rate"] / found[static]["rate"], within=0.25)
 
 # %% [markdown]
-# Continuous batching keeps up: half of the users wait for their first token for at most 22 ms. With static batching,
-# half of them wait for more than 100 s. The next cell varies the load. With static batching and only 3 requests per
+# Continuous batching keeps up: half of the users wait at most 22 ms for their first token. With static batching, half
+# of them wait for more than 100 s. The next cell varies the load. With static batching and only 3 requests per
 # second, what is the p99 of the time to first token: about 0.1, 1 or 10 s?
 
 # %%
@@ -278,13 +280,13 @@ simlib.guess(wait_s, min((0.1, 1, 10), key=lambda s: abs(s - found[static])), of
 # `continuous` knows how long each answer will be. A real server does not know this. It has two choices:
 #
 # - `longest` reserves room for the longest allowed answer, 4,000 tokens.
-# - `optimistic` reserves only what a request needs for the next step. When the cache is full, it gives up the newest
-#   request. Its cache is lost, so it goes back to the front of the queue. Later its prompt *and* the tokens that it
-#   has written are prefilled again. This is **eviction**, or preemption.
+# - `optimistic` reserves only what a request needs for the next step. When the cache is full, `optimistic` gives up
+#   the newest request. The cache of this request is lost, so the request goes back to the front of the queue. Later
+#   its prompt *and* the tokens that it has written are prefilled again. This is **eviction**, or preemption.
 #
 # **Now you write it:** `evict` makes room. While the requests in `running` need more than `most` tokens, it moves the
-# last one to the front of `waiting`. The first one always stays, so that the server never stops. A request needs
-# `grown(r)` tokens.
+# last running request to the front of `waiting`. The first running request always stays, so that the server never
+# stops. A request needs `grown(r)` tokens.
 
 
 # %%
@@ -352,8 +354,9 @@ simlib.guess(best, max(rates, key=rates.get), of=list(rates))
 # **disaggregation** rank 0 prefills, and writes the first token. Then it sends the cache to rank 1, which only
 # decodes.
 #
-# Rank 1 must not wait for a cache while it decodes. So it asks `is_completed()` between two steps. For an `irecv` the
-# answer would be False until `wait` (lesson 03). So we send the cache by a broadcast between the two ranks.
+# Rank 1 must not wait for a cache while it decodes. So between two steps, it calls `is_completed()` on the transfer.
+# For an `irecv` the result would be False until `wait` (lesson 03). So we send the cache by a broadcast between the
+# two ranks.
 
 
 # %%
@@ -388,10 +391,10 @@ def apart(rank, world_size, requests, most):
 
 
 # %% [markdown]
-# Two GPUs serve 30 requests per second. `two servers` share the requests evenly. `tp 2` is one server with two ranks
-# on NVLink. The last two ways use one rank for prefill and another rank for decode. The two ranks communicate over
-# InfiniBand or over Ethernet of 10 Gbit/s. Each GPU has room for 100,000 tokens. Each request has a longest gap
-# between two tokens. Which way has the shortest p99 of these gaps?
+# Two GPUs serve 30 requests per second. In `two servers`, each GPU is a server and gets half of the requests. `tp 2`
+# is one server with two ranks on NVLink. The last two ways use one rank for prefill and another rank for decode. The
+# two ranks communicate over InfiniBand or over Ethernet of 10 Gbit/s. Each GPU has room for 100,000 tokens. Each
+# request has a longest gap between two tokens. Which way has the shortest p99 of these gaps?
 
 # %%
 shortest = None  # "two servers", "tp 2", "InfiniBand" or "Ethernet"
@@ -422,12 +425,12 @@ simlib.guess(shortest, min(found, key=lambda name: found[name]["gap"][1]), of=li
 # - `two servers` need no network between the GPUs, but they are best at nothing.
 # - `apart` on InfiniBand has the shortest gaps: 21 ms at p99, in place of the 157 ms of `two servers`. No prefill
 #   interrupts decode. But users wait longer for the first token, because one GPU prefills all prompts.
-# - `apart` on Ethernet fails. The caches need 30 x 674 x 131,072 bytes = 2.65 GB each second, but the network moves
-#   only 1.25 GB. So answers stop after their first token.
+# - `apart` on Ethernet cannot keep up. The caches need 30 x 674 x 131,072 bytes = 2.65 GB each second, but the
+#   network moves only 1.25 GB. So answers stop for a long time after their first token.
 #
-# So disaggregation pays under two conditions. Users must care more about even tokens than about the first one. And the
-# network must move all caches: here 2.65 GB each second, and 6.9 GB if rank 0 prefills all the time (131,072 bytes
-# in 19 us).
+# So disaggregation pays under two conditions. Users must care more about even gaps between tokens than about the
+# first token. And the network must move all caches, here 2.65 GB each second. If rank 0 prefills all the time, it
+# makes 131,072 bytes of cache in 19 us. These are 6.9 GB each second.
 #
 # ## Your turn
 #
@@ -461,8 +464,8 @@ simlib.guess(shortest, min(found, key=lambda name: found[name]["gap"][1]), of=li
 # <details><summary>Answers</summary>
 #
 # 1. At 35 requests a second.
-# 2. With more room, p99 to the first token falls from 2 s to 0.3 s, but the larger batch makes tokens slower. With a
-#    second GPU both get faster.
+# 2. With more room, the p99 of the time to first token falls from 2 s to 0.3 s, but the larger batch makes tokens
+#    slower. With a second GPU both get faster.
 #
 # </details>
 
