@@ -1,4 +1,4 @@
-"""`Scheduler`: what every batch system can do with a job; `Queued`: where such a job runs.
+"""The base classes of all batch systems: `Scheduler` submits jobs, `Queued` describes their nodes.
 
 A new batch system needs one file with a subclass of each, and one line in
 `simlib.cluster.batch.SYSTEMS`.
@@ -36,9 +36,9 @@ class BatchJob:
     script : Path
         A shell script, which the scheduler runs on the first of the nodes.
     minutes : int
-        The scheduler ends the job after so many minutes.
+        The scheduler ends the job after this many minutes.
     needs : Queued
-        The nodes, and everything else that the job asks the queue for.
+        The nodes and all other resources that the job requests from the queue.
     """
 
     name: str
@@ -47,7 +47,7 @@ class BatchJob:
     needs: Queued
 
     def memory_of_node(self) -> tuple[int, str] | None:
-        """``(number, unit)`` of the memory of all ranks of one node; None if not given."""
+        """Return ``(number, unit)`` of the memory that one node's ranks need; None if not given."""
         found = MEMORY.fullmatch(self.needs.memory or "")
         if found is None:
             return None
@@ -62,9 +62,10 @@ class JobStatus:
     Attributes
     ----------
     state : {"queued", "active", "done", "failed", "cancelled"}
-        ``done`` also if the queue does not know the job, because a queue forgets jobs that ended.
+        If the queue does not know the job, the state is ``done``, because a queue forgets jobs that
+        have ended.
     reason : str
-        The scheduler's own word for the reason; empty if it gives none.
+        The reason for the state, in the scheduler's own word; empty if it gives no reason.
     """
 
     state: str
@@ -72,44 +73,44 @@ class JobStatus:
 
 
 class QueueError(Exception):
-    """A command of the scheduler has failed; the text is its output."""
+    """A command of the scheduler has failed. The error's text is the output of the command."""
 
 
 class NoSchedulerError(QueueError):
-    """This machine has no such scheduler; its text says what to do."""
+    """This machine has no such scheduler. The error's text says what to do."""
 
 
 def has_no(command: str, said: str) -> bool:
-    """Whether these words, of this machine or a remote shell, say that the command is missing."""
+    """Whether the output of this machine or of a remote shell says that the command is missing."""
     name = re.escape(command)
     pattern = rf"No such file or directory: '{name}'|{name}\W*: (No such file|(command )?not found)"
     return re.search(pattern, said) is not None
 
 
 class Scheduler(ABC):
-    """Hands jobs to a batch system, by its commands.
+    """Submits jobs to a batch system through the commands of this system.
 
     Parameters
     ----------
     login : sequence of str
-        Words to put before each command, if this machine does not have the commands.
+        Words that simlib puts before each command if this machine does not have the commands.
     """
 
     failures: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Patterns for its words when it fails, with their meaning, as in `Launcher`."""
+    """Patterns for the scheduler's error messages, with their meaning, as in `Launcher`."""
     ended_by_queue: ClassVar[str]
-    """A pattern for its words when it ends a job for its own reason."""
+    """A pattern for the scheduler's output when it ends a job for a reason of its own."""
     name: ClassVar[str]
-    """Its key in `SYSTEMS`, and its flag on the command line: ``"slurm"``."""
+    """The scheduler's key in `SYSTEMS` and its flag on the command line: ``"slurm"``."""
     called: ClassVar[str]
-    """The name that people use: ``"Slurm"``."""
+    """The scheduler's name in sentences: ``"Slurm"``."""
 
     def __init__(self, login: Sequence[str] = ()) -> None:
         self.login = list(login)
 
     @abstractmethod
     def submit(self, job: BatchJob) -> str:
-        """Hand a job to the queue; returns the job's number in the queue.
+        """Submit a job to the queue, and return the job's number there.
 
         Raises
         ------
@@ -127,10 +128,10 @@ class Scheduler(ABC):
 
     @abstractmethod
     def in_words(self, reason: str) -> str:
-        """The meaning of a reason, for a person who waits; empty if it has none."""
+        """Explain a scheduler's reason to a user who waits; empty if it needs no words."""
 
     def hand_over(self, *words: str) -> str:
-        """Run the command that submits, without a time limit; returns the last word it prints.
+        """Run the command that submits, without a time limit. Return the last word of its output.
 
         Raises
         ------
@@ -148,14 +149,14 @@ class Scheduler(ABC):
         return said[-1]
 
     def none(self, command: str, error: Exception) -> NoSchedulerError:
-        """The error for a missing command; its text ends with the original message."""
+        """Return the error for a missing command. Its text ends with the original message."""
         return NoSchedulerError(
             f"this machine has no {command}: submit from a host of the cluster that has "
             f'{self.called}, or name such a host: login="ssh HOST"\n    {str(error).strip()}'
         )
 
     def run(self, *words: str, timeout: float | None = ANSWER_S) -> str:
-        """Run a command behind ``login``; returns what it printed.
+        """Run a command, with the words of ``login`` before it, and return its output.
 
         Raises
         ------
@@ -187,11 +188,12 @@ class Flag:
         The name of the attribute.
     metavar, help : str
     type : type
-        The type of its value.
+        The type of the option's value.
     is_list : bool
         Whether the option may be repeated.
     owner : str
-        The program that has the option, if not every batch system has it: ``"srun's"``.
+        The program to which the option belongs, if only some batch systems support it:
+        ``"srun's"``.
     """
 
     name: str
@@ -212,16 +214,16 @@ class Queued(Resources):
     ranks_per_node : int
     partition, account : str, optional
     time_limit : float
-        Seconds after which simlib ends the job. The queue's own limit is a minute longer, in whole
-        minutes.
+        simlib ends the job after this many seconds. The queue's own limit is about a minute longer,
+        because queues count whole minutes.
     extra : str or sequence of str
-        Further options of the command that submits. Each option is one word:
+        Further options for the command that submits the job. Each option is one word:
         ``("--exclusive", "--gres=gpu:2")``.
     launcher : str
         The program that starts the ranks on the nodes.
     login : str or sequence of str
-        Words to put before the scheduler's commands if this machine does not have them:
-        ``"ssh login"``.
+        Words that simlib puts before the scheduler's commands if this machine does not have these
+        commands: ``"ssh login"``.
     setup, env, container, working_dir, cpus_per_rank, gpus_per_rank, memory
         See `Resources`.
     """
@@ -237,7 +239,7 @@ class Queued(Resources):
 
     scheduler: ClassVar[type[Scheduler]]
     launchers: ClassVar[tuple[str, ...]]
-    """The programs that can start ranks on these nodes."""
+    """The programs that can start ranks on the nodes of this batch system."""
     flags: ClassVar[tuple[Flag, ...]] = (
         Flag("nodes", "N", "how many nodes the job gets from the queue (1)", int),
         Flag("partition", "P", "the partition or queue for the job"),
@@ -250,7 +252,8 @@ class Queued(Resources):
         ),
         Flag("login", "CMD", 'put this before each command of the queue, as in "ssh login"'),
     )
-    """The options of the command line in addition to the options of every place."""
+    """The command-line options of this batch system, in addition to the options that every place
+    has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,17 +274,17 @@ class Queued(Resources):
 
     @property
     def uses_mpi(self) -> bool:
-        """Whether ranks ask MPI for their numbers."""
+        """Whether ranks get their numbers from MPI."""
         return True
 
     @property
     def place(self) -> str:
-        """Where the ranks run, in words."""
+        """A text that says where the ranks run."""
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         return f"{nodes} of {self.scheduler.name}"
 
     def check(self, world_size: int) -> None:
-        """Refuse more ranks than the nodes have room for."""
+        """Raise an error if the nodes do not have room for so many ranks."""
         if world_size > self.nodes * self.ranks_per_node:
             raise InvalidCallError(
                 f"world_size={world_size} does not fit on nodes={self.nodes} with "
@@ -289,7 +292,7 @@ class Queued(Resources):
             )
 
     def before_launcher(self) -> list[str]:
-        """Return no words, because the launcher runs on the same node as the batch job."""
+        """Return an empty list, because the launcher runs on the same node as the batch job."""
         return []
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
@@ -304,11 +307,11 @@ class Queued(Resources):
         )
 
     def environ(self) -> dict[str, str]:
-        """No variables are needed."""
+        """Return an empty dict, because ranks need no extra environment variables."""
         return {}
 
     def start(self, folder: JobFolder) -> None:
-        """Hand the job to the queue.
+        """Submit the job to the queue.
 
         Raises
         ------

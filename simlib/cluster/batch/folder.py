@@ -1,4 +1,4 @@
-"""`JobFolder`: all facts about a job, in files that every host of the job sees.
+"""`JobFolder` keeps all facts about a job in files that every host of the job sees.
 
 ======================  ====================================================================
 ``job.json``            what was asked for; never changes
@@ -52,7 +52,7 @@ JOBS = "simlib-jobs"
 
 
 class GoneError(JobError):
-    """Somebody has deleted the job's folder, or a file that each job has."""
+    """Somebody has deleted the job's folder, or a file that every job needs."""
 
 
 class JobFolder:
@@ -74,15 +74,16 @@ class JobFolder:
         self._checked: tuple[int, ...] = ()
 
     def file(self, name: str, rank: int | None = None) -> Path:
-        """The path of a file: ``file("log", 2)`` is rank 2's."""
+        """Return the path of a file. ``file("log", 2)`` is the path of rank 2's log."""
         return self.path / (name if rank is None else f"rank-{rank}.{name}")
 
     def write(self, content: bytes, name: str, rank: int | None = None) -> None:
-        """Write bytes in one piece: a reader sees all of them, or the old file."""
+        """Write a file in one step. A reader sees either the whole new file or the old one."""
         self._write(content, self.file(name, rank), os.replace)
 
     def write_once(self, content: bytes, name: str) -> None:
-        """The same, unless the file exists already: the first writer counts."""
+        """Write a file as `write` does, but only if it does not exist yet. So the first writer
+        wins."""
         self._write(content, self.file(name), name_once)
 
     def _write(self, content: bytes, path: Path, put: Callable[[Path, Path], None]) -> None:
@@ -95,7 +96,7 @@ class JobFolder:
             raise
 
     def read(self, name: str, rank: int | None = None) -> bytes | None:
-        """The bytes of a file; None if it does not exist (yet).
+        """Return the bytes of a file; None if the file does not exist (yet).
 
         Raises
         ------
@@ -109,12 +110,13 @@ class JobFolder:
             return file.read()
 
     def open(self, name: str, rank: int | None = None) -> BinaryIO | None:
-        """The same, opened to be read.
+        """Open a file for reading; returns None if the file does not exist (yet).
 
         The folder is opened again each time, so that a file which another host has just made is
-        found. NFS asks the server when a folder is opened. Otherwise it remembers for half a minute
-        and more that a file was missing (nfs(5), "close-to-open" and "directory entry caching").
-        The file is opened by the folder's descriptor. So nobody can replace the folder in between.
+        found. NFS asks the server when a folder is opened. Otherwise NFS remembers for half a
+        minute or longer that a file was missing (nfs(5), "close-to-open" and "directory entry
+        caching"). simlib opens the file through the folder's descriptor. So nobody can replace the
+        folder in between.
         """
         path = self.file(name, rank)
         folder = _opened(self.path, os.O_DIRECTORY)
@@ -136,8 +138,9 @@ class JobFolder:
     def _check(self, path: Path, folder: os.stat_result, file: os.stat_result) -> None:
         """Refuse a file that another account can have written.
 
-        In a folder that only this account can enter, a file may have any mode. A folder is checked
-        again only if it is another folder than before, or its owner or mode has changed.
+        In a folder that only this account can enter, a file may have any mode. simlib checks a
+        folder again only if the path leads to another folder than before, or if the folder's owner
+        or mode has changed.
         """
         if not self.is_recorded:
             found = (folder.st_dev, folder.st_ino, folder.st_uid, folder.st_mode)
@@ -155,16 +158,16 @@ class JobFolder:
             )
 
     def write_json(self, value: object, name: str, rank: int | None = None) -> None:
-        """Write plain data in one piece."""
+        """Write plain data as JSON, in one step."""
         self.write(json.dumps(value, indent=1).encode(), name, rank)
 
     def read_json(self, name: str, rank: int | None = None) -> Any:
-        """Plain data; None if there is no such file."""
+        """Return the plain data of a JSON file; None if there is no such file."""
         content = self.read(name, rank)
         return None if content is None else json.loads(content)
 
     def need(self, name: str) -> bytes:
-        """The bytes of a file that each job has.
+        """Return the bytes of a file that every job needs.
 
         Raises
         ------
@@ -180,15 +183,15 @@ class JobFolder:
         return content
 
     def about(self) -> Any:
-        """The contents of ``job.json``; a `GoneError` if it is deleted."""
+        """Return the contents of ``job.json``. If the file is deleted, raise a `GoneError`."""
         return json.loads(self.need("job.json"))
 
     def text(self, name: str, rank: int | None = None) -> str:
-        """A file as text; empty if there is none."""
+        """Return a file as text; empty if there is no such file."""
         return (self.read(name, rank) or b"").decode("utf-8", "replace")
 
     def mark(self, name: str, rank: int | None = None) -> None:
-        """Write a word for other processes: ``end`` or ``cancel``."""
+        """Create an empty file as a signal to other processes: ``end`` or ``cancel``."""
         self.file(name, rank).touch()
 
     def has(self, name: str, rank: int | None = None) -> bool:
@@ -196,18 +199,19 @@ class JobFolder:
         return _is_there(self.file(name, rank))
 
     def attempt(self, number: int) -> JobFolder:
-        """The folder of an attempt. It need not exist. Attempts count from 1."""
+        """Return the folder of an attempt, which may not exist yet. The first attempt has number
+        1."""
         return JobFolder(self.path / f"attempt-{number}", self.is_recorded)
 
     def attempts(self) -> list[JobFolder]:
-        """The folders of the attempts so far; empty for a job without restarts."""
+        """Return the folders of all attempts so far; empty for a job without restarts."""
         found: list[JobFolder] = []
         while self.attempt(len(found) + 1).has("job.json"):
             found.append(self.attempt(len(found) + 1))
         return found
 
     def have_all_ended(self, world_size: int) -> bool:
-        """Whether each rank has answered, or died."""
+        """Whether each rank has returned its answer or has died."""
         while self._ended < world_size:  # who has ended is not looked for again
             if not (self.has("answer", self._ended) or self.has("exit", self._ended)):
                 return False
@@ -216,9 +220,9 @@ class JobFolder:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file exists, also if another host has just made it.
+    """Whether a file exists, even if another host has created it only a moment ago.
 
-    NFS remembers for half a minute and more that a file was missing. It asks the server again when
+    NFS remembers for half a minute or longer that a file was missing. It asks the server again when
     the folder is opened (nfs(5), "close-to-open" and "directory entry caching").
     """
     if path.exists():
@@ -235,7 +239,7 @@ ENTERED = stat.S_IXGRP | stat.S_IXOTH
 
 
 def _opened(path: Path, how: int, within: int | None = None) -> int | None:
-    """A descriptor of a file or folder; None if it does not exist."""
+    """Open a file or folder and return its descriptor; None if the path does not exist."""
     name = path if within is None else path.name
     try:
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC | how, dir_fd=within)
@@ -297,7 +301,7 @@ def check_place(parent: Path) -> None:
 
 
 def _name(uid: int) -> str:
-    """An account by its name, if it has a name here."""
+    """Return words for an account: its name, or its number if this machine knows no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -310,7 +314,8 @@ class TakenError(JobError):
 
 @contextmanager
 def new_folder(within: str | Path, name: str, is_exact: bool = False) -> Iterator[JobFolder]:
-    """A new folder NAME-NUMBER. Only this account may read it, because it has the learner's data.
+    """Create a folder NAME-NUMBER. Only this account may read it, because it contains the learner's
+    data.
 
     With ``is_exact``, the folder is called NAME. If simlib cannot make or fill the folder, for
     example because the disk is full, simlib removes the folder, and also the folder around it if

@@ -1,15 +1,16 @@
 """Starts a job's launcher, waits for its end, keeps its time limit, and cleans up after it.
 
 It is a separate program, which outlives the notebook: ``python -I launcher_process.py [--detached]
-FOLDER``. It imports nothing of simlib, so it starts at once. ``launch.json`` has the facts that it
-needs about launchers.
+FOLDER``. It imports nothing from simlib, so it starts at once. It reads the facts about launchers
+that it needs from ``launch.json``.
 
-It starts itself again as ``launcher_process.py --look FOLDER``, on the machine of the launcher, to
-find out which hosts answer. It does so when all ranks have joined, when nothing has moved for a
-third of ``timeout_s``, and when the job goes wrong. ``reach.json`` has the first result. Later
-results are compared with it: ``lost.json`` has the hosts that answered before and no longer answer.
-A host that never answered, for example behind a firewall, is not named. A host answers if its ssh
-port accepts or refuses a connection. Its kernel does this even if the machine is busy.
+To find out which hosts answer, it starts itself a second time on the machine of the launcher, as
+``launcher_process.py --look FOLDER``. It does so when all ranks have joined, when nothing has moved
+for a third of ``timeout_s``, and when the job goes wrong. It writes the first result into
+``reach.json``, and compares later results with this one. Into ``lost.json`` it writes the hosts
+that answered before and no longer answer. A host that never answered, for example behind a
+firewall, is not named. A host answers if its ssh port accepts or refuses a connection. The kernel
+of the host does this even if the machine is busy.
 """
 
 import contextlib
@@ -26,29 +27,34 @@ import time
 
 LOOK_S = 0.1
 OBEY_S = 5.0
-"""The time in which ranks must end when asked. After that the launcher is killed."""
+"""Seconds in which ranks must end when they are asked. After that, the launcher is killed."""
 LINGER_S = 5.0
-"""The time in which a launcher must end by itself after the ranks. A launcher that waits for a
-lost host would never end."""
+"""Seconds in which a launcher must end by itself after the ranks have ended. A launcher that waits
+for a lost host would never end."""
 LEAVE_S = 2.0
-"""The time in which such a launcher must end when told to. A plan may give more of both."""
+"""Seconds in which such a launcher must end after a signal. ``launch.json`` may allow more time for
+both."""
 SILENCE_S = 10.0
-"""Rank 0's supervisor shows once a second that it is alive. A busy machine may be so late."""
+"""Rank 0's supervisor shows once a second that it is alive. On a busy machine, this sign may be
+late by up to this many seconds."""
 TIMEOUT_S = 120
-"""The timeout for a job without ``timeout_s``. A third of it is long."""
+"""The time, in seconds, that replaces ``timeout_s`` in a job without one. After a third of it, a
+wait counts as long."""
 REACH_S = 20.0
-"""The longest time for the check of the hosts."""
+"""The most seconds that the check of the hosts may take."""
 PORT = 22
 TRY_S = 3.0
 GREETING_S = 12.0
-"""The time in which an ssh server must send its name. On a busy machine it starts slowly."""
+"""Seconds in which an ssh server must send its greeting. On a busy machine, the server starts
+slowly."""
 OPEN, REFUSED, SILENT, CUT = "open", "refused", "silent", "cut"
-"""The results of a connection. ``cut`` means that this host itself has lost its network."""
+"""The possible results of an attempt to connect. ``cut`` means that this host itself has lost its
+network."""
 OF_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
 
 def main(folder):
-    """Run the command of ``launch.json`` and write ``state.json`` before and after."""
+    """Run the command in ``launch.json``. Write ``state.json`` before and after this."""
     plan = read_json(os.path.join(folder, "launch.json"))
     here = {"host": os.uname().nodename, "pid": os.getpid(), "began": time.time()}
     write_state(folder, {"state": "active", **here})
@@ -83,9 +89,9 @@ def main(folder):
 
 
 class Watch:
-    """Waits for the launcher. It ends a launcher that must end but does not do so by itself.
+    """Waits until the launcher ends. Ends the launcher if it must end but does not do so by itself.
 
-    ``started`` then has the launcher's children on this machine.
+    Afterwards, ``started`` contains the launcher's children on this machine.
     """
 
     def __init__(self, launcher, folder, plan, hosts):
@@ -102,9 +108,12 @@ class Watch:
         self.started = {}
 
     def until_the_end(self):
-        """Wait; returns the cause of the end: ``code`` (by itself), ``cancel``, ``limit``,
-        ``hopeless``, ``silent`` (no sign of rank 0's host), ``late`` (the ranks have ended) or
-        ``deleted`` (the folder is deleted; the ranks notice this, too)."""
+        """Wait for the launcher's end and return its cause.
+
+        The causes are ``code`` (the launcher ended by itself), ``cancel``, ``limit``, ``hopeless``,
+        ``silent`` (rank 0's host gives no sign), ``late`` (the ranks ended before the launcher) and
+        ``deleted`` (somebody deleted the folder; the ranks notice this, too).
+        """
         why, deadline, obey_s = "code", None, self._plan["obey_s"]
         while True:
             try:
@@ -128,7 +137,7 @@ class Watch:
                 deadline = now + obey_s
 
     def _why_now(self, now):
-        """The reason to end the launcher now; ``code`` if there is none."""
+        """Return the reason to end the launcher now; ``code`` if there is no reason."""
         try:
             # NFS then looks again for what was not there
             os.close(os.open(self._folder, os.O_RDONLY))
@@ -160,15 +169,18 @@ class Watch:
             return file.read(1 << 16)
 
     def _is_hopeless(self, said):
-        """Whether the launcher reports that a rank cannot be started, or a rank that it cannot
-        write into the folder. The other ranks would wait for it, and some launchers let them."""
+        """Whether the output says that a rank cannot start, or cannot write into the folder.
+
+        The other ranks would wait for this rank, and some launchers would not end them.
+        """
         if self._plan["unwritten"].encode() in said:
             return True
         has_begun = os.path.exists(os.path.join(self._folder, "rank-0.json"))
         return not has_begun and bool(self._hopeless.search(said))
 
     def _thirds(self, now):
-        """The thirds of ``timeout_s`` without progress, counted by the judge if there is one."""
+        """Return how many thirds of ``timeout_s`` passed without progress. If there is a judge, it
+        counts them."""
         try:
             counted = read_json(os.path.join(self._folder, "waiting.json"))["thirds"]
         except FileNotFoundError:
@@ -177,14 +189,16 @@ class Watch:
         return max(counted, int(self._silence_s(now) // third_s))
 
     def _is_silent(self, now):
-        """Whether rank 0's supervisor, which would end the job, is silent for too long."""
+        """Whether rank 0's supervisor has been silent for too long. It could not end the job
+        then."""
         limit_s = self._plan["timeout_s"]
         return limit_s is not None and self._silence_s(now) > max(limit_s, SILENCE_S)
 
     def _silence_s(self, now):
-        """The time for which it is silent.
+        """Return for how many seconds rank 0's supervisor has been silent.
 
-        It touches ``beat`` each second. Clocks may differ, so only changes of the file count.
+        The supervisor touches the file ``beat`` each second. Clocks of hosts may differ, so only
+        changes of the file count, and not its time.
         """
         try:
             with open(os.path.join(self._folder, "beat"), "rb") as file:
@@ -197,7 +211,7 @@ class Watch:
 
 
 class Hosts:
-    """Find out which hosts answer. `look_at_hosts` does this where the launcher runs."""
+    """Finds out which hosts answer, by `look_at_hosts` on the machine where the launcher runs."""
 
     def __init__(self, folder, plan):
         self._folder = folder
@@ -209,7 +223,7 @@ class Hosts:
         self._is_last = False
 
     def look_first(self):
-        """When all ranks have joined, find out whether their hosts can be reached at all."""
+        """After all ranks have joined, find out which of their hosts can be reached at all."""
         if not self._words:
             return
         while self._places and os.path.exists(os.path.join(self._folder, self._places[-1])):
@@ -224,13 +238,14 @@ class Hosts:
         return is_alone
 
     def look_while_waiting(self, thirds):
-        """Look each time that this number changes; never if there was no first look."""
+        """Look each time that ``thirds`` changes, but never without a first look."""
         if thirds != self._thirds and self._looks and self._looks[-1].poll() is not None:
             self._thirds = thirds
             self._look()
 
     def look_again(self):
-        """Find the hosts that no longer answer, once; nothing if there was no first look."""
+        """Find the hosts that no longer answer. Do this only once, and never without a first
+        look."""
         if self._looks and not self._is_last:
             self._is_last = True
             self.await_look()
@@ -263,7 +278,8 @@ class Hosts:
 
 
 def end_attempt(folder):
-    """End the ranks of the last attempt. If its program has died, no other process does this."""
+    """End the ranks of the last attempt. No other process does this if the attempt's program has
+    died."""
     attempts = [name for name in os.listdir(folder) if name.startswith("attempt-")]
     if attempts:
         touch(os.path.join(folder, max(attempts, key=lambda name: int(name[8:]))), "end")
@@ -285,7 +301,7 @@ def started_by(leader):
 
 
 def stat_of(pid):
-    """The state of a process, its parent, and its start; None if it has ended."""
+    """Return the state, parent and start time of a process; None if the process has ended."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -295,7 +311,7 @@ def stat_of(pid):
 
 
 def end_left(processes):
-    """Kill the rest of them, for example an ssh to a lost host."""
+    """Kill those of these processes that still run, for example an ssh to a lost host."""
     for pid, start in processes.items():
         stat = stat_of(pid)
         if stat is not None and stat[2] == start:  # else another one has its number
@@ -304,7 +320,7 @@ def end_left(processes):
 
 
 def trim_logs(folder, layout):
-    """Free the space that logs have not used, if their supervisors were killed."""
+    """Free the unused space of logs whose supervisors were killed."""
     header, committed = layout
     for name in os.listdir(folder):
         if name.startswith("rank-") and name.endswith(".log"):
@@ -324,7 +340,7 @@ def write_state(folder, state):
 
 
 def look_at_hosts(path):
-    """Look at the hosts. Write down the result, or its differences to the first look."""
+    """Try to reach the hosts. Write down the result, or how it differs from the first result."""
     places = read_places(path)
     if not places:
         names = read_json(os.path.join(path, "launch.json"))["hosts"]
@@ -340,7 +356,7 @@ def look_at_hosts(path):
 
 
 def read_places(path):
-    """The address of each host by its name, from the ranks there."""
+    """Return ``{name of a host: its address}``, as the ranks on the hosts have recorded them."""
     places = {}
     for name in os.listdir(path):
         if name.startswith("rank-") and name.endswith(".json"):
@@ -358,7 +374,7 @@ def at_once(look, hosts, addresses):
 
 
 def look_at(address):
-    """Try to connect; returns the result."""
+    """Try to connect to an address, and return the result."""
     try:
         socket.create_connection((address, PORT), TRY_S).close()
     except ConnectionRefusedError:
@@ -369,7 +385,7 @@ def look_at(address):
 
 
 def is_mute_at(name):
-    """Whether a host accepts the connection, but its ssh server does not send its name."""
+    """Whether a host accepts a connection, but its ssh server sends no greeting."""
     try:
         with socket.create_connection((name, PORT), TRY_S) as there:
             there.settimeout(GREETING_S)

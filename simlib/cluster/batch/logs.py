@@ -1,8 +1,8 @@
 """The records of a job's ranks, and `JobMonitor`, which reads them in a kernel or on rank 0.
 
 An op log is a file. A rank writes it on its host, and any host that sees the folder can read it. A
-rank's answer is plain data if possible, else a pickle. A pickle may call anything when it is read,
-so it is read only if no other account can have written it. A verdict is plain data.
+rank's answer is plain data if possible, else a pickle. Reading a pickle can run any code, so simlib
+reads a pickle only if no other account can have written it. A verdict is plain data.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from ...core.record.oplog_reader import OpLogReader
 from ...core.record.safe_pickle import dumps_tree, is_plain, loads_tree
 
 SLEEPS = READERS
-"""The readers' field of the header. It is free, because no log of a job rolls over. The rank's
-supervisor writes two numbers: the count of its looks (above), and how often the main thread had
-gone to sleep, plus 1, or 0 if awake (below). See `DeadlockDetector` for waits inside C++."""
+"""The readers' field of the header. It is free here, because no log of a job rolls over. The rank's
+supervisor writes two numbers into it. The upper number counts the supervisor's looks. The lower
+number is 0 if the main thread is awake; else it is 1 plus the number of times that the thread has
+gone to sleep. See `DeadlockDetector` for waits inside C++."""
 _NUMBER = struct.Struct("q")
 _MOMENT = struct.Struct("d")
 
 
 def create(path):
-    """A new log's memory, mapped from its file. If the rank is killed, the records stay.
+    """Create a log and return its memory, which is mapped from the file.
 
-    Its 256 MB are reserved, and used only as needed.
+    If the rank is killed, the records stay in the file.
+
+    The file reserves 256 MB, but it uses only as much of the disk as its records need.
     """
     with open(path, "w+b") as file:
         file.truncate(CAPACITY)
@@ -45,40 +48,42 @@ def create(path):
 
 
 def writer(memory, *more):
-    """The writer of a log for `LogFile`. Its definitions are plain data for every reader."""
+    """Return the writer of a log that `LogFile` reads. It writes definitions as plain data, so that
+    every reader can read them."""
     return OpLogWriter(memory, *more, dumps=dumps_tree)
 
 
 def open_memory(path):
-    """The memory of an existing log."""
+    """Map the memory of an existing log."""
     with open(path, "r+b") as file:
         return mmap.mmap(file.fileno(), CAPACITY)
 
 
 def has_futures_taken(memory):
-    """Whether C++ code of the rank has taken the future of an op."""
+    """Whether C++ code of the rank has asked for the future of an op."""
     return bool(_NUMBER.unpack_from(memory, FUTURES)[0])
 
 
 def entered_s(memory):
-    """When the rank entered its function, on its host's clock; None before that."""
+    """Return when the rank entered its function, on its host's clock; None before that."""
     moment_s = _MOMENT.unpack_from(memory, ENTERED)[0]
     return moment_s if moment_s > 0 else None
 
 
 def write_sleeps(memory, look, count):
-    """Note how often the rank had gone to sleep at this look; None if it was awake."""
+    """Write down how often the rank has gone to sleep up to this look. ``count`` is None if the
+    rank is awake."""
     low = 0 if count is None else (count + 1) & 0xFFFFFFFF
     _NUMBER.pack_into(memory, SLEEPS, look << 32 | low)
 
 
 def trim(path):
-    """Free the space that a finished log has not used."""
+    """Free the disk space that a finished log has reserved but not used."""
     os.truncate(path, used_bytes(path))
 
 
 def used_bytes(path):
-    """How many bytes of a log's file are in use."""
+    """Return how many bytes of a log's file are in use."""
     with open(path, "rb") as file:
         header = file.read(HEADER)
     if len(header) < HEADER:
@@ -97,13 +102,14 @@ EMPTY = _empty()
 
 
 class LogFile(OpLogReader):
-    """Reads a log from its file, again for every look. Memory mapped from another host's file would
-    not show new records.
+    """Reads a log from its file, and opens the file again for every look. If it mapped the memory
+    of another host's file, it would not see new records.
 
-    A look sees the log as it was at some moment: a record is complete before the header counts it.
-    This is all that the matcher needs, although it reads the logs at different moments. If ranks
-    seem to wait for each other, they really do. The first of them to continue would need an op that
-    another one posted before it began to wait, and that op would be in its log.
+    A look sees the log as it was at one moment, because a record is complete before the header
+    counts it. The matcher reads the logs of different ranks at different moments, but this does no
+    harm. If ranks seem to wait for each other, they really do. For one of these ranks to continue,
+    another rank must have posted an op before its own wait began. The log of that other rank would
+    already contain this op.
 
     Parameters
     ----------
@@ -113,9 +119,10 @@ class LogFile(OpLogReader):
     Attributes
     ----------
     offset_s : float
-        How many seconds the rank's clock is ahead of rank 0's.
+        The number of seconds by which the rank's clock is ahead of rank 0's clock.
     sleeps : (int, int or None)
-        The supervisor's last look, and how often the rank had gone to sleep by then if it slept.
+        The number of the supervisor's last look, and how often the rank had gone to sleep by then.
+        The second number is None if the rank was awake.
     """
 
     def __init__(self, path, rank):
@@ -126,7 +133,8 @@ class LogFile(OpLogReader):
         super().__init__(EMPTY, rank, loads=loads_tree)
 
     def refresh(self, anew=False):
-        """Read the present contents of the file; ``anew``: even if the header has not changed."""
+        """Read the present contents of the file. With ``anew``, read them even if the header has
+        not changed."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 header = file.read(HEADER)
@@ -147,23 +155,23 @@ class LogFile(OpLogReader):
 
     @property
     def state(self):
-        """The same as `OpLogReader.state`, at this moment."""
+        """Return the same as `OpLogReader.state`, for the present contents of the file."""
         self.refresh()
         return super().state
 
     def close(self):
-        """Nothing needs to be closed, because each look opens the file again."""
+        """Do nothing, because each look opens and closes the file."""
 
     def _moment(self, offset):
         moment_s = super()._moment(offset)
         return None if moment_s is None else moment_s - self.offset_s
 
     def op_at(self, offset, seq, origin_s, cells):
-        """The same as `OpLogReader.op_at`, on rank 0's clock."""
+        """Return the same op as `OpLogReader.op_at`, with its times on rank 0's clock."""
         return super().op_at(offset, seq, origin_s + self.offset_s, cells)
 
     def read_on(self):
-        """The same as `OpLogReader.read_on`, as far as the log can be read."""
+        """Do the same as `OpLogReader.read_on`, as far as the log can be read."""
         try:
             super().read_on()
         except (EOFError, struct.error, pickle.UnpicklingError):
@@ -171,16 +179,16 @@ class LogFile(OpLogReader):
 
 
 PLAIN = b"plain data\n"
-"""The beginning of such an answer. No pickle begins like this."""
+"""An answer in plain data begins with these bytes. No pickle begins with them."""
 
 
 def dump_answer(answer: Any, otherwise: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-    """An answer as bytes. ``otherwise`` makes the bytes if the answer is not plain data."""
+    """Return an answer as bytes. If the answer is not plain data, ``otherwise`` makes the bytes."""
     return PLAIN + dumps_tree(answer) if is_plain(answer) else otherwise(answer)
 
 
 def load_answer(content: bytes, may_call: bool) -> Any:
-    """The answer in a file. With ``may_call`` it may be a pickle.
+    """Return the answer that these bytes contain. With ``may_call``, the bytes may be a pickle.
 
     Raises
     ------
@@ -196,7 +204,8 @@ def load_answer(content: bytes, may_call: bool) -> Any:
 
 PARTS = {part.__name__: part for part in (Group, Op, Site, Wait, WaitGraph)}
 PART = "a part:"
-"""The mark before the name of a class, in a tuple of the name and its fields."""
+"""A mark before the name of a class. It begins a tuple of this name and the values of the
+fields."""
 ERRORS = {
     error.__name__: error
     for error in vars(errors).values()
@@ -205,18 +214,19 @@ ERRORS = {
 
 
 def dump_verdict(error: errors.SimlibError) -> bytes:
-    """A verdict as bytes for `loads`, without its run, which is made from the logs."""
+    """Return a verdict as bytes for `loads`. The bytes do not contain the verdict's run, because
+    readers make the run from the logs."""
     more = {name: _tree(value) for name, value in vars(error).items() if name != "run"}
     return dumps_tree((type(error).__name__, str(error), more))
 
 
 def load_verdict(content: bytes) -> errors.SimlibError:
-    """The verdict in some bytes.
+    """Return the verdict that these bytes contain.
 
     Raises
     ------
     Exception
-        Of any class, if the bytes contain no verdict.
+        The bytes contain no verdict. The exception may be of any class.
     """
     name, message, more = loads_tree(content)
     error = ERRORS[name](message)
@@ -263,7 +273,7 @@ class JobMonitor(RunMonitor):
     ----------
     folder : JobFolder
     while_waiting : callable
-        It is called again and again during a wait for ranks.
+        simlib calls this function again and again while it waits for ranks.
     """
 
     detector: DeadlockDetector
@@ -288,7 +298,8 @@ class JobMonitor(RunMonitor):
         self._read = [0 for _ in ranks]
 
     def take_in(self, show=lambda rank, lines: None):
-        """Read new records. ``show(rank, lines)`` gets the lines that ranks have completed."""
+        """Read new records. Call ``show(rank, lines)`` with each rank's new complete lines of
+        output."""
         for rank in range(self.world_size):
             self._read_place(rank)
             self._read_answer(rank)
@@ -323,7 +334,7 @@ class JobMonitor(RunMonitor):
             self.native[rank] = self._folder.read("err", rank) or b""
 
     def _read_output(self, rank):
-        """The lines that a rank has completed since the last look, as bytes."""
+        """Return the lines of output that a rank has completed since the last look, as bytes."""
         lines = []
         file = self._folder.open("out", rank)
         if file is None:
@@ -336,7 +347,8 @@ class JobMonitor(RunMonitor):
         return lines
 
     def ask_for_stacks(self, ranks):
-        """The learner's frames of computing ranks, which their supervisors fetch."""
+        """Ask supervisors for the stacks of computing ranks; return the learner's frames in
+        them."""
         if self._folder.is_recorded or self._folder.has("end"):
             return {rank: [] for rank in ranks}  # they are gone
         sizes = {rank: len(self._folder.read("err", rank) or b"") for rank in ranks}
@@ -353,13 +365,13 @@ class JobMonitor(RunMonitor):
         return found
 
     def read_to_the_end(self):
-        """Read all records of the ranks; returns the largest error of the clocks."""
+        """Read all records of the ranks, and return the largest error of their clocks."""
         for log in self.logs:
             log.refresh(anew=True)
         return max((place["error_s"] for place in self.places.values()), default=0.0)
 
 
 def _slept_on(before, now):
-    """How often a rank has gone to sleep, if it slept from one look to the next; else None."""
+    """Return how often a rank has gone to sleep; None if it did not sleep between two looks."""
     (look, count), (later, same) = before, now
     return same if later > look and count == same else None

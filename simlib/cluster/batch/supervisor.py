@@ -1,4 +1,4 @@
-"""The supervisor of a rank: the parent of its process, on the same node."""
+"""The supervisor of a rank is the parent of the rank's process, on the same node."""
 
 from __future__ import annotations
 
@@ -23,35 +23,39 @@ from .logs import JobMonitor
 
 LOOK_S = 0.1
 SEND_S = 1.0
-"""Seconds between two times at which a rank's records are sent to the folder's server; and between
-two signs of life of rank 0's supervisor."""
+"""Each supervisor sends its rank's records to the folder's server once in this many seconds. In the
+same rhythm, rank 0's supervisor shows that it is alive."""
 SETTLE_S = 0.6
-"""The time in which other ranks may fail by themselves, so that the error names all of them."""
+"""Seconds in which other ranks may still fail by themselves, so that the error names all of
+them."""
 REFUSED = 77
-"""Exit code of a rank that never reached the learner's function, and has reported why."""
+"""The exit code of a rank that has never reached the learner's function, and has reported why."""
 FOLLOWED = 78
-"""Exit code of a rank whose wait failed because another rank ended."""
+"""The exit code of a rank whose wait failed because another rank had ended."""
 CAUSE_S = 3.0
-"""The time until that other rank is known. On a busy machine others may be known first."""
+"""The most seconds until simlib knows that other rank. On a busy machine, reports of other ranks
+may arrive first."""
 LEFT = "left"
-"""The rank's last word to its supervisor, just before its process ends."""
+"""The last message of a rank to its supervisor, just before the rank's process ends."""
 SERVE = "serve"
-"""Rank 0's word to its supervisor if the ranks have no MPI, and need a store to meet in."""
+"""A message of rank 0 to its supervisor. Rank 0 sends it if the ranks have no MPI and so need a
+store in which they meet."""
 EXIT_S = 0.01
-"""The time in which a process must end after it has closed its files."""
+"""Seconds in which a process must end after it has closed its files."""
 JOIN_S = 60.0
-"""The time in which the ranks of a job must find each other."""
+"""Seconds in which the ranks of a job must find each other."""
 
 
 def die_with_the_supervisor():
-    """End this process when its supervisor has ended, even if it is busy (Linux)."""
+    """Let Linux end this process when its supervisor ends, even if this process is busy."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def show_presence(folder):
-    """Touch ``beat`` again and again. A judge that is lost with its host ends no job."""
+    """Touch the file ``beat`` again and again. So others notice if the judge is lost with its
+    host."""
     while True:
         with contextlib.suppress(OSError):
             folder.mark("beat")
@@ -59,10 +63,11 @@ def show_presence(folder):
 
 
 class Supervisor:
-    """Looks after one rank: notes its death, ends it with the job, fetches its stack, may kill it.
+    """Looks after one rank: records its death, ends it with the job, fetches its stack, and kills
+    it if the job asks for this.
 
-    Rank 0's supervisor also reads all ranks' logs, and ends the job if some ranks wait for ever. On
-    ``pipe``, the rank sends its number, `SERVE` and `LEFT`.
+    Rank 0's supervisor also reads all ranks' logs, and ends the job if some ranks wait for ever.
+    Through ``pipe``, the rank sends its number, `SERVE` and `LEFT`.
     """
 
     def __init__(self, folder, pid, pipe):
@@ -85,7 +90,8 @@ class Supervisor:
         self._looks = 0
 
     def until_the_end(self):
-        """Look until the rank's process has ended; returns the exit code for the launcher."""
+        """Look after the rank until its process has ended. Return the exit code for the
+        launcher."""
         while True:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
@@ -116,7 +122,7 @@ class Supervisor:
             self._judge.look()
 
     def _kill_as_asked(self):
-        """Kill the rank when its time has come; returns the seconds until then."""
+        """Kill the rank if ``kill=`` asks for it now. Return the seconds until then."""
         entered_s = None if self._kill_s is None else logs.entered_s(self._log)
         if entered_s is None:
             return LOOK_S
@@ -137,13 +143,13 @@ class Supervisor:
                 self._log.flush()
 
     def _forward_stack_request(self):
-        """Ask the rank for its stack, if a request for it exists."""
+        """Ask the rank for its stack, if the job's folder contains such a request."""
         if self._folder.has("stack-wanted", self._rank):
             self._folder.file("stack-wanted", self._rank).unlink(missing_ok=True)
             os.kill(self._pid, signal.SIGUSR1)
 
     def _listen(self):
-        """Handle a word of the rank."""
+        """Handle a message of the rank."""
         try:
             words = os.read(self._pipe, 64).decode().split()
         except BlockingIOError:
@@ -169,7 +175,8 @@ class Supervisor:
             threading.Thread(target=show_presence, args=(self._folder,), daemon=True).start()
 
     def _is_over(self):
-        """Whether the rank has to end: the job has failed or was cancelled, or has no launcher."""
+        """Whether the rank has to end, because the job has failed, was cancelled, or has no
+        launcher any more."""
         now = time.monotonic()
         if not self._folder.has("job.json"):  # somebody has deleted the folder
             return True
@@ -184,18 +191,18 @@ class Supervisor:
         os.kill(self._pid, signal.SIGKILL)  # it may have no group of its own yet
 
     def _say_it_was_ended(self):
-        """Note that the job has ended the rank, and that the rank has not ended the job."""
+        """Record that the rank was ended with the job, and is not the cause of the job's end."""
         if self._rank is not None and os.getppid() == self._parent:
             with contextlib.suppress(OSError):
                 self._folder.mark("ended", self._rank)
 
     def kill_commands(self):
-        """Kill the rank and its children, when it has its own process group."""
+        """Kill the rank and its children. The rank must have its own process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
 
     def _ended(self, code):
-        """The rank's process has ended by itself."""
+        """Handle the end of a rank's process that has ended by itself."""
         if self._pipe is not None:
             self._listen()
         if self._has_left:
@@ -215,7 +222,8 @@ class Supervisor:
         return 1 if code else 0
 
     def _await_the_cause(self):
-        """Wait until the supervisor of a dead rank has recorded the death, before the job ends."""
+        """Before the job ends, wait until the supervisor of the dead rank has recorded the
+        death."""
         deadline = time.monotonic() + CAUSE_S
         while time.monotonic() < deadline and not (
             self._folder.has("end") or self._folder.have_all_ended(self._job["world_size"])
@@ -223,7 +231,7 @@ class Supervisor:
             time.sleep(LOOK_S)
 
     def _died(self, code):
-        """The rank has died: record this; returns the exit code for the launcher."""
+        """Record the death of the rank. Return the exit code for the launcher."""
         died_s = time.perf_counter()
         if self._rank is None:
             self._died_early(
@@ -243,18 +251,20 @@ class Supervisor:
         return self._outlive()
 
     def _why(self, code):
-        """The known reason, in words."""
+        """Return the reason of the death in words, as far as it is known."""
         is_asked_for = str(self._rank) in self._job["kill"]
         return "" if is_asked_for else why_killed(code, self._memory_kills, self._pid)
 
     def _died_early(self, words):
-        """Report through the host, because nobody may know the rank."""
+        """Report a death before the rank has joined. Name the host, because the rank may be
+        unknown."""
         if not self._folder.has("end"):
             words = f"a rank on {os.uname().nodename} {words}"
             self._folder.write_once(words.encode(), "died_early")
 
     def _outlive(self):
-        """Stay while others continue, because launchers end a job if one of its processes ends."""
+        """Stay while other ranks continue, because launchers end a job if one of its processes
+        ends."""
         self.kill_commands()
         while not self._folder.have_all_ended(self._job["world_size"]):
             if self._is_over():
@@ -271,7 +281,8 @@ class Supervisor:
 
 
 class JobJudge:
-    """The judge of all ranks, at rank 0: it finds ranks that wait for ever, and records them."""
+    """Runs beside rank 0 and judges all ranks: it finds ranks that wait for ever, and records
+    them."""
 
     def __init__(self, folder, while_waiting):
         self._folder = folder
@@ -313,7 +324,7 @@ class JobJudge:
             self._folder.write_json({"thirds": thirds, "words": words}, "waiting.json")
 
     def last_look(self):
-        """All ranks have returned: judge whether ops disagreed; returns an exit code."""
+        """After all ranks have returned, judge whether their ops disagreed. Return an exit code."""
         self._monitor.take_in()
         found = self._monitor.failure()
         if found is not None and not self._monitor.failed():
@@ -321,7 +332,8 @@ class JobJudge:
         return 1 if found is not None else 0
 
     def _say_when_settled(self, now):
-        """Wait until all other ranks rest too, so that the error always names the same ranks.
+        """Wait until all other ranks have stopped, too, so that the error always names the same
+        ranks.
 
         It waits for computing ranks at most `SETTLE_S`, because the verdict is already certain.
         """
