@@ -1,9 +1,9 @@
-"""A process's rank in its job, the place where ranks meet, and the offsets of clocks.
+"""How a process finds its rank, how the ranks of a job meet, and how far their clocks differ.
 
 Ranks meet at a store of torch on rank 0's host, at an address that all can reach. The name of a
-host does not help. Debian maps it to 127.0.1.1, and with this address every other host reaches
-itself. So rank 0 sends all its addresses, and every rank tries which of them answer. The first
-address that answers all ranks is used.
+host is not enough. Debian maps a host's own name to 127.0.1.1, and other hosts that use this
+address reach only themselves. So rank 0 sends all its addresses, and every rank tries which of them
+answer. The first address that answers all ranks is used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..core.model.errors import InvalidCallError, JobError
 from .launchers import LAUNCHERS, SRUN
 
 TRY_S = 3.0
-"""Seconds in which an address has to answer."""
+"""Seconds in which an address must answer."""
 
 
 def interface_towards(address):
-    """The name of this host's network interface from which an address is reached.
+    """Return the name of the network interface through which this host reaches an address.
 
-    On the host with the address, it is the interface with that address. Gloo reads its name from
-    ``GLOO_SOCKET_IFNAME``.
+    If the address belongs to this host, the result is the interface with this address. Gloo reads
+    the name of its interface from ``GLOO_SOCKET_IFNAME``.
     """
     family = _family(address)
     own = own_address_towards(address)
@@ -43,14 +43,14 @@ def interface_towards(address):
 
 
 def own_address_towards(address):
-    """This host's address from which another one is reached."""
+    """Return the address from which this host reaches another address."""
     with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # of a datagram: it chooses a route and sends nothing
         return probe.getsockname()[0]
 
 
 def listen():
-    """A socket that listens on a free port of every address."""
+    """Return a socket that listens on a free port, at every address of this host."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.bind(("", 0))
     listening.listen(socket.SOMAXCONN)
@@ -58,13 +58,14 @@ def listen():
 
 
 def free_port():
-    """The number of a port on which no process listens now."""
+    """Return the number of a port on which no process listens now."""
     with listen() as listening:
         return listening.getsockname()[1]
 
 
 def own_addresses():
-    """This host's IPv4 addresses, those of real networks first, loopback last."""
+    """Return this host's IPv4 addresses. Addresses of real networks come first, and loopback comes
+    last."""
     found = [
         ipaddress.ip_address(entry.address)
         for entries in psutil.net_if_addrs().values()
@@ -79,16 +80,17 @@ def _family(address):
 
 
 def which_answer(addresses, port):
-    """The addresses that answer on a port. All are tried at once."""
+    """Try all addresses at once, and return those that answer on a port."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         answers = list(pool.map(lambda address: _does_answer(address, port), addresses))
     return [address for address, does in zip(addresses, answers, strict=True) if does]
 
 
 def answered_by_all(addresses, reached):
-    """The first address that every rank reaches, or None; ``reached`` has each rank's addresses.
+    """Return the first address that every rank reaches, or None.
 
-    With another address, some ranks would use a network in which other ranks are not.
+    ``reached`` contains, for each rank, the addresses that the rank reaches. With any other
+    address, some ranks would use a network to which other ranks have no connection.
     """
     return next((one for one in addresses if all(one in those for those in reached)), None)
 
@@ -105,7 +107,7 @@ STORE_TIMEOUT = timedelta(minutes=5)
 
 
 def meet(comm):
-    """The store of a job, the same on every rank.
+    """Connect all ranks to one store, and return it.
 
     Parameters
     ----------
@@ -141,7 +143,7 @@ def meet(comm):
 
 
 def _store(comm, address, port, listening):
-    """The store: rank 0 serves it on the socket that has answered."""
+    """Return the store. Rank 0 serves the store on the socket that has answered."""
     if comm.rank == 0:
         store = dist.TCPStore(
             address, port, comm.size, is_master=True, wait_for_workers=False,
@@ -161,7 +163,8 @@ LOOK_S, LEAVE_S = 0.02, 0.1
 
 @dataclass
 class Place:
-    """This process in its job; ``comm`` is MPI's world, or None if MPI is not used."""
+    """The rank of this process, and the size of its job. ``comm`` is MPI's world, or None without
+    MPI."""
 
     rank: int
     size: int
@@ -170,29 +173,29 @@ class Place:
 
 
 def find_place(uses_mpi, mpi4py=None, survives=False):
-    """Ask MPI for the rank of this process, or, without mpi4py, the environment.
+    """Find the rank of this process: ask MPI or, without mpi4py, read environment variables.
 
     Parameters
     ----------
     uses_mpi : bool
     mpi4py : str, optional
-        The version in the notebook. If it is given, all hosts must have mpi4py. Otherwise ranks
-        that ask MPI and ranks that do not would wait for each other for ever.
+        The version of mpi4py in the notebook. If it is given, all hosts must have mpi4py. Otherwise
+        ranks that ask MPI and ranks that do not would wait for each other for ever.
     survives : bool
-        Whether ranks continue when another rank dies. With MPI they do not, so then only the
-        environment is asked.
+        Whether ranks continue when another rank dies. With MPI they do not continue, so simlib then
+        reads only environment variables.
 
     Raises
     ------
     JobError
-        Neither knows the rank, or MPI does not work on this host.
+        Neither MPI nor the environment gives a rank, or MPI does not work on this host.
     """
     place = _ask_mpi(mpi4py) if uses_mpi and not survives else None
     return place or _ask_environment(uses_mpi)
 
 
 def _ask_mpi(mpi4py):
-    """The place according to MPI; None if mpi4py is neither needed nor installed."""
+    """Return the `Place` from MPI; None if mpi4py is not installed and not needed."""
     host = os.uname().nodename
     try:
         from mpi4py import MPI
@@ -246,9 +249,11 @@ def check_size(place, world_size):
 
 
 def meet_in_job(place, folder):
-    """The store of the job. Also sets Gloo's interface, by which the ranks reach each other.
+    """Return the store of the job. Also choose the interface through which Gloo reaches the other
+    ranks.
 
-    As with torchrun, a script finds an address for its own store: a free port of rank 0's host.
+    As with torchrun, a script finds an address for its own store in the environment. It is a free
+    port of rank 0's host.
     """
     if place.comm is not None:
         store, address = meet(place.comm)
@@ -263,7 +268,7 @@ def meet_in_job(place, folder):
 
 
 def serve_store(folder):
-    """The store in which ranks without MPI meet. Its address is written into the folder.
+    """Serve the store in which ranks without MPI meet. Write its address into the folder.
 
     The supervisor of rank 0 serves the store, because the supervisor may outlive its rank.
     """
@@ -278,7 +283,10 @@ def serve_store(folder):
 
 
 def _meet_by_files(place, folder):
-    """Each rank says which addresses of the store answer it; the first that answers all counts."""
+    """Meet through the job's folder: each rank reports the addresses of the store that answer it.
+
+    All ranks use the first address that answers every rank.
+    """
     meeting = _read_meeting(folder)
     addresses, port = meeting["addresses"], meeting["port"]
     reached = which_answer(addresses, port)
@@ -306,7 +314,7 @@ def _common_address(addresses, store, world_size):
 
 
 def _read_meeting(folder):
-    """The address at which rank 0 listens, as soon as rank 0 has written it."""
+    """Return the addresses at which rank 0 listens. Wait until rank 0 has written them."""
     deadline = time.monotonic() + MEET_S
     while time.monotonic() < deadline:
         meeting = folder.read_json("meeting.json")
@@ -320,7 +328,7 @@ def _read_meeting(folder):
 
 
 def leave_together(place, folder):
-    """Wait, without spinning, until every rank has ended or died."""
+    """Wait until every rank has ended or died. The wait leaves the processor to others."""
     if place.comm is None:
         while not folder.have_all_ended(place.size):
             time.sleep(LEAVE_S)
@@ -335,23 +343,25 @@ def leave_together(place, folder):
 
 ROUNDS, FEW = 200, 10
 ENOUGH_S = 0.2
-"""How long one host may ask, after a few rounds: on slow networks all rounds would take long."""
+"""After a few rounds, a host stops asking after this many seconds. On slow networks, all rounds
+would take long."""
 MORE, LAST = 1.0, 0.0
 
 
 def align(group, store, rank, hosts):
-    """How far this rank's clock is ahead of rank 0's, and the error of this offset.
+    """Measure how far this rank's clock is ahead of rank 0's clock, and the error of this offset.
 
-    Ranks of one host have one clock. The first rank of every other host asks rank 0 for its time,
-    again and again. Rank 0 has read its clock at some moment between the question and the answer.
-    The middle is taken as this moment, and half of the shortest round trip is the error. Cost: up
-    to 200 round trips per host, one host after the other; no more than 10 if they take longer than
-    0.2 s.
+    Ranks on one host share a clock. On every other host, the first rank asks rank 0 for its time,
+    again and again. Rank 0 reads its clock at some moment between the question and the answer.
+    simlib takes the middle as this moment, and half of the shortest round trip as the error. Cost:
+    up to 200 round trips per host, one host after the other; no more than 10 if they take longer
+    than 0.2 s.
 
     Parameters
     ----------
     group : object
-        It has ``send`` and ``recv`` as a `dist.ProcessGroup`. Its messages are not recorded.
+        An object with ``send`` and ``recv`` as in `dist.ProcessGroup`. simlib does not record its
+        messages.
     store : dist.Store
     rank : int
     hosts : list of str
@@ -382,7 +392,7 @@ def align(group, store, rank, hosts):
 
 
 def _ask(group, message):
-    """Ask rank 0 for its time many times; returns the offset and its error."""
+    """Ask rank 0 for its time many times. Return the offset and its error."""
     found = []
     enough_s = time.perf_counter() + ENOUGH_S
     is_last = False

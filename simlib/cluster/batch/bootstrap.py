@@ -1,8 +1,9 @@
 """The program that the launcher starts for every rank. `submit` copies it into the job's folder.
 
-It needs only a Python, of any version, because the host itself must report what is wrong with it. A
-child loads simlib, torch and MPI. If the child dies of this, its parent reports the death.
-Otherwise the other ranks, and some launchers, would wait for the child for ever.
+It runs with any version of Python and needs no package, so that it can report what is wrong with
+the host. Its child process loads simlib, torch and MPI. If the child dies while it loads them, the
+parent reports the death. Otherwise the other ranks, and some launchers, would wait for the child
+for ever.
 """
 
 import importlib
@@ -15,11 +16,12 @@ import time
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 LOOK_S = 0.05
 UNWRITTEN = "no rank can run here: "
-"""The beginning of a line for the launcher, if the job's folder does not accept a file."""
+"""If the job's folder does not accept a file, the report to the launcher begins with these
+words."""
 
 
 def refuse(words):
-    """Report why no rank can run here, and end the others; does not return."""
+    """Report why no rank can run here, and end the other ranks. Does not return."""
     words = os.uname()[1] + " " + words
     try:
         keep(words)
@@ -30,7 +32,8 @@ def refuse(words):
 
 
 def tell_unwritten(folder, error, words):
-    """Report a file that the job's folder does not accept to the launcher, whose output is read."""
+    """Report that the job's folder does not accept a file. Write this for the launcher, because
+    simlib reads its output."""
     sys.__stderr__.write(
         "%s%s cannot write into the job's folder %s (%s): give this account the right and the "
         "space to write there, or name another folder with folder=...\n    "
@@ -40,7 +43,8 @@ def tell_unwritten(folder, error, words):
 
 
 def keep(words):
-    """Write the reason down. The first reason stays, because `link` replaces no file."""
+    """Write the reason into the job's folder. The first reason stays, because `link` does not
+    replace a file."""
     target = os.path.join(FOLDER, "refused")
     draft = os.path.join(FOLDER, ".refused.%s.%d" % (os.uname()[1], os.getpid()))
     with open(draft, "w") as file:
@@ -56,9 +60,9 @@ def keep(words):
 
 
 def tell_lost(words):
-    """Report that the process around a rank of this host was ended from outside; end the others.
+    """Report that the process around a rank here was ended from outside. End the other ranks.
 
-    The number of this process shows which rank it is. The first report counts.
+    The process id in the report shows which rank this is. Only the first report counts.
     """
     if os.path.exists(os.path.join(FOLDER, "end")):
         return
@@ -73,7 +77,8 @@ def tell_lost(words):
 
 
 def check_python(wanted):
-    """Functions travel as bytecode, which only the same minor version of Python reads."""
+    """Refuse another minor version of Python: it could not read the job's function, which is sent
+    as bytecode."""
     here = sys.version.split()[0]
     if here.split(".")[:2] != wanted.split(".")[:2]:
         refuse(
@@ -83,7 +88,11 @@ def check_python(wanted):
 
 
 def enter(folder):
-    """Enter the working folder. The launcher starts in "/", because some launchers hide errors."""
+    """Enter the working folder.
+
+    The launcher itself starts in "/", because some launchers hide the error if they cannot enter a
+    folder.
+    """
     try:
         os.chdir(os.path.expanduser(folder))
     except OSError:
@@ -94,7 +103,8 @@ def enter(folder):
 
 
 def be_rank(root, writer):
-    """In the child: load everything, report this, and be a rank's supervisor. Does not return."""
+    """In the child: load all modules, report this, and become a rank's supervisor. Does not
+    return."""
     sys.path[:0] = [root]
     try:
         main = importlib.import_module("simlib.cluster.batch.job_rank").main  # of the host's simlib
@@ -106,7 +116,7 @@ def be_rank(root, writer):
 
 
 def has_written(pipe):
-    """Whether the child has reported that it has loaded everything."""
+    """Whether the child has reported that it has loaded all modules."""
     try:
         return bool(os.read(pipe, 1))
     except BlockingIOError:
@@ -114,10 +124,10 @@ def has_written(pipe):
 
 
 def stay(child, pipe):
-    """In the parent: wait for the child. If the launcher has ended, exit; the child notices this.
+    """In the parent: wait for the child. Exit if the launcher has ended; the child notices this.
 
-    If the job has failed elsewhere while the child still loads, end the child, because it would not
-    notice. Returns the exit code for the launcher.
+    If the job fails elsewhere while the child still loads modules, end the child, because it would
+    not notice the failure. Returns the exit code for the launcher.
     """
     parent = os.getppid()
     os.set_blocking(pipe, False)

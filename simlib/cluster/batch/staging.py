@@ -1,11 +1,12 @@
-"""Carries a job's files between hosts that share none: ``staging.py PLAN MPIEXEC ... START``.
+"""Carries a job's files between hosts that share no folder: ``staging.py PLAN MPIEXEC ... START``.
 
-It is a program of the standard library that runs mpiexec. By one ssh to each host it starts itself
-there, and each host makes a copy of the job's folder at the same path. It carries files until
-mpiexec has ended. Its own folder is the *hub*. All files that ranks write come up to it within
-`LOOK_S`. Down go the words that end a job, the meeting place of ranks, and, to the host of rank 0,
-the files for its judge. A host that sees the folder already needs no copy. This file is long,
-because it is one program that runs alone on hosts, with any Python.
+This program needs only the standard library, and runs mpiexec. Through one ssh for each host, it
+starts a copy of itself there, and each host makes a copy of the job's folder at the same path. The
+program carries files until mpiexec has ended. The side that runs mpiexec is the *hub*. The hub gets
+all files that ranks write, within `LOOK_S`. The hub sends each host the files that end a job and
+the meeting place of ranks. It sends the host of rank 0 also the files that the judge there reads. A
+host that sees the job's folder needs no copy. This file is long, because it is one program that
+runs alone on hosts, with any Python.
 """
 
 import contextlib
@@ -26,15 +27,15 @@ import time
 
 LOOK_S = 0.1
 LAST_S = 20.0
-"""Seconds of silence that a host is allowed after the end of the ranks, before its last word; also
-the seconds in which all hosts must remove their copies."""
+"""After the ranks have ended, a host may be silent for this many seconds before its last message.
+All hosts must remove their copies in the same time."""
 OBEY_S = 5.0
-"""The time in which mpiexec must end when it is told to."""
+"""Seconds in which mpiexec must end after a signal."""
 LEAVE_S = 10.0
-"""The time in which ranks must end before their copy is removed."""
+"""Seconds in which ranks must end before their copy of the folder is removed."""
 TAKEN = ("job.json", "request.pkl", "start.py", "rank.sh")
 WORK = "work"
-"""A folder with the files that the learner has sent along, see `ssh`."""
+"""The folder with the files that the learner sends with the job, see `ssh`."""
 MARK = ".staged"
 TO_ALL = ("end", "cancel", "meeting.json")
 FIRST_COUNTS = ("refused", "died_early", "gone.json")
@@ -48,13 +49,14 @@ SRUN = ("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--unbuffe
 
 
 class Files:
-    """The folder of one side, and the changes in it that the other side does not know yet.
+    """The folder on one side, and the changes in it that the other side does not know yet.
 
     Parameters
     ----------
     folder : str
     log : list of int
-        For op logs: the length of the header, and the header's place for the used length.
+        Two facts about op logs: the length of the header, and the place in the header that contains
+        the used length.
     """
 
     def __init__(self, folder, log):
@@ -62,18 +64,20 @@ class Files:
         self.header, self.committed = log
 
     def names(self):
-        """All files except drafts and marks."""
+        """Return the names of all files except drafts and marks."""
         return [one.name for one in os.scandir(self.folder) if one.name[0] != "." and one.is_file()]
 
     def given(self):
-        """The files with which a copy begins."""
+        """Return the files that a new copy contains at first."""
         found = [name for name in TAKEN if os.path.exists(os.path.join(self.folder, name))]
         for place, _, names in os.walk(os.path.join(self.folder, WORK)):
             found += [os.path.relpath(os.path.join(place, name), self.folder) for name in names]
         return found
 
     def changes(self, name, told, is_last=False):
-        """Messages that bring a file up to date. ``told`` is the last state that was sent, or None.
+        """Return messages that bring a file on the other side up to date.
+
+        ``told`` is the last state of the file that was sent, or None.
 
         With ``is_last``, all records of a log count, even if its header has not changed.
 
@@ -107,8 +111,11 @@ class Files:
         return [({"name": name, "at": start}, content)], start + len(content)
 
     def _of_log(self, name, file, told, is_last):
-        """The blocks that differ from the sent ones, because ops get more data in place when they
-        end. After them comes the header, which confirms them."""
+        """Return the changed blocks of a log, and then the header, which confirms them.
+
+        Old blocks change, too, because the records of ops are completed in place when the ops
+        end.
+        """
         header = file.read(self.header)
         before, known = told or (b"", {})
         if len(header) < self.header or (header == before and not is_last):
@@ -128,7 +135,7 @@ class Files:
         return messages, (header, known)
 
     def apply(self, message, content):
-        """Handle a message of the other side."""
+        """Apply a change that the other side has sent."""
         path = os.path.join(self.folder, message["name"])
         if "at" in message:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
@@ -144,7 +151,7 @@ class Files:
 
 
 def name_once(draft, path):
-    """Give a draft its name, unless such a file exists: the first writer counts."""
+    """Give a draft its final name, unless a file of this name exists. So the first writer wins."""
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -156,7 +163,8 @@ def name_once(draft, path):
 
 
 class Pipe:
-    """Messages over two files. Each begins with a line of JSON that has the number of bytes."""
+    """Sends and receives messages over two files. Each message begins with a line of JSON, which
+    says how many bytes follow."""
 
     def __init__(self, reads, writes):
         self.reads, self.writes = reads, writes
@@ -170,7 +178,7 @@ class Pipe:
             left = left[os.write(self.writes, left) :]
 
     def receive(self):
-        """The next message; EOFError if the other side has ended."""
+        """Return the next message. Raise an EOFError if the other side has ended."""
         while (end := self._buffer.find(b"\n")) < 0:
             self._read_on()
         message = json.loads(self._buffer[:end])
@@ -182,7 +190,7 @@ class Pipe:
         return message, content
 
     def has_more(self):
-        """Whether a part of a message has arrived already."""
+        """Whether at least a part of the next message has arrived."""
         return bool(self._buffer)
 
     def _read_on(self):
@@ -193,7 +201,8 @@ class Pipe:
 
 
 class Spoke:
-    """On another host: the copy, and the changes in it."""
+    """The side of another host: it keeps the copy of the folder, and reports changes in the
+    copy."""
 
     def __init__(self, pipe):
         self._pipe = pipe
@@ -204,7 +213,7 @@ class Spoke:
         self._said = queue.SimpleQueue()
 
     def serve(self):
-        """Carry until the hub says that the job is over, or vanishes. Then remove the copy."""
+        """Carry files until the hub ends the job or vanishes. Then remove the copy."""
         try:
             message, _ = self._pipe.receive()
         except EOFError:  # another host was refused
@@ -226,7 +235,7 @@ class Spoke:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self, folder, mark):
-        """Make the copy. While its mark is locked, it is in use."""
+        """Make the copy of the folder. While the mark of a copy is locked, the copy is in use."""
         staged = os.path.join(folder, MARK)
         if os.path.exists(staged):
             self._lock(staged, "r+")
@@ -258,7 +267,8 @@ class Spoke:
         self._pipe.send({"is": "last"})
 
     def _listen(self):
-        """Handle the hub's messages, in its own thread, because both sides may send much."""
+        """Handle the hub's messages. This runs in a thread of its own, because both sides may send
+        much at once."""
         try:
             while True:
                 message, content = self._pipe.receive()
@@ -274,7 +284,7 @@ class Spoke:
             self._is_last.set()
 
     def _tell(self, is_last=False):
-        """Send the changes here; returns whether there were any."""
+        """Send the changes in this copy to the hub; returns whether there were any."""
         sent = False
         for name in self._files.names():
             if name in self._came:
@@ -288,7 +298,7 @@ class Spoke:
 
 
 class Hub:
-    """The host from which the job was submitted, with the folder that gets all files."""
+    """The side of the host from which the job was submitted. Its folder gets all files."""
 
     def __init__(self, folder, plan):
         self._files = Files(folder, plan["log"])
@@ -302,7 +312,7 @@ class Hub:
         self.is_to_end = False
 
     def stage(self):
-        """Make the copies; returns whether every host has one, or sees this folder."""
+        """Let hosts make copies. Return whether every host has a copy or sees this folder."""
         open(os.path.join(self._files.folder, self._mark), "w").close()
         hosts = self._plan["hosts"]
         words, hosts = (SSH, hosts) if hosts else (SRUN, _nodes())
@@ -326,7 +336,8 @@ class Hub:
         return True
 
     def carry_while(self, process):
-        """Carry until the process has ended. It is told to end when ``is_to_end`` returns True."""
+        """Carry files until the process has ended. End the process when ``is_to_end`` returns
+        True."""
         kill_at = None
         while process.poll() is None:
             if self.is_to_end and kill_at is None:
@@ -339,7 +350,8 @@ class Hub:
         self._hand_on()
 
     def carry_the_last(self):
-        """Handle messages that are on their way. A host that is silent for `LAST_S` is given up."""
+        """Handle messages that are still on their way. Give up a host that is silent for
+        `LAST_S`."""
         waiting = set(self._spokes)
         for host in list(waiting):
             self._say(host, {"is": "last"})
@@ -348,7 +360,8 @@ class Hub:
             waiting -= self._listen(LOOK_S)
 
     def leave(self):
-        """Tell the hosts to remove the copies. If a host does not hear this, it notices our end."""
+        """Tell the hosts to remove their copies. A host that does not get this message notices that
+        the hub has ended."""
         for pipe in self._spokes.values():
             with contextlib.suppress(OSError):
                 pipe.send({"is": "over"})
@@ -363,7 +376,7 @@ class Hub:
                 process.wait()
 
     def _listen(self, wait_s):
-        """Handle new messages; returns the hosts that have sent their last word."""
+        """Handle new messages; returns the hosts that have sent their last message."""
         last = set()
         while self._spokes:
             reads = {pipe.reads: host for host, pipe in self._spokes.items()}
@@ -435,7 +448,7 @@ class Hub:
             self._lose(host)
 
     def _lose(self, host):
-        """A host or its ssh has vanished: forget its ranks."""
+        """Forget the ranks of a host that has vanished, or whose ssh has ended."""
         del self._spokes[host]
         self._refuse(
             f"the connection to {host} broke while its ranks ran: is it switched on, and in this "
@@ -448,13 +461,13 @@ class Hub:
 
 
 def _nodes():
-    """The hosts that Slurm has given."""
+    """Return the hosts that Slurm has allocated."""
     words = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
     return subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout.split()
 
 
 def _start(words, python):
-    """Start a spoke. ssh passes its words to a shell."""
+    """Start the program on another host. ssh passes the words of the command to a shell."""
     command = [python, "-I", os.path.abspath(__file__), "--spoke"]
     command = [shlex.join(command)] if words[0] == "ssh" else command
     return subprocess.Popen(
@@ -463,14 +476,14 @@ def _start(words, python):
 
 
 def await_ranks(folder):
-    """Wait until no process runs that was started by a file there, but at most `LEAVE_S`."""
+    """Wait until no process of the job's files in this folder runs, but at most `LEAVE_S`."""
     deadline = time.monotonic() + LEAVE_S
     while time.monotonic() < deadline and is_run(folder):
         time.sleep(LOOK_S)
 
 
 def is_run(folder):
-    """Whether a process has a file of the folder in its command; False if there is no /proc."""
+    """Whether some process has a file of this folder in its command; False without a /proc."""
     start = os.fsencode(os.path.join(folder, ""))
     for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -480,7 +493,8 @@ def is_run(folder):
 
 
 def main(plan, command):
-    """Stage, run the command, carry; returns its exit code."""
+    """Make the copies, run the command and carry files meanwhile. Return the command's exit
+    code."""
     hub = Hub(os.path.dirname(command[-1]), plan)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:

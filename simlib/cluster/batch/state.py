@@ -1,4 +1,5 @@
-"""The state of a job: from its folder, its queue, and the absence of its launcher process."""
+"""The state of a job. simlib finds it in the job's folder and queue, and looks whether the launcher
+process still runs."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from .folder import JobFolder
 
 POLL_S = 1.0
 FAILURES = 3
-"""If a scheduler gives no answer so often in a row, a job counts as failed."""
+"""If the scheduler gives no answer this many times in a row, the job counts as failed."""
 
 
 class JobInQueue:
-    """The scheduler's words about a job; no words for a job without a scheduler.
+    """What the scheduler says about a job. For a job without a scheduler, all texts are empty.
 
     Parameters
     ----------
@@ -46,17 +47,18 @@ class JobInQueue:
             self._number: str = native["id"]
 
     def state(self) -> str | None:
-        """``queued``, ``active``, ``done``, ``failed``, ``cancelled``, or None."""
+        """The state in the queue: ``queued``, ``active``, ``done``, ``failed``, ``cancelled``, or
+        None."""
         return None if self._scheduler is None else self._ask(self._scheduler).state
 
     def words(self) -> str:
-        """The output of the batch job, and the words of the scheduler."""
+        """The output of the batch job, and the scheduler's reason."""
         if self._scheduler is None:
             return ""
         return "\n".join([self._folder.text("batch.err"), self._ask(self._scheduler).reason])
 
     def reason(self) -> str:
-        """Why the job still waits, in words; empty if the scheduler gives no reason."""
+        """A text that says why the job still waits; empty if the scheduler gives no reason."""
         if self._scheduler is None:
             return ""
         return self._scheduler.in_words(self._ask(self._scheduler).reason)
@@ -92,9 +94,9 @@ class JobInQueue:
 
 
 START_S = 60.0
-"""A job of mpiexec starts at once. If it has not begun after so many seconds, it never will."""
+"""A job of mpiexec starts at once. If it has not begun after this many seconds, it never will."""
 SETTLE_S = 5.0
-"""Seconds that a job's folder may show its end later than its queue."""
+"""The job's folder may show the end of the job this many seconds later than the queue."""
 
 
 class JobState:
@@ -104,11 +106,11 @@ class JobState:
     ----------
     folder : JobFolder
     submitted : float
-        The time of its submission, in seconds since 1970.
+        The time at which the job was submitted, in seconds since 1970.
     """
 
     trouble = ""
-    """Why the state is unknown now, for jobs on another host."""
+    """For a job on another host: a text that says why the state is unknown now."""
 
     def __init__(self, folder: JobFolder, submitted: float) -> None:
         self.queue = JobInQueue(folder)
@@ -117,10 +119,12 @@ class JobState:
         self._over_at: float | None = None
 
     def now(self) -> dict[str, Any]:
-        """A dict as in ``state.json``: its ``state`` is ``queued``, ``active`` or ``ended``.
+        """Return a dict like the contents of ``state.json``. Its ``state`` is ``queued``,
+        ``active`` or ``ended``.
 
-        A job that has ended has ``code`` and ``why``, as in `launcher_process`. ``why`` is ``lost``
-        if no process is left to write the reason down. Then ``words`` has details.
+        If the job has ended, the dict also contains ``code`` and ``why``, as in `launcher_process`.
+        ``why`` is ``lost`` if no process is left that could record the reason. Then ``words`` says
+        more.
         """
         state = self._written()
         if state["state"] == "ended":
@@ -147,7 +151,8 @@ class JobState:
         return state
 
     def _why_over(self, in_queue: str) -> str | None:
-        """Words for a job that has ended in the queue, but not in its folder."""
+        """Return a text on a job that has ended according to its queue, but not according to its
+        folder."""
         if in_queue not in ("done", "failed"):
             self._over_at = None
             return None
@@ -156,7 +161,7 @@ class JobState:
         return "the queue has ended the job" if is_settled else None
 
     def _why_lost(self, state: dict[str, Any]) -> str | None:
-        """Words for a job of mpiexec whose launcher process has vanished."""
+        """Return a text on a job of mpiexec whose launcher process has vanished."""
         if state["state"] == "active":
             if _is_gone(state, self._folder.path.name):
                 return (
@@ -171,8 +176,8 @@ class JobState:
 def _is_gone(state: dict[str, Any], name: str) -> bool:
     """Whether the process that waits for the launcher has ended, as far as this host knows.
 
-    A later process may have its number, but not its command. Times would not help, because the
-    clock may have been set meanwhile.
+    A later process may get the same process id, but not the same command. Start times would not
+    help, because somebody may have set the clock meanwhile.
     """
     if state["host"] != os.uname().nodename:
         return False

@@ -256,8 +256,7 @@ class Supervisor:
         return "" if is_asked_for else why_killed(code, self._memory_kills, self._pid)
 
     def _died_early(self, words):
-        """Report a death before the rank has joined. Name the host, because the rank may be
-        unknown."""
+        """Report an early death with the name of the host, because nobody may know the rank yet."""
         if not self._folder.has("end"):
             words = f"a rank on {os.uname().nodename} {words}"
             self._folder.write_once(words.encode(), "died_early")
@@ -332,8 +331,7 @@ class JobJudge:
         return 1 if found is not None else 0
 
     def _say_when_settled(self, now):
-        """Wait until all other ranks have stopped, too, so that the error always names the same
-        ranks.
+        """Wait until no other rank makes progress, so that the error always names the same ranks.
 
         It waits for computing ranks at most `SETTLE_S`, because the verdict is already certain.
         """
