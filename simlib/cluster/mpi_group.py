@@ -1,9 +1,9 @@
-"""`MpiGroup`: the calls of torch.distributed, over an mpi4py communicator.
+"""`MpiGroup` carries out the calls of torch.distributed through an mpi4py communicator.
 
 pip's torch has no MPI backend. MPI moves a tensor's bytes from its own memory, without a copy. It
-reduces tensors under its own type for their dtype. Two kinds of tensors are copied. A tensor that
-is not contiguous is one kind. The other is halves: MPI cannot add them, so they are reduced as
-float32.
+reduces tensors with its own data type for each dtype. Two kinds of tensors are copied first:
+tensors that are not contiguous, and tensors of float16 and bfloat16. MPI cannot add these two
+dtypes, so it reduces such tensors as float32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ MPI_OPS = {
     dist.ReduceOp.BXOR: MPI.BXOR,
 }
 BOOL_OPS = {dist.ReduceOp.SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
-"""A sum of truth values is true if one of them is. A product is true if all are."""
+"""The reduce ops for booleans. A sum is true if one value is true. A product is true if all values
+are."""
 BITWISE = (MPI.BAND, MPI.BOR, MPI.BXOR)
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -57,12 +58,14 @@ class MpiGroup(dist.ProcessGroup):
     comm : mpi4py.MPI.Intracomm
         The communicator of the group's ranks. The group owns it from now on.
     timeout : datetime.timedelta, optional
-        The longest time of a wait. MPI's own waits have no limit. So a group with a limit asks MPI
-        again and again, which costs some latency. `set_timeout` changes the limit.
+        The longest time of a wait. MPI's own waits have no limit. So a group with a timeout asks
+        MPI again and again whether an op is done. This costs some latency. `set_timeout` changes
+        the timeout.
     """
 
     copies_results = False
-    """No result counts as a write by the program itself: see `mpi_buffers`."""
+    """The group's own writes of results do not count as writes by the program, see
+    `mpi_buffers`."""
 
     def __init__(self, comm, timeout=None):
         super().__init__(comm.rank, comm.size)
@@ -79,7 +82,7 @@ class MpiGroup(dist.ProcessGroup):
         return "mpi4py"
 
     def set_timeout(self, timeout):
-        """Set the longest time of a wait from now on, as a timedelta."""
+        """Set the longest time of all later waits, as a timedelta."""
         self._timeout = timeout
 
     def __repr__(self):
@@ -170,7 +173,8 @@ class MpiGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base
 
     def _parts(self, tensor, rows):
-        """Bytes of a tensor that belong to each rank; torch's empty list means even parts."""
+        """Return how many bytes of a tensor belong to each rank. torch's empty list means even
+        parts."""
         nbytes = tensor.numel() * tensor.element_size()
         if not rows:
             if nbytes % self.size():
@@ -234,7 +238,8 @@ class MpiGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduced(self, tensor, opts, after):
-        """``(buffer, op)`` of MPI for a tensor. ``after`` gets functions for the op's end."""
+        """Return MPI's ``(buffer, op)`` for a tensor. Append to ``after`` what to call when the op
+        is done."""
         reduce_op = opts.reduceOp
         ops = MPI_OPS | BOOL_OPS if tensor.dtype == torch.bool else MPI_OPS
         op = next((op for name, op in ops.items() if reduce_op == name), None)
@@ -267,10 +272,11 @@ class MpiGroup(dist.ProcessGroup):
         return self._perform([("Barrier",)], [], [])
 
     def _perform(self, calls, outputs, after):
-        """Call MPI by its non-blocking names, even if torch waits at once.
+        """Use MPI's non-blocking calls, even if torch waits at once.
 
-        In MPI a blocking collective never meets a non-blocking one. In torch one rank may wait for
-        a call that another rank made with ``async_op=True``: DDP's `join` does this.
+        In MPI, a blocking collective on one rank does not match a non-blocking one on another rank.
+        In torch, one rank may block in a call that another rank makes with ``async_op=True``, as in
+        DDP's `join`.
         """
         self._sequence += 1
         requests = [
@@ -279,9 +285,10 @@ class MpiGroup(dist.ProcessGroup):
         return self._keep(requests, outputs, after, calls)
 
     def _keep(self, requests, outputs, after=(), calls=()):
-        """Keep requests until they are done, also if nobody waits for them: MPI uses the memory.
+        """Keep requests and their memory until they are done, even if nobody waits for them.
 
-        mpi4py 4.1 keeps the memory of its requests itself, except for calls that reduce.
+        MPI uses the memory until then. mpi4py 4.1 keeps this memory itself, except in calls that
+        reduce.
         """
         work = MpiWork(requests, outputs, after, self._timeout, calls)
         self._open = [other for other in self._open if not other.is_completed()]
@@ -296,11 +303,12 @@ class MpiGroup(dist.ProcessGroup):
 
 
 LOOKS_AT_ONCE = 50
-"""The number of looks before the first that yields the processor: about 30 us, as a short send."""
+"""A wait first looks this many times without a pause. This takes about 30 us, as long as a short
+send. Then it yields the processor between looks."""
 
 
 class MpiWork(dist.Work):
-    """Some requests of MPI, and the functions to call when all of them are done.
+    """Some MPI requests, and the functions to call when all of these requests are done.
 
     Parameters
     ----------
@@ -308,11 +316,11 @@ class MpiWork(dist.Work):
     outputs : list
         The value of the call's future.
     after : list of callable
-        Called once, in order, when all requests are done.
+        The functions to call, once and in this order, when all requests are done.
     timeout : datetime.timedelta, optional
         The longest time of `wait`, if the call gives no other limit.
     held : object
-        The memory that MPI reads and writes. It is kept until the requests are done.
+        The memory that MPI reads and writes. The object keeps it until the requests are done.
     """
 
     def __init__(self, requests, outputs, after=(), timeout=None, held=None):
@@ -379,7 +387,8 @@ class MpiWork(dist.Work):
     source_rank = _source_rank
 
     def get_future(self):
-        """A future that already has its value, because C++ code waits for it without asking MPI."""
+        """Return a future that already has its value, because C++ code would wait for it without
+        asking MPI."""
         self.wait()
         future = Future()
         future.set_result(self._outputs)
@@ -387,33 +396,36 @@ class MpiWork(dist.Work):
 
 
 def as_bytes(tensor):
-    """The memory of a contiguous tensor, as a flat array of bytes."""
+    """Return the memory of a contiguous tensor as a flat array of bytes."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def with_type(array, counts):
-    """The form in which MPI takes parts of several sizes. Each size is a number of bytes."""
+    """Return the form in which MPI takes parts of different sizes. Each size is a number of
+    bytes."""
     return [array, counts, MPI.BYTE]
 
 
 def nbytes_of(tensors):
-    """The bytes of each tensor, a list."""
+    """Return a list with the number of bytes of each tensor."""
     return [tensor.numel() * tensor.element_size() for tensor in tensors]
 
 
 def joined(tensors):
-    """The bytes of several tensors one after the other, in a new array."""
+    """Return a new array with the bytes of all tensors, one after the other."""
     return as_bytes(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]))
 
 
 def without_overlap(tensor, output):
-    """A contiguous tensor that shares no memory with the output: MPI permits no overlap."""
+    """Return a contiguous tensor that shares no memory with the output, because MPI permits no
+    overlap."""
     same = tensor.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
     return tensor.clone().contiguous() if same else tensor.contiguous()
 
 
 def receive_buffer(tensor, after):
-    """Memory for MPI's writes into a tensor: the tensor's own memory if it can be."""
+    """Return memory into which MPI can receive a tensor: the tensor's own memory, if it is
+    contiguous."""
     if tensor.is_contiguous():
         return as_bytes(tensor)
     buffer = tensor.data.contiguous()
@@ -422,7 +434,7 @@ def receive_buffer(tensor, after):
 
 
 def receive_buffers(tensors, after):
-    """Memory for MPI's writes into several tensors, one after the other."""
+    """Return memory into which MPI can receive several tensors, one after the other."""
     sizes = [tensor.numel() for tensor in tensors]
     buffer = torch.empty(sum(sizes), dtype=tensors[0].dtype)
     parts = buffer.split(sizes)
@@ -445,7 +457,7 @@ def _add_up(group, tensor):
     ----------
     group : MpiGroup
     tensor : torch.Tensor
-        In the layout ``torch.sparse_coo``; the same shape and dtype on every rank.
+        Its layout is ``torch.sparse_coo``. Its shape and dtype are the same on every rank.
 
     Notes
     -----

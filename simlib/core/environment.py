@@ -1,4 +1,5 @@
-"""The surroundings of simlib: its installation, extras, owners of files, trust in ranks, Ctrl-C."""
+"""Where simlib is installed, which extras it has, which files are the learner's, and whether ranks
+are trusted."""
 
 from __future__ import annotations
 
@@ -16,16 +17,18 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 FOLDER = Path(__file__).parent.parent
-"""The folder ``simlib``, by the path of its import, because frames name its files so."""
+"""The folder ``simlib``, by the path from which Python imported it, because frames name files by
+this path."""
 ROOT = FOLDER.resolve().parent
 """The folder on the import path: the repository, or site-packages."""
 GIVEN = FOLDER / "classroom" / "checks" / "given"
-"""The expected answers of exercises' checks, in a wheel; a clone has `exercises/checks`."""
+"""In a wheel, the folder with the expected answers of exercises' checks. A clone has them in
+`exercises/checks`."""
 
 
 @functools.cache
 def _libraries():
-    """The beginnings of names of files that are not the learner's."""
+    """Return the beginnings of paths whose files are not the learner's."""
     torch = find_spec("torch")
     folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     folders |= {str(FOLDER), *site.getsitepackages(), site.getusersitepackages()}
@@ -41,20 +44,20 @@ def is_learners(filename: str) -> bool:
 
 
 class MissingExtra(ImportError):
-    """A module of one of simlib's extras is not installed. The message says which."""
+    """A module of one of simlib's extras is not installed. The message names the module."""
 
 
 def need(extra: str, *modules: str, what: str) -> None:
-    """Raise an error with one sentence if a module is missing.
+    """Raise an error of one sentence if one of the modules is missing.
 
     Parameters
     ----------
     extra : str
-        The extra of pyproject.toml that brings these modules.
+        The extra in pyproject.toml that installs these modules.
     modules : str
         The names by which Python imports the modules.
     what : str
-        The function or command that needs the modules. The sentence begins with it.
+        The function or command that needs the modules. The error begins with this text.
 
     Raises
     ------
@@ -69,18 +72,18 @@ def need(extra: str, *modules: str, what: str) -> None:
 
 
 VARIABLE = "SIMLIB_CONFINEMENT"
-"""Set if the ranks are not trusted. It names the module that confines them, see
-`core.engines.confinement`."""
+"""An environment variable that is set if the ranks are not trusted. Its value is the module that
+confines them, see `core.engines.confinement`."""
 
 
 def are_ranks_trusted() -> bool:
-    """Whether data from ranks may be read without a check, and shown."""
+    """Whether simlib may read data from ranks without a check, and show it."""
     return VARIABLE not in os.environ
 
 
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
-"""The environment of a process that sees no GPU of NVIDIA or AMD. CUDA reads it once, so it must
-be set before torch asks for a GPU for the first time."""
+"""Environment variables that hide all GPUs of NVIDIA and AMD from a process. CUDA reads them only
+once, so they must be set before torch asks for a GPU for the first time."""
 
 
 @contextlib.contextmanager
@@ -101,7 +104,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Within the block no garbage is collected: all objects of a job's record are in use."""
+    """Within the block, Python collects no garbage. A collection would find nothing, because all
+    objects of a job's record are in use."""
     was_on = gc.isenabled()
     gc.disable()
     try:

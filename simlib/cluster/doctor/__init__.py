@@ -72,7 +72,7 @@ def doctor(
 
 
 def _checked_hosts(hosts: Sequence[str] | None) -> list[str]:
-    """The hosts as a list of different names."""
+    """Return the hosts as a list without repeated names."""
     if hosts is None:
         return []
     refuse_text(hosts)
@@ -100,8 +100,8 @@ class Line:
         None for a check of all hosts together.
     state : {"ok", "wrong", "not asked"}
     sentence : str
-        The facts that the check found. If the state is ``"wrong"``, what to do. If the state is
-        ``"not asked"``, why.
+        The facts that the check found. If the state is ``"wrong"``, the sentence says what to do.
+        If the state is ``"not asked"``, it says why.
     """
 
     check: str
@@ -111,7 +111,7 @@ class Line:
 
 
 def examine(facts, checks=CHECKS):
-    """Judge the facts; returns a list of `Line`, in the order of the checks."""
+    """Judge the facts. Return a list of `Line`, in the order of the checks."""
     lines, faults = [], {}
     places = facts.hosts or [socket.gethostname()]
     for check in checks:
@@ -133,7 +133,8 @@ def examine(facts, checks=CHECKS):
 
 
 def _fault(facts, check, host, places, faults):
-    """The failed check, and its host, because of which this check cannot be made; else None."""
+    """Return the failed check, and its host, that makes this check impossible; None if there is
+    none."""
     if check.together:
         # A hello that was run had hosts enough, whatever is wrong with another one.
         among = [None] if facts.together else [*places, None]
@@ -155,7 +156,8 @@ def _because(fault, host):
 
 
 def hosts_for_hello(facts):
-    """The hosts on which to run `hello`. An empty list means this machine, and None means no host.
+    """Return the hosts on which to run `hello`. An empty list means this machine. None means that
+    `hello` cannot run.
 
     The list leaves out a host that cannot take part, if at least two other hosts can.
     """
@@ -270,12 +272,12 @@ class Report:
 
 
 def _shown(latency_s, bandwidth_Bps):
-    """Both measured numbers as text."""
+    """Return a measured latency and bandwidth as text."""
     return f"{latency_s * 1e6:.1f} us", f"{bandwidth_Bps / 1e6:.1f} MB/s"
 
 
 def pairs_of(facts):
-    """The measured pairs, by the names of their hosts."""
+    """Return the measured pairs, with the names of their hosts."""
     if facts.together is None:
         return ()
     hosts = facts.together["hosts"]

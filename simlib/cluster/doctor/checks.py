@@ -1,7 +1,8 @@
-"""The checks. Each judges the facts that `facts` found, and says how to fix a fault.
+"""The doctor's checks. Each check judges the facts that `facts` found, and says how to fix a fault.
 
-A judge gets the facts, and a host unless it judges all hosts together. It returns a `Verdict`:
-whether all is well, and one sentence. It is called only if everything that it needs is well.
+A judge is a function that gets the facts, and a host unless it judges all hosts together. It
+returns a `Verdict`: whether all is well, and one sentence. It is called only if all checks that it
+needs have passed.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Check:
     needs : tuple of str
         The checks that this check needs before it.
     alone : bool
-        Whether it also makes sense on one machine, without hosts.
+        Whether the check also makes sense on one machine, without hosts.
     together : bool
-        Whether it is a check of all hosts together.
+        Whether the check judges all hosts together.
     """
 
     name: str
@@ -59,12 +60,13 @@ def wrong(sentence: str) -> Verdict:
 
 
 CLOCK_S = 0.5
-"""If clocks are further apart, times of files and logs mislead. NTP holds 0.01 s."""
+"""The most seconds that clocks may differ. With a larger difference, times of files and logs
+mislead. NTP keeps clocks within 0.01 s."""
 CLOSE = ((0.001, "1 ms"), (0.01, "10 ms"), (0.1, "100 ms"), (0.5, "0.5 s"))
 
 
 def _said(facts, host):
-    """The sentence and the first line of ssh's words about a host; ``("", "")`` if none."""
+    """Return the meaning and the first line of ssh's output about a host; ``("", "")`` if none."""
     return cause_in(facts.refused.get(host, ""))
 
 
@@ -144,7 +146,8 @@ def torch(facts, host):
 
 
 def _bare(version):
-    """A version without the name of its build, because 2.13.0+cpu and 2.13.0 fit together."""
+    """Return a version without the name of its build, because 2.13.0+cpu and 2.13.0 work
+    together."""
     return version.partition("+")[0]
 
 
@@ -192,7 +195,7 @@ def mpi(facts, host):
 
 
 def _mpi_version(answer):
-    """The MPI, and its version, from an answer to ``--version``."""
+    """Return the MPI and its version, as found in the output of ``--version``."""
     text = answer[1]
     found = mpi_of_version(text)
     if found is None:
@@ -312,7 +315,7 @@ FIREWALL = (
 
 
 def hello(facts):
-    """Every rank started, knew the right world size, and took part in a sum."""
+    """Check that every rank started, knew the right world size, and took part in a sum."""
     run = facts.together
     wanted, place = run["wanted"], ", ".join(run["hosts"]) or "this machine"
     began, joined, met = (_of(run, step) for step in ("began", "joined", "met"))
@@ -341,7 +344,7 @@ def _of(run, step):
 
 
 def ping_pong(facts):
-    """Every pair was measured."""
+    """Check that every pair of hosts was measured."""
     run = facts.together
     pairs = _of(run, "pair")
     if run["code"] == 0 and pairs:
@@ -356,7 +359,7 @@ def ping_pong(facts):
 
 
 def describe(pair):
-    """The two measured numbers of a pair, in words."""
+    """Return the measured latency and bandwidth of a pair, in words."""
     latency_us, megabytes = pair["latency_s"] * 1e6, pair["bandwidth_Bps"] / 1e6
     return f"{latency_us:.3g} us one way, {megabytes:.3g} MB/s"
 

@@ -1,7 +1,7 @@
-"""`gather`: everything that the checks judge, asked of all hosts at the same time.
+"""`gather` collects all facts that the checks judge, from all hosts at the same time.
 
-A `Dialog` is one ssh to a host, with the probe at its other end. `run_together` runs the hello
-under mpiexec, with a time limit.
+A `Dialog` is one ssh to a host, where the probe runs. `run_together` runs the program `hello` under
+mpiexec, with a time limit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from . import hello, probe
 CONNECT_S = 5
 """Seconds in which a host must accept a connection."""
 FIRST_ANSWER_S = 15
-"""Seconds in which the probe must start there, with a name server and a slow login."""
+"""Seconds in which the probe must start on a host, even with a slow name server and a slow
+login."""
 ANSWER_S = 30
 
 BOOT = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
@@ -44,16 +45,17 @@ NO_PYTHON = "simlib-doctor-no-python"
 
 
 class NoAnswer(Exception):
-    """The other end has not answered. The text is its output instead."""
+    """The host has not answered. The error's text is the output that came instead."""
 
 
 class Dialog:
-    """Asks one host, by one ssh that stays open. A host of None is this machine, without ssh.
+    """Asks one host questions through one ssh that stays open. If the host is None, asks this
+    machine without ssh.
 
     Raises
     ------
     NoAnswer
-        The text has ssh's words.
+        The host cannot be reached. The text contains ssh's output.
     """
 
     def __init__(self, host=None):
@@ -81,7 +83,7 @@ class Dialog:
             raise
 
     def ask(self, question, limit_s=ANSWER_S, **values):
-        """Ask the probe; returns its answer."""
+        """Ask the probe a question, and return its answer."""
         self._write(json.dumps([question, values]).encode() + b"\n")
         try:
             line = self._lines.get(timeout=limit_s)
@@ -124,7 +126,8 @@ class Dialog:
 
 
 def command_of(host):
-    """The command that runs the probe: with this Python if the host has it, else with its own.
+    """Return the command that runs the probe. It uses the path of this Python if the host has one
+    there, else the host's own Python.
 
     The host gets the variables that mpiexec would pass on.
     """
@@ -138,12 +141,13 @@ def command_of(host):
 
 
 LIMIT_S = 20
-"""Seconds after which it counts as hanging. Normally it takes two."""
+"""After this many seconds, the program under mpiexec counts as hanging. Normally it takes two
+seconds."""
 LEAVE_S = 3
 
 
 def run_together(to, hosts):
-    """Run one rank on each host, or two on a single one.
+    """Run `hello` with one rank on each host, or with two ranks on a single host.
 
     Parameters
     ----------
@@ -154,8 +158,9 @@ def run_together(to, hosts):
     Returns
     -------
     dict
-        ``hosts``; ``wanted``, the number of ranks; ``steps``, from the ranks; ``said``, the output
-        of launcher and Python; ``code``, None if it was ended.
+        ``hosts``; ``wanted``, the number of ranks; ``steps``, the steps that ranks have reported;
+        ``said``, the output of launcher and Python; ``code``, the exit code, or None if the doctor
+        had to end the launcher.
     """
     wanted = max(2, len(hosts))
     program = [sys.executable, "-c", Path(hello.__file__).read_text(), str(LIMIT_S + LEAVE_S)]
@@ -190,7 +195,7 @@ def run_together(to, hosts):
 
 
 def _end(process):
-    """End a launcher that hangs. First give it the chance to end its ranks."""
+    """End a launcher that hangs. First give the launcher a chance to end its ranks."""
     process.terminate()
     try:
         return process.communicate(timeout=LEAVE_S)
@@ -205,7 +210,7 @@ FILE_S = 3  # a network filesystem may show a new file late
 
 @dataclass
 class Facts:
-    """The facts that were found.
+    """The facts that the doctor found.
 
     Attributes
     ----------
@@ -216,13 +221,14 @@ class Facts:
     of : dict of str to dict
         The probe's facts of each host that gave an answer.
     refused : dict of str to str
-        The words of ssh or of the host if it gave no answer.
+        For each host that gave no answer, the output of ssh or of the host.
     clocks : dict of str to tuple
-        How many seconds a host's clock is ahead of this one, and the error of this number.
+        For each host, how many seconds its clock is ahead of this machine's clock, and the error of
+        this number.
     written : set of str
-        The hosts whose files were seen here.
+        The hosts whose files this machine sees in the shared folder.
     unreached : dict of str to dict
-        Host -> the hosts that it could not reach, with the system's words.
+        For each host, the hosts that it could not reach, with the system's error messages.
     mpiexec, mpi : str or None
         The path of mpiexec, and the name of its MPI.
     mpi_wrong : str or None
@@ -245,12 +251,12 @@ class Facts:
     together: dict | None = None
 
     def on(self, host):
-        """The facts of a host; of this machine if no hosts were named."""
+        """Return the facts about a host, or about this machine if no hosts were named."""
         return self.of[host] if self.hosts else self.here
 
 
 def gather(hosts, launcher, folder, can_run):
-    """Ask everything.
+    """Collect all facts.
 
     Parameters
     ----------
@@ -309,7 +315,7 @@ def _find_mpiexec(facts, launcher):
 
 
 def _ask(facts, dialogs, host, question):
-    """Ask one host for its facts and its clock; with None, this machine."""
+    """Ask one host for its facts and its clock. If the host is None, ask this machine."""
     question = {**question, "reply": f"answer-{facts.hosts.index(host) if host else 'here'}"}
     try:
         dialog = dialogs[host] = Dialog(host)
@@ -328,7 +334,8 @@ def _ask(facts, dialogs, host, question):
 
 
 def _clock(dialog):
-    """``(offset, error)`` of a host's clock by one question, as NTP does it."""
+    """Return ``(offset, error)`` of a host's clock. Use one question and its answer, as NTP
+    does."""
     sent_s, begin_s = time.time(), time.monotonic()
     theirs_s = dialog.ask("clock")
     trip_s = time.monotonic() - begin_s
@@ -361,7 +368,7 @@ def _ask_connections(facts, dialogs, pool):
 
 
 def address_of(facts, host, seen_by):
-    """The address by which another host reaches a host (None: this machine)."""
+    """Return the address by which another host reaches a host. None means this machine."""
     if host is None:
         return facts.of[seen_by]["address"][2] if seen_by in facts.of else None
     return facts.of[host]["address"][0]

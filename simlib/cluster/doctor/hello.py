@@ -1,7 +1,8 @@
-"""The program of every rank: a hello over MPI, then ping-pong between pairs of ranks.
+"""The program that each rank of the doctor runs: a hello over MPI, then ping-pong between pairs of
+ranks.
 
-It needs only mpi4py. It prints each step as one line of JSON when the step is done. So if it hangs,
-the steps before are known.
+It needs only mpi4py. It prints each step as one line of JSON when the step is done. So if the
+program hangs, the doctor knows the steps that are done.
 """
 
 import itertools
@@ -24,7 +25,7 @@ def say(step, **values):
 
 
 def trip_s(comm, first, peer, buffer, times):
-    """Median of the seconds that a message needs there and back."""
+    """Return the median time, in seconds, that a message takes to the peer and back."""
     took = []
     for _ in range(times):
         begin_s = time.perf_counter()
@@ -39,7 +40,7 @@ def trip_s(comm, first, peer, buffer, times):
 
 
 def agree(comm, first, peer, value):
-    """The number of the pair's first rank, on both ranks."""
+    """Return a number that the pair's first rank chose, on both ranks."""
     room = bytearray(int(value).to_bytes(8, "big"))
     if first:
         comm.Send(room, peer)
@@ -49,7 +50,8 @@ def agree(comm, first, peer, value):
 
 
 def ping_pong(comm, first, peer):
-    """``(seconds one way, bytes per second)`` between two ranks, by the clock of the first."""
+    """Return ``(seconds one way, bytes per second)`` between two ranks, by the clock of the first
+    rank."""
     trip_s(comm, first, peer, bytearray(1), FEW)
     guess_s = trip_s(comm, first, peer, bytearray(1), FEW)
     times = agree(comm, first, peer, max(FEW, min(MAX_TRIPS, SMALL_S / guess_s)))
@@ -61,14 +63,14 @@ def ping_pong(comm, first, peer):
 
 
 def wait_for_all(comm):
-    """A barrier that leaves the processor to measuring ranks, which may share it."""
+    """Wait for all ranks, but leave the processor to ranks that measure and may share it."""
     barrier = comm.Ibarrier()
     while not barrier.Test():
         time.sleep(0.002)
 
 
 def main(limit_s):
-    """Be one rank."""
+    """Run all steps of one rank."""
     signal.alarm(limit_s)  # nothing is left on a host, whatever happens to mpiexec
     say("began", host=socket.gethostname())
     from mpi4py import MPI

@@ -1,7 +1,7 @@
-"""The questions to a host: a program of the standard library, which is sent there as text.
+"""The program that answers the doctor's questions on a host. The doctor sends it there as text.
 
-It runs in any Python of the host. It reads one question per line of JSON, and prints one answer per
-line. It ends when its input ends, or after `LONGEST_S`.
+It needs only the standard library, so it runs in any Python of the host. It reads one question per
+line of JSON, and prints one answer per line. It ends when its input ends, or after `LONGEST_S`.
 """
 
 import fcntl
@@ -28,12 +28,12 @@ TRY_S = 3
 
 
 def clock():
-    """This host's clock, in seconds."""
+    """Return this host's time, in seconds."""
     return time.time()
 
 
 def facts(root, mpiexec, folder, token, reply, names, proxy=None):
-    """All facts about this host alone."""
+    """Return all facts about this host alone."""
     sys.path.insert(0, root)
     return {
         "name": socket.gethostname(),
@@ -54,7 +54,7 @@ def facts(root, mpiexec, folder, token, reply, names, proxy=None):
 
 
 def account():
-    """Name and number of the account; no name if the system has none."""
+    """Return the name and number of the account. The name is missing if the system knows none."""
     uid = os.getuid()
     try:
         return [pwd.getpwuid(uid).pw_name, uid]
@@ -63,7 +63,8 @@ def account():
 
 
 def version_of(package):
-    """Version of an installed package, without importing it; None if it is missing."""
+    """Return the version of an installed package without importing it; None if the package is
+    missing."""
     try:
         from importlib import metadata
 
@@ -73,9 +74,9 @@ def version_of(package):
 
 
 def simlib():
-    """``[version, path, digest of the sources]`` of simlib; None if it is missing.
+    """Return ``[version, path, digest of the sources]`` of simlib; None if simlib is missing.
 
-    If it cannot be read: ``[None, path, the error]``.
+    If simlib cannot be read, return ``[None, path, the error]``.
     """
     import importlib.util
 
@@ -90,14 +91,14 @@ def simlib():
 
 
 def version_in(folder):
-    """The version of simlib in a folder, from its sources."""
+    """Return the version of simlib in a folder, as its sources give it."""
     with open(os.path.join(folder, "core", "environment.py"), encoding="utf-8") as file:
         version = re.search(r'^VERSION = "(.*?)"', file.read(), re.MULTILINE)
     return version and version.group(1)
 
 
 def digest_of(folder):
-    """A digest of all sources in a folder."""
+    """Return a digest of all sources in a folder."""
     digest = hashlib.sha256()
     for place, inside, files in os.walk(folder):
         inside.sort()
@@ -109,7 +110,8 @@ def digest_of(folder):
 
 
 def mpi(mpiexec, proxy):
-    """The words of the MPI at a path about itself, and the paths of other ones."""
+    """Return what the mpiexec at a path says about itself, whether its proxy is there, and the
+    mpiexec on the PATH."""
     if mpiexec is None:
         return None
     beside = os.path.join(os.path.dirname(mpiexec), proxy or "")
@@ -138,7 +140,8 @@ def printed(argv):
 
 
 def exchange(folder, token, reply):
-    """Read a file in the shared folder, and write one: ``[whether it was right, the error]``."""
+    """Read a file in the shared folder, and write another one. Return ``[whether the first was
+    right, the error]``."""
     try:
         with open(os.path.join(folder, "question")) as file:
             seen = file.read() == token
@@ -150,7 +153,8 @@ def exchange(folder, token, reply):
 
 
 def addresses_of(name):
-    """The IPv4 addresses of a name on this host; None if they are not known in time."""
+    """Return the IPv4 addresses of a name on this host; None if the host does not find them in
+    time."""
     found = []
 
     def look_up():
@@ -167,7 +171,8 @@ def addresses_of(name):
 
 
 def own_address():
-    """Address and interface by which ssh arrived, and the address from which it arrived."""
+    """Return this host's address and interface at which ssh arrived, and the address from which it
+    came."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     if len(words) < 4:
         return [None, None, None]
@@ -175,7 +180,8 @@ def own_address():
 
 
 def interface_of(address):
-    """The name of the interface with an IPv4 address; None if the system does not know it."""
+    """Return the name of the interface with an IPv4 address; None if the system does not know
+    it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         for _, name in socket.if_nameindex():
             try:
@@ -189,7 +195,7 @@ def interface_of(address):
 
 
 def listen(kept):
-    """Listen on a free port of every address until the end; returns the port."""
+    """Listen on a free port of every address until the probe ends. Return the port."""
     kept.append(socket.socket())
     kept[-1].bind(("", 0))
     kept[-1].listen(64)
@@ -197,7 +203,7 @@ def listen(kept):
 
 
 def connect(places):
-    """Try ports of other hosts, all at once: name -> the error, or None."""
+    """Try ports of other hosts, all at once. Return ``{name: the error, or None}``."""
     wrong = {}
 
     def attempt(name, address, port):

@@ -1,4 +1,4 @@
-"""torch.distributed over MPI, by mpi4py: pip's torch has no MPI backend of its own.
+"""torch.distributed over MPI, through mpi4py, because pip's torch has no MPI backend of its own.
 
 ::
 
@@ -39,7 +39,7 @@ __all__ = ["MpiGroup", "MpiWork", "interface_towards", "meet"]
 BACKEND = "mpi4py"
 KNOWN_TO_MPI = ("backend", "init_method", "store", "rank", "world_size")
 SIZES = tuple(dict.fromkeys(size for each in launchers.MPIS for _, size in each.identity))
-"""The variable in which each MPI's mpiexec gives the number of processes that it started."""
+"""For each MPI, the environment variable in which its mpiexec passes the number of processes."""
 _torch_init = c10d.init_process_group
 _torch_new_group = constructor_of_groups()
 
@@ -47,7 +47,7 @@ _torch_new_group = constructor_of_groups()
 def install():
     """Register the backend. ``init_process_group("mpi4py")`` then asks MPI for rank and size.
 
-    Torch's own name ``mpi`` means the same backend from now on.
+    From now on, torch's own name ``mpi`` means the same backend.
     """
     if BACKEND in dist.Backend.backend_list:
         return
@@ -59,7 +59,8 @@ def install():
 
 
 def init_process_group(backend=None, *args, **kwargs):
-    """torch's `init_process_group`. ``mpi4py`` and ``mpi`` take ranks and world size from MPI.
+    """Replace torch's `init_process_group`. For ``mpi4py`` and ``mpi``, get rank and world size
+    from MPI.
 
     Raises
     ------
@@ -85,9 +86,9 @@ def init_process_group(backend=None, *args, **kwargs):
 
 
 def check_launcher(comm):
-    """Refuse an mpiexec that belongs to another MPI than the library.
+    """Raise an error if mpiexec belongs to another MPI than mpi4py's library.
 
-    MPI itself reports no error then: every process is rank 0 of 1.
+    MPI itself reports no error in this case: every process becomes rank 0 of a world of size 1.
     """
     started = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if comm.size > 1 or not started or max(started) == 1:
@@ -106,13 +107,15 @@ def _is_ours(backend):
 
 
 def _new_group(size, rank, ranks, backend, store, *args, **kwargs):
-    """Replaces torch's only constructor of groups. "mpi" names torch's own, missing backend."""
+    """Replace torch's only constructor of groups, which takes "mpi" as the name of torch's own,
+    missing backend."""
     backend = dist.Backend(BACKEND) if _is_ours(backend) else backend
     return _torch_new_group(size, rank, ranks, backend, store, *args, **kwargs)
 
 
 def _create(options, _):
-    """The group of these ranks of the world, on the calling rank. All members must call this."""
+    """Return the group of these ranks of the world, on the calling rank. All members must call
+    this."""
     world = MPI.COMM_WORLD
     ranks = list(options.global_ranks_in_group)
     timeout = options.timeout if options.timeout < default_pg_timeout else None

@@ -1,4 +1,4 @@
-"""``mpiexec -n 2 python -m simlib.mpi script.py [args]``: a script whose backend is MPI."""
+"""Run a script whose backend is MPI: ``mpiexec -n 2 python -m simlib.mpi script.py [args]``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILED = 1
 def main(argv=None):
     """Run a script as one rank of an MPI job.
 
-    If a rank ends by an error, it ends the whole job. Otherwise the other ranks would wait for it
+    If a rank ends with an error, it ends the whole job. Otherwise the other ranks would wait for it
     for ever.
     """
     parser = argparse.ArgumentParser(
@@ -63,7 +63,8 @@ def _end_job(code):
 
 
 def _wait_until_read(stream, most_s=5.0):
-    """Wait until the launcher has read the output: an Abort may end the launcher before that."""
+    """Wait until the launcher has read the output, because an Abort may end the launcher too
+    early."""
     unread, until_s = array.array("i", [0]), time.monotonic() + most_s
     try:
         while time.monotonic() < until_s:

@@ -1,4 +1,4 @@
-"""A practice network, or a practice cluster: hosts that are namespaces of this machine."""
+"""Practice networks and practice clusters: their hosts are namespaces of this machine."""
 
 from . import daemon
 from .daemon import launcher

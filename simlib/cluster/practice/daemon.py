@@ -1,8 +1,9 @@
-"""A practice cluster that stays up: one command starts it, and others find it and end it.
+"""A practice cluster that stays up: one command starts the cluster, and other commands find and end
+it.
 
-The process that owns it becomes ``sleep infinity``. This program is small, and for Linux it is
-still the parent of the hosts. A link with a fixed path leads to the cluster's folder, and the
-folder's name contains the number of the owner.
+The process that owns the cluster becomes ``sleep infinity``. This program needs little memory, and
+Linux still treats the process as the parent of the hosts. A link with a fixed path leads to the
+cluster's folder, and the folder's name contains the number of the owner.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def bring_up(
 
 
 def _become_owner(writer, *cluster):
-    """In the child: make the cluster, and stay. Does not return; the parent gets a sentence."""
+    """In the child: make the cluster, and stay. Does not return. If this fails, the parent gets a
+    sentence."""
     try:
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -85,7 +87,8 @@ def _become_owner(writer, *cluster):
 
 
 def _claim_link(cluster):
-    """Make the link. Of two clusters that start at once, only one can have it."""
+    """Make the link with the fixed path. If two clusters start at once, only one of them gets the
+    link."""
     try:
         CLUSTERS.mkdir(exist_ok=True)
         practice_network.RUNNING.symlink_to(cluster.folder)
@@ -97,7 +100,7 @@ def _claim_link(cluster):
 
 
 def state() -> dict[str, Any] | None:
-    """The cluster that is up, or None.
+    """Return the facts about the cluster that is up, or None.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def state() -> dict[str, Any] | None:
 
 
 def _owner():
-    """The process id of the owner, or None."""
+    """Return the process id of the cluster's owner, or None."""
     with suppress(OSError):
         name = os.path.basename(os.readlink(practice_network.RUNNING))
         return owner_of(name) if owner_lives(name) else None
@@ -121,7 +124,7 @@ def _owner():
 
 
 def launcher(host: str) -> list[str]:
-    """The words to put before a program's, so that it runs on a host of the cluster that is up.
+    """Return the words to put before a command to run it on a host of the cluster that is up.
 
     It returns the same list of str as `PracticeCluster.launcher`. It does the same as ``simlib
     practice exec HOST --``, but it does not have to import simlib, which takes time.
@@ -147,9 +150,10 @@ for thread in asking:
 
 
 def hosts_that_answer(hosts: Iterable[str]) -> set[str]:
-    """The hosts whose ssh server answers the login host: a set.
+    """Return the set of hosts whose ssh server answers the login host.
 
-    They are asked all at once, and only for their greeting, because a login costs 0.2 s of CPU.
+    All hosts are asked at once. simlib reads only the server's greeting, because a login would cost
+    0.2 s of CPU time.
     """
     argv = [*launcher("login"), sys.executable, "-I", "-S", "-c", ASK, *hosts]
     done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -157,12 +161,12 @@ def hosts_that_answer(hosts: Iterable[str]) -> set[str]:
 
 
 def bring_down() -> tuple[bool, list[str]]:
-    """End the cluster that is up, and remove the rest of killed processes.
+    """End the cluster that is up, and remove what killed processes have left.
 
     Returns
     -------
     tuple
-        Whether a cluster was up, and the names of other namespaces removed.
+        Whether a cluster was up, and the names of the other namespaces that were removed.
     """
     refuse = why_not_here()
     if refuse:

@@ -1,7 +1,7 @@
 """A switch that passes on every frame some time later: ``delay.py DELAY_S PORT PORT ...``.
 
-It is for a Linux without `netem`, with which `tc` delays frames. It is a separate program in the
-namespace of the switch, and needs only the standard library.
+It replaces `netem`, with which `tc` delays frames, because some Linux systems lack `netem`. It runs
+as a separate program in the namespace of the switch, and needs only the standard library.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ BUFFER = 1 << 25
 
 
 def open_port(name):
-    """A socket that gets every frame that arrives at a port, and sends frames out of it."""
+    """Return a socket that gets every frame that arrives at a port, and that sends frames out of
+    this port."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     port.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     port.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -34,7 +35,8 @@ def open_port(name):
 
 
 def outlets(frame, port, ports, port_of):
-    """The target of a frame: the port with its address, or all other ports if it is unknown."""
+    """Return the ports to which a frame goes: the port with the target's address, or all other
+    ports if this port is unknown."""
     target, source = struct.unpack_from("6s6s", frame, VNET_HEADER)
     port_of[source] = port
     known = port_of.get(target)
@@ -42,7 +44,7 @@ def outlets(frame, port, ports, port_of):
 
 
 def forward(delay_s, names):
-    """Pass on frames, for ever."""
+    """Pass on frames for ever, each after the delay."""
     ports = [open_port(name) for name in names]
     ready = selectors.SelectSelector()  # epoll would round the pause up to a millisecond
     for port in ports:

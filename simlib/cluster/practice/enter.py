@@ -3,7 +3,7 @@
 It uses only the standard library, so it starts in a few hundredths of a second. The program gets
 the caller's working folder, environment, terminal and files. Its exit code, or the signal that
 ended it, becomes the exit code or signal of this process. SIGTERM, SIGHUP and SIGINT go on to the
-program. After them, the rest of its children on the hosts is killed.
+program. After the program's end, its other children on the hosts are killed.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def refuse(sentence, code=CANNOT):
-    """End with one sentence."""
+    """End this program with one sentence on stderr."""
     print(f"simlib: {sentence}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(code)
 
 
 def init_of(folder, host):
-    """The process id of a host's first process."""
+    """Return the process id of a host's first process."""
     place = os.path.join(folder, "init")
     try:
         hosts = sorted(os.listdir(place), key=lambda name: (len(name), name))
@@ -50,7 +50,7 @@ def init_of(folder, host):
 
 
 def start_of(pid):
-    """The start of a process, in ticks since boot; None if there is no such process."""
+    """Return the start time of a process, in ticks since boot; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The second field is the program's name in brackets, which may hold anything.
@@ -61,7 +61,8 @@ def start_of(pid):
 
 
 def namespaces_of(pid):
-    """The open namespaces of a process. Mounts come last, because they change what names mean."""
+    """Open the namespaces of a process, and return them. Mounts come last, because after them paths
+    mean other files."""
     kinds = ("pid", "net", "uts", "ipc", "mnt")
     try:
         return {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in kinds}
@@ -70,13 +71,14 @@ def namespaces_of(pid):
 
 
 def join(namespace):
-    """Enter a namespace with this process (for process ids: with its children)."""
+    """Move this process into a namespace. For process ids, only the later children of this process
+    move."""
     if libc.setns(namespace, 0):
         refuse(f"this host cannot be entered: {os.strerror(ctypes.get_errno())}")
 
 
 def become(argv, namespaces, folder):
-    """In the child: become the program. Does not return."""
+    """In the child: replace this process by the program. Does not return."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for namespace in namespaces.values():
         join(namespace)
@@ -96,7 +98,7 @@ def become(argv, namespaces, folder):
 
 
 def in_foreground():
-    """Whether a terminal's Ctrl-C reaches the program without our help."""
+    """Whether Ctrl-C in a terminal reaches the program even if this process does not pass it on."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
         return os.tcgetpgrp(terminal) == os.getpgrp()
@@ -105,7 +107,7 @@ def in_foreground():
 
 
 def wait_for(child, mark, ending):
-    """Pass on signals until the child has ended; returns its wait status."""
+    """Pass signals to the child until the child has ended. Return its wait status."""
     is_ending = False
     while True:
         event = signal.sigtimedwait(ending | {signal.SIGCHLD}, GRACE_S if is_ending else LONG_S)
@@ -140,7 +142,7 @@ def kill_marked(mark):
 
 
 def marked(mark):
-    """The processes with the mark in their environment; a zombie has none."""
+    """Return the processes that have the mark in their environment. A zombie has no environment."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
@@ -150,7 +152,7 @@ def marked(mark):
 
 
 def end_like(status):
-    """End as the program ended: with its exit code, or by its signal."""
+    """End this process as the program ended: with the same exit code, or by the same signal."""
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
     number = os.WTERMSIG(status)

@@ -1,8 +1,8 @@
 """The parts of a host of a practice cluster: its files, and the first program it runs.
 
-All files of a cluster are in one folder, which is removed with the cluster. For a host, some of
-these files replace the machine's own, by mounts that only the host has. The machine itself does not
-change.
+All files of a cluster are in one folder, which is removed with the cluster. A host sees some of
+these files in place of the machine's own files, because of mounts that only this host has. The
+machine itself does not change.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ exec {sshd} -D -e -f {ssh}/sshd_config
 
 
 def find(program):
-    """The path of a program, also in the folders of daemons; None if it is not installed."""
+    """Return the path of a program; None if it is not installed. Search the folders of daemons,
+    too."""
     return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATHS}")
 
 
@@ -97,7 +98,7 @@ def write_files(folder, addresses, slurm):
     Parameters
     ----------
     folder : Path
-        It exists already, and is empty.
+        An existing empty folder.
     addresses : dict of str to str
         The address of each host, by its name.
     slurm : bool
@@ -130,16 +131,16 @@ def write_files(folder, addresses, slurm):
 
 
 def _make_keys(ssh):
-    """Make one key for all hosts, and one for the single user."""
+    """Make one key for all hosts, and one key for the only user."""
     for name in ("host_key", "key"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "practice", "-f", ssh / name]
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
 def start_argv(folder, host):
-    """The program that turns a process into a host.
+    """Return the command that turns a process into a host.
 
-    Linux ends the program when the process that started it ends, for any reason. Then all other
+    Linux ends this program when the process that started it ends for any reason. Then all other
     processes of the host end, too.
     """
     return [
@@ -214,7 +215,8 @@ def write_slurm_files(folder, nodes):
 
 
 def slurm_lines(folder, host, find):
-    """The lines that start a host's part of Slurm. munged serves all hosts, by its socket."""
+    """Return the lines of shell that start a host's part of Slurm. One munged serves all hosts,
+    through its socket."""
     munge, log = folder / "munge", folder / "log"
     lines = [f"mount -n --bind {folder}/slurm /etc/slurm"]
     if host == "login":

@@ -74,18 +74,19 @@ def why_not_cluster(slurm: bool = False) -> str | None:
 class PracticeCluster:
     """A cluster of Linux namespaces on this machine: a context manager.
 
-    It needs Linux, root and the system packages iproute2 and openssh-server; with ``slurm``, also
-    slurm-wlm and munge. Every host reaches every other by ``ssh NAME``. All hosts see the files of
-    this machine, with two exceptions. Each host has its own ``/dev/shm``. No host has the user's
-    ``~/.ssh`` and start files of the shell. When the context ends, also by an error, Ctrl-C or
-    SIGKILL, everything ends and is removed.
+    It needs Linux, root and the system packages iproute2 and openssh-server. With ``slurm``, it
+    also needs slurm-wlm and munge. Every host reaches every other host by ``ssh NAME``. All hosts
+    see the files of this machine, with two exceptions. Each host has its own ``/dev/shm``. No host
+    has the user's ``~/.ssh`` and start files of the shell. When the context ends, simlib ends all
+    processes of the cluster and removes its files. This happens also after an error, Ctrl-C or
+    SIGKILL.
 
     Parameters
     ----------
     nodes : int
         Number of nodes, 1 to 63, in addition to the host ``login``.
     rate_bps : float, optional
-        Bits per second of each host's link, in each direction; None for no limit.
+        The rate of each host's link in each direction, in bits per second; None for no limit.
     delay_s : float
         Additional delay from one host to another, in seconds.
     slurm : bool
@@ -150,7 +151,7 @@ class PracticeCluster:
         self._started.clear()
 
     def launcher(self, host: str) -> list[str]:
-        """The words to put before a program's words to run it on a host: a list of str.
+        """Return the words to put before a command to run it on a host, a list of str.
 
         The program gets the caller's working folder, environment and files. The launcher returns
         the program's exit code. If SIGTERM or SIGINT ends the launcher, the program ends too.
@@ -176,12 +177,14 @@ class PracticeCluster:
     def run(self, host: str, argv: Sequence, **options: Any) -> subprocess.CompletedProcess:
         """Run a program on a host to its end; returns a `subprocess.CompletedProcess`.
 
-        Parameters are those of `popen`; the options are those of `subprocess.run`.
+        The parameters are the same as for `popen`, and the options the same as for
+        `subprocess.run`.
         """
         return subprocess.run(self._words(host, argv), **options)
 
     def leave_to_successor(self) -> None:
-        """Keep the cluster when another program replaces this Python in its process."""
+        """Keep the cluster when another program replaces this Python program in the same
+        process."""
         os.set_inheritable(self._reaper.stdin.fileno(), True)
 
     def _words(self, host, argv):
@@ -263,6 +266,7 @@ class PracticeCluster:
 
 
 def launcher_of(folder: Path) -> list[str]:
-    """The words to put before a host and a program, to run it on the cluster with this folder."""
+    """Return the words to put before a host and a command, to run it on the cluster with this
+    folder."""
     program = Path(__file__).with_name("enter.py")
     return [sys.executable, "-I", "-S", str(program), str(folder)]

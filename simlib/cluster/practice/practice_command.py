@@ -1,4 +1,4 @@
-"""``python -m simlib practice``: a network or a cluster on this machine, from the command line."""
+"""The command ``python -m simlib practice`` starts a network or a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def _add_links(action):
 
 
 def rate_bps(text):
-    """Bits per second of a text such as ``100mbit``."""
+    """Return the bits per second that a text such as ``100mbit`` names."""
     return _quantity(text, RATES)
 
 
 def time_s(text):
-    """Seconds of a text such as ``100us``."""
+    """Return the seconds that a text such as ``100us`` names."""
     return _quantity(text, TIMES)
 
 
@@ -147,7 +147,7 @@ def _down(options):
 
 
 def _description(state):
-    """One line about a cluster."""
+    """Return one line that describes a cluster."""
     hosts = list(state["addresses"])
     named = ", ".join(hosts) if len(hosts) < 6 else f"login, node1 to {hosts[-1]}"
     parts = [f"practice cluster: {named}"]
@@ -173,13 +173,13 @@ def _run(options):
 
 
 def _program(options):
-    """The words after ``--``."""
+    """Return the words after ``--``."""
     return options.program[1:] if options.program[:1] == ["--"] else options.program
 
 
 @contextmanager
 def _sigterm_as_exit():
-    """Within it, SIGTERM ends the program as Ctrl-C does, and the program cleans up."""
+    """Within the block, SIGTERM ends the program like Ctrl-C, so the program can clean up."""
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`PracticeNetwork`: some nodes, each a network namespace, and a switch between them.
+"""`PracticeNetwork`: some nodes and a switch between them. Each node is a network namespace.
 
 ::
 
@@ -35,12 +35,13 @@ GSO_BYTES = "16384"
 
 
 def tcp_settings(rate_bps: float | None) -> dict[str, str]:
-    """Settings of TCP, so that every transfer meets the same conditions.
+    """Return settings of TCP that give every transfer the same conditions.
 
-    Linux does not remember earlier connections, makes no slow start after a pause, and uses the one
-    congestion control that every Linux has. A connection may have 1 ms of data in its link's queue.
-    Then connections that share a link take turns, as with a real network card. With a longer queue,
-    a connection with a larger window from earlier use would take most of the link.
+    With these settings, Linux does not remember earlier connections, makes no slow start after a
+    pause, and uses the congestion control that every Linux has. A connection may keep 1 ms of data
+    in its link's queue. Then connections that share a link take turns, as with a real network card.
+    With a longer queue, a connection with a larger window from earlier use would take most of the
+    link.
     """
     settings = {
         "tcp_congestion_control": "reno",
@@ -55,16 +56,17 @@ def tcp_settings(rate_bps: float | None) -> dict[str, str]:
 class PracticeNetwork:
     """Nodes on a slow network, on this machine: a context manager.
 
-    It needs Linux, root and the system package iproute2. When the context ends, also by an error
-    or Ctrl-C, all processes of the nodes are ended and everything is removed.
+    It needs Linux, root and the system package iproute2. When the context ends, simlib ends all
+    processes of the nodes and removes the network. This happens also after an error or Ctrl-C.
 
     Parameters
     ----------
     nodes : int
         Number of nodes, 1 to 64.
     rate_bps : float, optional
-        Bits per second of each node's link, in each direction; None for no limit. The rate includes
-        the headers of Ethernet, IP and TCP: of 1,514 bytes, 1,448 are data.
+        The rate of each node's link in each direction, in bits per second; None for no limit. The
+        rate includes the headers of Ethernet, IP and TCP: a full frame has 1,514 bytes, and 1,448
+        of them are data.
     delay_s : float
         Additional delay from one node to another, in seconds.
 
@@ -73,7 +75,7 @@ class PracticeNetwork:
     addresses : list of str
         The address of each node.
     namespaces : list of str
-        The names of all network namespaces: the switch's, then the nodes'.
+        The names of all network namespaces. The switch comes first, then the nodes.
 
     Examples
     --------
@@ -133,8 +135,8 @@ class PracticeNetwork:
         argv : list of str
             The program and its arguments.
         **options
-            As for `subprocess.Popen`. ``GLOO_SOCKET_IFNAME`` is set, so that Gloo uses the node's
-            link, and not the address of the host name.
+            As for `subprocess.Popen`. simlib sets ``GLOO_SOCKET_IFNAME``. So Gloo uses the node's
+            link, and not the address that belongs to the host name.
         """
         check_count("node", node, low=0)
         if node >= self.nodes:
@@ -143,12 +145,14 @@ class PracticeNetwork:
         return self._start(self._names[node], argv, env=env, **options)
 
     def end_processes(self) -> None:
-        """End all processes on the nodes, also those that their programs have started."""
+        """End all processes on the nodes, including processes that the nodes' programs have
+        started."""
         for name in self._names:
             end_processes(name)
 
     def bytes_carried(self, node: int) -> tuple[int, int]:
-        """Bytes that a node's link has carried so far, with headers: ``(sent, received)``.
+        """Return the bytes that a node's link has carried so far, with headers: ``(sent,
+        received)``.
 
         Linux may hand several packets of one connection to a virtual link as one packet. Then it
         counts their headers once.
@@ -213,7 +217,8 @@ PORT = 29500  # the network is private: nobody else can have this port
 def run_on_nodes(
     network: PracticeNetwork, argv: Sequence[str], output: TextIO | None = None
 ) -> dict[int, int]:
-    """Run a program on every node, one rank on each; prints each line with its rank.
+    """Run a program on every node, with one rank on each node. Print each line of output after its
+    rank.
 
     If one rank fails, the other ranks are ended.
 
@@ -230,7 +235,7 @@ def run_on_nodes(
     Returns
     -------
     dict of int to int
-        ``{rank: exit code}`` of the ranks that failed by themselves; empty if none failed.
+        ``{rank: exit code}`` of the ranks that failed by themselves; empty if no rank failed.
     """
     done: queue.SimpleQueue[int] = queue.SimpleQueue()
     ranks = [_start_rank(network, rank, argv) for rank in range(network.nodes)]
@@ -282,7 +287,7 @@ FIRST_PROCESS = Path("/proc/1/cmdline")
 
 
 def tool(*argv: str) -> str:
-    """Run ``ip`` or ``tc``; returns what it printed."""
+    """Run ``ip`` or ``tc``, and return the output."""
     done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode:
         raise InvalidCallError(
@@ -292,12 +297,12 @@ def tool(*argv: str) -> str:
 
 
 def why_not() -> str | None:
-    """One sentence that says why this machine can have no practice network, or None."""
+    """Return a sentence that says why a practice network cannot run on this machine, or None."""
     return why_not_here() or _why_no_namespace()
 
 
 def why_not_here() -> str | None:
-    """The part of `why_not` that takes no time: it checks the system, the user, the programs."""
+    """Do the quick part of `why_not`: check the system, the user, and the programs."""
     if os.uname().sysname != "Linux":
         return "a practice network needs Linux, because it consists of network namespaces"
     if is_practice_host():
@@ -326,7 +331,8 @@ def is_practice_host() -> bool:
 
 
 def _why_no_namespace():
-    """Try a namespace with a shaped link: containers and a small Linux may not support it."""
+    """Try to make a namespace with a shaped link, because containers and small Linux systems may
+    not support this."""
     name = new_name("try")
     try:
         add_namespace(name)
@@ -343,11 +349,12 @@ def _why_no_namespace():
 
 
 def shape(rate_bps: float) -> list[str]:
-    """The words of `tc` that limit a link to ``rate_bps``, with short bursts only.
+    """Return the words of `tc` that limit a link to ``rate_bps`` and permit only short bursts.
 
-    If Linux wakes a queue late, the queue has to catch up, or the link is too slow. From a bucket
-    of 2 ms the queue may send 5 % faster until it has caught up. The second bucket limits a burst
-    to 0.5 ms of data, so that a short message also takes time.
+    If Linux wakes a queue too late, the queue must catch up. Otherwise the link would be too slow.
+    The first bucket contains 2 ms of data. As long as it is not empty, the queue may send 5 %
+    faster than the rate. The second bucket limits a burst to 0.5 ms of data, so that a short
+    message also takes time.
     """
     bucket = max(20_000, int(rate_bps / 8 * 0.002))
     at_once = max(3_100, int(rate_bps / 8 * 0.0005))  # no less than two packets
@@ -359,7 +366,8 @@ def shape(rate_bps: float) -> list[str]:
 
 
 def new_name(part: str, token: str | None = None) -> str:
-    """The name of a namespace. It contains its owner's process id and start time."""
+    """Return the name for a namespace. It contains the process id and the start time of the
+    owner."""
     token = token or secrets.token_hex(3)
     return f"{PREFIX}-{os.getpid()}-{start_of(os.getpid())}-{token}-{part}"
 
@@ -371,10 +379,10 @@ def add_namespace(name: str) -> None:
 
 
 def remove_place() -> None:
-    """Remove the folder for names if it is empty. `ip netns add` had made and mounted the folder.
+    """Remove the folder for names of namespaces if it is empty. `ip netns add` made and mounted it.
 
-    `ip netns add` will make it again. A process that adds a name meanwhile waits, also the reaper
-    of a cluster.
+    The next `ip netns add` makes the folder again. A process that adds a name meanwhile waits. So
+    does the reaper of a cluster.
     """
     with _place_held(fcntl.LOCK_EX), suppress(OSError):
         if not any(PLACE.iterdir()):
@@ -385,7 +393,7 @@ def remove_place() -> None:
 
 @contextmanager
 def _place_held(how):
-    """Within it, no other process of simlib removes or makes the folder for names."""
+    """Within the block, no other process of simlib removes or makes the folder for names."""
     folder = os.open(PLACE.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, how)
@@ -406,7 +414,8 @@ def remove_namespace(name: str) -> None:
 
 
 def end_processes(name: str) -> None:
-    """End all processes inside a namespace, until none is left that could start another."""
+    """End all processes inside a namespace. Repeat this until no process is left that could start
+    another."""
     while pids := tool("ip", "netns", "pids", name).split():
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -419,7 +428,7 @@ def remove_leftovers() -> list[str]:
     Returns
     -------
     list of str
-        The namespaces removed.
+        The namespaces that were removed.
     """
     refuse = why_not()
     if refuse:
@@ -433,7 +442,7 @@ def remove_leftovers() -> list[str]:
 
 
 def _remove_folders():
-    """Remove the files of practice clusters: a part of `remove_leftovers`."""
+    """Remove the files of practice clusters whose owners are gone, for `remove_leftovers`."""
     for name in _ours(CLUSTERS):
         if not owner_lives(name):
             shutil.rmtree(CLUSTERS / name, ignore_errors=True)
@@ -450,11 +459,11 @@ def _ours(place):
 
 
 def owner_lives(name: str) -> bool:
-    """Whether the owner process in a name of `new_name` still runs."""
+    """Whether the process that owns a namespace still runs. The name must come from `new_name`."""
     _, pid, start = name.split("-")[:3]
     return start_of(pid) == start
 
 
 def owner_of(name: str) -> int:
-    """The process id in a name of `new_name`."""
+    """Return the process id of the owner in a name that `new_name` made."""
     return int(name.split("-")[1])

@@ -1,9 +1,9 @@
-"""Read logs of NCCL with ``NCCL_DEBUG=INFO``: the network that NCCL used, communicators, calls.
+"""Read logs that NCCL writes with ``NCCL_DEBUG=INFO``: its network, communicators and calls.
 
-Unlike a flight recorder, a log contains the root and the reduce op of a collective. It contains no
-times and no lines of the program. The ``commId`` identifies a communicator. Within a process, the
-address identifies it, too. simlib counts the collectives of a communicator in the order of their
-lines, because ``opCount`` repeats.
+Unlike a flight recorder, a log contains the root and the reduce op of a collective. A log contains
+no times and no lines of the program. The ``commId`` identifies a communicator. Within one process,
+the address of the communicator identifies it, too. simlib counts the collectives of a communicator
+in the order of their lines, because ``opCount`` repeats.
 
 **Source** logs of NCCL 2.18 to 2.28 in public issues of NVIDIA/nccl.
 """
@@ -32,7 +32,7 @@ LONGEST_LINE = 1 << 16
 MOST_WARNINGS = 10
 
 DTYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16".split()
-"""Names of datatypes; the index is NCCL's number."""
+"""The names of datatypes. The index of a name is NCCL's number for the datatype."""
 REDUCE_OPS = "SUM PRODUCT MAX MIN AVG".split()
 
 
@@ -47,12 +47,13 @@ class NcclCall:
     count : int
         The number of elements in NCCL's call.
     dtype : str
-        ``"float32"``...; ``"datatype 10"`` for a dtype without a name here.
+        ``"float32"``..., or ``"datatype 10"`` for a dtype whose name simlib does not know.
     reduce_op : str or None
-        ``"SUM"``..., for a kind that reduces; None for an op that the program has defined.
+        ``"SUM"``..., if the kind of collective reduces. None if the program has defined the reduce
+        op itself.
     root : int or None
-        The root, for a kind that has one. It is a rank of the world if the log says which, else a
-        rank of the group.
+        The root, if the kind of collective has one. It is a rank of the world if the log shows
+        which one, else a rank of the group.
     """
 
     kind: str
@@ -69,14 +70,15 @@ class Communicator:
     Attributes
     ----------
     id : str
-        Its ``commId``.
+        The ``commId`` of the communicator.
     size : int
     members : dict of int to tuple
         ``{rank in the communicator: (host, pid, device)}``: the process and GPU of the rank.
     calls : dict of int to list of NcclCall
-        ``{rank in the communicator: its collectives in order}``. Roots are ranks in it, too.
+        ``{rank in the communicator: its collectives in order}``. Roots are ranks in the
+        communicator, too.
     rings : dict of int to tuple of int
-        ``{channel: its ranks in the order of the ring}``.
+        ``{channel: ranks in the order of the channel's ring}``.
     """
 
     id: str
@@ -88,14 +90,14 @@ class Communicator:
 
 @dataclass
 class NcclLog:
-    """The contents of a job's logs.
+    """The facts in the NCCL logs of a job.
 
     Attributes
     ----------
     version : str or None
         ``"2.28.9"``.
     communicators : list of Communicator
-        In order of appearance.
+        The communicators in the order in which they appear.
     networks : dict of tuple to str
         For each process and GPU, the network it uses: ``"Socket"``, ``"IB"``, or a plugin's name.
     interfaces : dict of str to list of str
@@ -105,7 +107,7 @@ class NcclLog:
     uses_gpu_direct : bool or None
         Whether a channel uses GPUDirect RDMA; None if the logs name no channel to another host.
     warnings : list of str
-        The first warnings of NCCL.
+        The first warnings that NCCL printed.
     """
 
     version: str | None = None
@@ -118,17 +120,19 @@ class NcclLog:
 
     @property
     def ranks(self) -> dict[tuple, int]:
-        """For each process and GPU, its rank in the world, which is the largest communicator."""
+        """Return the rank of each process and GPU in the world, which is the largest
+        communicator."""
         if not self.communicators:
             return {}
         world = max(self.communicators, key=lambda comm: comm.size)
         return {member: rank for rank, member in world.members.items()}
 
     def call(self, rank: int, ranks: Iterable[int], number: int) -> NcclCall | None:
-        """The collective that a rank of the world called as the ``number``-th (from 1) of a group.
+        """Return the ``number``-th collective (from 1) that a rank of the world called in a group.
 
-        None if the log does not say it, or has several communicators of these ranks. Compare
-        ``kind`` and ``count`` to check that it is the same call as in another record.
+        Return None if the log does not show this call, or if several communicators have these
+        ranks. To check that the call is the same as in another record, compare ``kind`` and
+        ``count``.
         """
         found = self._communicator_of(tuple(ranks))
         if found is None:
@@ -143,14 +147,15 @@ class NcclLog:
         return NcclCall(call.kind, call.count, call.dtype, call.reduce_op, root)
 
     def root_of(self, ranks: Iterable[int], number: int) -> int | None:
-        """The root of a group's ``number``-th collective (from 1), if all logs of it agree."""
+        """Return the root of a group's ``number``-th collective (from 1), if the logs of all its
+        ranks agree."""
         ranks = tuple(ranks)
         calls = [self.call(rank, ranks, number) for rank in ranks]
         roots = {call.root for call in calls if call is not None}
         return roots.pop() if len(roots) == 1 else None
 
     def in_words(self) -> str:
-        """One or two sentences. The first says which network the ranks use."""
+        """Return one or two sentences. The first sentence says which network the ranks use."""
         sentences = [self._network_in_words()]
         if self.warnings:
             sentences.append(f"NCCL warned: {self.warnings[0].rstrip('.')}.")
@@ -159,7 +164,8 @@ class NcclLog:
         return " ".join(sentences)
 
     def _communicator_of(self, ranks: tuple) -> tuple[Communicator, dict[int, int | None]] | None:
-        """The only communicator of these ranks, with the world's rank of each of its own."""
+        """Return the only communicator of these ranks, and the rank in the world of each of its
+        ranks."""
         known = self.ranks
         found = []
         for comm in self.communicators:
@@ -206,12 +212,13 @@ class NcclLog:
 
 
 def read_nccl_logs(paths: Iterable[str | Path]) -> NcclLog:
-    """Read the logs of one job: a file for each process, or one file with the lines of all.
+    """Read the logs of one job: one file for each process, or one file with the lines of all
+    processes.
 
     Raises
     ------
     ValueError
-        No file has a line of NCCL.
+        No file contains a line from NCCL.
     OSError
         A file cannot be read.
     """
@@ -236,7 +243,7 @@ def _lines_of(path: Path) -> Iterator[str]:
 
 
 class _Reader:
-    """Goes through the lines, and knows the communicators by process and address."""
+    """Goes through the lines of logs. Finds communicators by process and address."""
 
     def __init__(self) -> None:
         self.log = NcclLog()

@@ -1,7 +1,9 @@
-"""A trace as the dumps of torch's flight recorder: one file a rank, in the format of torch 2.13.
+"""Write a trace as dumps of torch's flight recorder, in the format of torch 2.13: one file per
+rank.
 
-A dump contains no root, reduce op, tag or split. For other data that a `Trace` does not have, the
-most frequent form of NCCL's recorder is written: gathering ops are written as on lists of tensors.
+A dump contains no root, reduce op, tag or split. If a `Trace` lacks other data of a dump, simlib
+writes the most frequent form of NCCL's recorder. For example, it writes gathering ops as ops on
+lists of tensors.
 
 **Source** ``c10d/FlightRecorderDetail.hpp`` and ``ProcessGroupNCCL.cpp`` of PyTorch 2.13.
 """
@@ -24,24 +26,26 @@ from .names import word_of_dtype
 VERSION = "2.10"
 PREFIX = "nccl_trace_rank_"
 ZERO_NS = 10**18
-"""The moment 0 of a trace, in nanoseconds since 1970, because a trace has no date."""
+"""The date of a trace's moment 0, in nanoseconds since 1970. A dump needs a date, but a trace has
+none."""
 TIMEOUT_MS = 600_000
 NO_TENSOR = [[0]]
-"""The sizes of missing tensors, for ranks that are not the root."""
+"""The sizes that replace missing tensors on ranks that are not the root."""
 UNEVEN = frozenset({"scatter", "gather", "all_to_all"})
-"""Kinds whose ranks may bring tensors of different shapes."""
+"""Kinds of collectives in which ranks may pass tensors of different shapes."""
 
 
 def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Path:
-    """Write a file ``nccl_trace_rank_N`` for each rank that could leave one; see `Run.to_recorder`.
+    """Write a file ``nccl_trace_rank_N`` for each rank that could write a dump; see
+    `Run.to_recorder`.
 
     Parameters
     ----------
     trace : Trace
     folder : str or Path
-        It is created if it does not exist.
+        simlib creates the folder if it does not exist.
     last : int, optional
-        Write only the last entries of each rank, as in a ring of this length.
+        Write only this many last entries of each rank, like a ring buffer of this length.
 
     Returns
     -------
@@ -51,7 +55,8 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
     Raises
     ------
     InvalidCallError
-        ``last`` is less than 1, or the folder has dumps of ranks that are not written now.
+        ``last`` is less than 1, or the folder contains dumps of ranks for which this call writes
+        none.
     """
     if last is not None and last < 1:
         raise InvalidCallError(f"last is {last}: give the number of last calls to keep, 1 or more")
@@ -69,7 +74,8 @@ def write_dumps(trace: Trace, folder: str | Path, last: int | None = None) -> Pa
 
 
 def make_folder(folder: Path, pattern: str, names: set[str]) -> None:
-    """Make a folder for files of these names; it may have no others that fit the pattern."""
+    """Make a folder for files of these names. Refuse a folder with other files that fit the
+    pattern."""
     others = sorted({path.name for path in folder.glob(pattern)} - names)
     if others:
         raise InvalidCallError(
@@ -80,7 +86,7 @@ def make_folder(folder: Path, pattern: str, names: set[str]) -> None:
 
 
 def numbers_of_groups(trace: Trace) -> dict[Group, int]:
-    """The number that names each group; 0 is the world."""
+    """Return the number that names each group in a dump. The world is 0."""
     world = next((op.group for op in trace if len(op.group) == trace.world_size), None)
     numbers = {world or Group("world", tuple(range(trace.world_size))): 0}
     for op in trace:
@@ -89,7 +95,8 @@ def numbers_of_groups(trace: Trace) -> dict[Group, int]:
 
 
 def _ends(trace: Trace) -> dict[int, float]:
-    """When each op was complete, in seconds, by its ``id``, even if no rank waited for it."""
+    """Return ``{id of an op: when it was complete, in seconds}``, even if no rank waited for the
+    op."""
     ends = {id(op): op.end_s for op in trace if op.end_s is not None}
     meetings: list[Iterable[Op]] = [
         collective.ops.values()
@@ -164,7 +171,8 @@ def _dump(
 
 
 def _lost_before(ops: list[Op]) -> int:
-    """How many collectives the rank called before the first that the trace has of each group."""
+    """For each group, return how many collectives the rank called before the first one in the
+    trace."""
     first: dict[Group, int] = {}
     for op in ops:
         if op.number is not None:
@@ -173,7 +181,8 @@ def _lost_before(ops: list[Op]) -> int:
 
 
 class _Status:
-    """The progress of a rank in one group: a stream, in which one op runs after the other."""
+    """The progress of a rank in one group. The group's ops run one after the other, as in a
+    stream."""
 
     def __init__(self) -> None:
         self.collectives = self.messages = self.ops = 0
@@ -181,7 +190,7 @@ class _Status:
         self._is_busy = False
 
     def enter(self, op: Op, is_complete: bool) -> dict[str, Any]:
-        """The numbers and the state of the next op."""
+        """Return the numbers and the state of the next op."""
         self.ops += 1
         if op.is_p2p:
             self.messages += 1
@@ -214,7 +223,8 @@ def _description(group: Group, number: int) -> str:
 
 
 def _name(op: Op) -> str:
-    """The op as the recorder names it, messages with the positions of both ranks in their group."""
+    """Return the recorder's name of an op. For messages, it contains both ranks' positions in the
+    group."""
     if op.kind == "barrier":
         return "all_reduce_barrier"  # NCCL has no barrier
     if op.kind == "reduce_scatter" and len(op.shapes) == 1:
@@ -227,7 +237,7 @@ def _name(op: Op) -> str:
 
 
 def _tensors(op: Op) -> dict[str, Any]:
-    """Sizes and dtypes of the op's inputs and outputs."""
+    """Return the sizes and dtypes of the op's inputs and outputs."""
     shapes = [list(shape) for shape in op.shapes] or [[1]]
     dtype = word_of_dtype(op.dtype) or "Float"
     size = len(op.group)
@@ -271,7 +281,8 @@ def _of_all_to_all(shapes: list, splits: tuple | None) -> list:
 
 
 def _frames(call: str, site: Site) -> list[dict[str, Any]]:
-    """torch's own frame and the learner's; empty if no line of the learner's is known."""
+    """Return torch's own frame and the learner's frame; empty if no line of the learner is
+    known."""
     if not site.lineno:
         return []
     code = inspect.unwrap(getattr(dist, call)).__code__

@@ -1,9 +1,11 @@
-"""A run as Chrome trace JSON, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Write a run as Chrome trace JSON. Perfetto (https://ui.perfetto.dev) and chrome://tracing open
+it.
 
-Each rank is a process with a thread of the same name. The thread has slices for the rank function,
-the calls that block and the waits, nested. Asynchronous ops are on further threads, because slices
-of one thread may nest but never overlap. An arrow (a pair of flow events) leads from each send to
-its receive, and from the last rank that called a collective to the other ranks.
+In the trace, each rank is a process with a thread of the same name. This thread contains nested
+slices: the rank function, the blocking calls, and the waits. Asynchronous ops are on further
+threads, because slices of one thread may be nested but must not overlap. An arrow (a pair of flow
+events) leads from each send to its receive, and from the last rank that called a collective to the
+other ranks.
 
 The file also contains the record that `simlib.load` reads. Trace viewers ignore keys that they do
 not know.
@@ -28,12 +30,12 @@ VERSION = 1
 PLAIN = [f.name for f in fields(Op) if f.name not in ("group", "site", "shapes", "splits")]
 WIRE = [f.name for f in fields(WireMessage) if f.name != "group"]
 MOST_BYTES = 10 << 20
-"""The most bytes of a rank's result that a trace contains."""
+"""A trace contains a rank's result only if the result has at most this many bytes."""
 LEAST_NS = 2  # an arrow binds to a slice only if the slice takes time
 
 
 def write_chrome_trace(run: Any, path: str | Path) -> Path:
-    """Write the run as Chrome trace JSON, times in microseconds.
+    """Write the run as Chrome trace JSON. Its times are in microseconds.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ def write_chrome_trace(run: Any, path: str | Path) -> Path:
 
 
 def chrome_trace(run: Any) -> dict[str, Any]:
-    """The run as the dict that `write_chrome_trace` writes."""
+    """Return the dict that `write_chrome_trace` writes."""
     slices = _Slices(run)
     events = slices.events + _flows(run.trace, slices.of_op)
     for event in events:
@@ -73,7 +75,8 @@ def chrome_trace(run: Any) -> dict[str, Any]:
 
 
 class _Slices:
-    """The slices of a run, the names of their threads, and each op's own slice by ``id(op)``."""
+    """Collects the slices of a run, the names of their threads, and each op's own slice by
+    ``id(op)``."""
 
     def __init__(self, run: Any) -> None:
         self.run, self.trace = run, run.trace
@@ -103,7 +106,8 @@ class _Slices:
         self._beside(rank, pid, [op for op in ops if op.async_op], until)
 
     def _main_thread(self, pid: int, tid: int, ops: list[Op], until: float) -> Any:
-        """Blocking calls with their waits inside, and waits for asynchronous ops, one by one."""
+        """Return slices of blocking calls, with the waits inside them, and of waits for
+        asynchronous ops."""
         parts = []
         for op in ops:
             wait = blocked(op, until)
@@ -122,7 +126,7 @@ class _Slices:
         return events
 
     def _inside(self, op: Op, until: float, begin: int, end: int) -> Any:
-        """The states of the rank while it was blocked in a call: slices one after the other."""
+        """Return a slice for each state of the rank while it was blocked in a call."""
         slices, free = [], begin
         for state, start_s, end_s in blocked_parts(op, until, self.run.transfers):
             first, last = min(max(_ns(start_s), free), end - LEAST_NS), min(_ns(end_s), end)
@@ -132,7 +136,7 @@ class _Slices:
         return slices
 
     def _pieces(self, rank: int, pid: int, until: float) -> Any:
-        """The pieces of the rank's work that the program has named, on a thread of their own."""
+        """Add the parts of the rank's work that the program has named, on a thread of their own."""
         pieces = [piece for piece in self.trace.pieces if piece.rank == rank]
         if not pieces:
             return
@@ -145,7 +149,8 @@ class _Slices:
             self.events.append(slice_ | {"cat": "piece"})
 
     def _beside(self, rank: int, pid: int, ops: list[Op], until: float) -> Any:
-        """Asynchronous ops, each from its call to its end, on as few threads as they need."""
+        """Add a slice for each asynchronous op, from its call to its end. Use as few threads as
+        possible."""
         free: list = []
         first_tid = self.next_tid
         for op in sorted(ops, key=lambda op: op.post_s):
@@ -180,7 +185,8 @@ def _slice(name: str, pid: int, tid: int, begin: int, end: int, args: dict) -> d
 
 
 def _placed(start_s: float, end_s: float, free: int = 0) -> tuple[int, int]:
-    """Begin and end in ns: after the thread is free, and long enough to bind an arrow."""
+    """Return begin and end in ns. The slice begins when the thread is free, and is long enough for
+    an arrow."""
     begin = max(_ns(start_s), free)
     return begin, max(_ns(end_s), begin + LEAST_NS)
 
@@ -194,7 +200,7 @@ def _ns(seconds: float) -> int:
 
 
 def _args(op: Op) -> dict[str, Any]:
-    """The data that Perfetto shows when you click an op."""
+    """Return the data that Perfetto shows when you click an op."""
     args = {
         "bytes": op.nbytes,
         "peer": op.peer,
@@ -210,7 +216,8 @@ def _args(op: Op) -> dict[str, Any]:
 
 
 def _flows(trace: Trace, of_op: dict) -> list[dict]:
-    """Pairs of flow events, each from one slice to another slice that waits for it."""
+    """Return pairs of flow events. Each pair leads from one slice to another slice that waits for
+    it."""
     pairs = [
         ("message", message.send, message.recv)
         for message in trace.messages
@@ -236,7 +243,8 @@ def _where(event: dict, ts: Any) -> dict:
 
 
 def record_of(run: Any) -> dict[str, Any]:
-    """The data of a run that `load` needs, as plain data; sites and groups are written once."""
+    """Return the data of a run that `load` needs, as plain data. Each site and group appears only
+    once."""
     sites: dict[Any, int] = {}
     groups: dict[Any, int] = {}
 
@@ -309,7 +317,8 @@ def record_of(run: Any) -> dict[str, Any]:
 
 
 def _kept(result: Any) -> dict[str, str]:
-    """A result (plain data, tensors, arrays) as text, or the reason why it is left out."""
+    """Return a result (plain data, tensors, arrays) as text, or the reason why the trace does not
+    contain it."""
     try:
         data = dumps_tree(result)
     except Exception as error:  # whatever a tensor of some sort, say, does not like

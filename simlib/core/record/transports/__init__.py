@@ -1,4 +1,4 @@
-"""The transports of a rank's calls: Gloo, NCCL or MPI, and the capabilities of each."""
+"""How a rank's calls reach other ranks: by Gloo, NCCL or MPI. Each has its own capabilities."""
 
 from datetime import timedelta
 

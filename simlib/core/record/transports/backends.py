@@ -1,4 +1,5 @@
-"""`BACKENDS`: the backends by which ranks can communicate. To add a backend, add an entry.
+"""`BACKENDS` lists the backends through which ranks can communicate. To add a backend, add an
+entry.
 
 A `Backend` opens a `Transport` on each rank of a group. Its `Capabilities` describe, for each kind
 of device, which tensors and calls it supports.
@@ -39,10 +40,10 @@ OPS = {
     "barrier": "barrier",
     "monitored_barrier": "monitored_barrier",
 }
-"""Methods of `dist.ProcessGroup`, and the names that users of torch know."""
+"""Maps methods of `dist.ProcessGroup` to the names that users of torch know."""
 
 TORCHS_TAGS = 2**31 - 1
-"""torch passes a tag on as a C int."""
+"""The largest tag in torch, because torch passes a tag on as a C int."""
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 WHOLES = {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
@@ -58,23 +59,23 @@ class Capabilities:
     Attributes
     ----------
     name : str
-        The backend's name in a sentence.
+        The backend's name in messages.
     carries : frozenset of torch.dtype or None
-        The dtypes of its collectives, or None for all dtypes. torch may treat complex numbers as
-        pairs of real numbers.
+        The dtypes that its collectives support, or None for all dtypes. torch may treat complex
+        numbers as pairs of real numbers.
     reduces : frozenset of torch.dtype
-        The dtypes of its reductions.
+        The dtypes that its reductions support.
     sends : frozenset of torch.dtype or None
-        The dtypes of its messages, or None for all dtypes.
+        The dtypes that its messages support, or None for all dtypes.
     reduce_ops : tuple of str
     not_complex : frozenset of str
         Methods that cannot carry complex numbers.
     lacks : dict
-        Methods that the backend does not have -> what to do instead.
+        Maps each method that the backend lacks to a text that says what to do instead.
     adds_sparse : bool
         Whether all_reduce adds sparse tensors.
     moves_memory : bool
-        Whether the backend moves memory from a tensor's first byte on, and ignores strides.
+        Whether the backend copies memory from a tensor's first byte on and ignores strides.
     largest_tag : int
         The largest tag, or 0 if the backend has no tags.
     is_simulated : bool
@@ -101,7 +102,7 @@ GLOOS_CONFIG = str(dist.distributed_c10d.BackendConfig(dist.Backend("gloo")))
 
 @dataclass(frozen=True)
 class Transport:
-    """Carries the calls of one rank in one group.
+    """Carries out the calls of one rank in one group.
 
     Attributes
     ----------
@@ -110,13 +111,15 @@ class Transport:
     config : str
         The backend's name for each device, in torch's form.
     group : object
-        An object with the methods of `dist.ProcessGroup`. It gets each call of the rank.
+        An object with the methods of `dist.ProcessGroup`. simlib passes each call of the rank to
+        it.
     registered : tuple of (torch.device, BackendType, dist.Backend)
-        The C++ backends that torch's own C++ code asks for names and options. The last one counts.
+        The C++ backends that torch's own C++ code asks for names and options. If there are several,
+        torch uses the last one.
     capabilities : dict of str to Capabilities
         By type of device.
     set_timeout : callable
-        It sets the longest time of an op from now on, as a timedelta.
+        A function that sets the longest time of all later ops, as a timedelta.
     """
 
     name: str
@@ -128,7 +131,7 @@ class Transport:
 
     @property
     def default_capabilities(self) -> Capabilities:
-        """The capabilities for a call without tensors."""
+        """Return the capabilities that count for a call without tensors."""
         return self.capabilities[self.registered[-1][0].type]
 
 
@@ -143,18 +146,21 @@ class Backend:
     Attributes
     ----------
     name : str
-        The name in ``backend=``.
+        The value of ``backend=`` that means this backend.
     names : tuple of str
         The names that a program may use for it in its calls of torch.
     capabilities : dict of str to Capabilities
-        Its capabilities by type of device. It carries no tensors of a type without an entry.
+        The backend's capabilities by type of device. It supports no tensors on a type without an
+        entry.
     open : callable
-        ``(options, ranks)`` -> the `Transport` of a rank in a group, on that rank. The arguments
-        are torch's options of the group, and its members as ranks of the world.
+        ``open(options, ranks)`` returns the `Transport` of a rank in a group. Each rank calls it
+        for itself. The arguments are torch's options of the group, and the group's members as ranks
+        of the world.
     missing : callable
-        A function that returns a sentence on what a machine with so many ranks lacks, or None.
+        ``missing(ranks)`` returns a sentence that says what this machine lacks for so many ranks,
+        or None.
     needs_mpi : bool
-        Whether mpiexec of an MPI must have started the ranks.
+        Whether the mpiexec of an MPI must start the ranks.
     needs_gpus : bool
         Whether each rank needs its own GPU.
     """
@@ -168,7 +174,7 @@ class Backend:
     needs_gpus: bool = False
 
     def take_device(self, local_rank: int) -> None:
-        """Make the rank's own GPU its current one, if each rank has one."""
+        """If each rank needs its own GPU, make this GPU the rank's current one."""
         if self.needs_gpus:
             torch.cuda.set_device(local_rank)
 
@@ -211,7 +217,10 @@ NCCL = Capabilities(
 
 
 def like_gloo(group: Any, gloo: Any, able: Capabilities = GLOO) -> Transport:
-    """Calls go to ``group``, which keeps Gloo's rules. ``gloo`` is a Gloo for torch's questions."""
+    """Return a transport whose calls go to ``group``, which follows Gloo's rules.
+
+    ``gloo`` is a Gloo backend that answers the questions of torch's C++ code.
+    """
     return Transport(
         "gloo",
         GLOOS_CONFIG,
@@ -223,7 +232,8 @@ def like_gloo(group: Any, gloo: Any, able: Capabilities = GLOO) -> Transport:
 
 
 def over_gloo(options: Any, ranks: tuple) -> Transport:
-    """Gloo moves all tensors. Tensors on a GPU go through the CPU's memory."""
+    """Return a transport in which Gloo moves all tensors. Tensors on a GPU are copied through the
+    CPU's memory."""
     gloo = _gloo(options.store, options)
     transport = like_gloo(None, gloo)
     if torch.cuda.is_available():
@@ -236,11 +246,12 @@ def over_gloo(options: Any, ranks: tuple) -> Transport:
 
 
 def over_nccl(options: Any, ranks: tuple) -> Transport:
-    """NCCL moves tensors on a GPU, and Gloo the others: torch's ``cpu:gloo,cuda:nccl``.
+    """Return a transport like torch's ``cpu:gloo,cuda:nccl``: NCCL moves tensors on a GPU, and Gloo
+    moves all others.
 
-    The communicator is made at the first op, on the GPU of its tensors. No device is bound to the
-    group. Otherwise torch would split the groups of `new_group` from it, also on ranks outside
-    them.
+    NCCL makes the communicator at the first op, on the GPU of the op's tensors. simlib binds no
+    device to the group. Otherwise torch would make the groups of `new_group` by splitting this
+    group, and ranks outside the new group would have to take part.
     """
     gloo = _gloo(dist.PrefixStore("cpu/", options.store), options)
     own = dist.ProcessGroupNCCL.Options()
@@ -275,9 +286,9 @@ def _gloo(store, options):
 
 
 def _around(options, registered):
-    """A C++ group that passes each call to the backend of its tensors' device.
+    """Return a C++ group that passes each call to the backend for the device of the call's tensors.
 
-    Backends themselves lack the newer names of methods.
+    The backends themselves do not have the newer names of methods.
     """
     inner = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
     inner._set_default_backend(registered[-1][1])
@@ -287,10 +298,10 @@ def _around(options, registered):
 
 
 def missing_gpu() -> str | None:
-    """A sentence if torch sees no GPU here.
+    """Return a sentence if torch sees no GPU on this machine, else None.
 
-    It counts GPUs by the driver's library (NVML). `torch.cuda.is_available` would start CUDA in
-    this process, and its forked children could not use CUDA any more.
+    The function counts GPUs through the driver's library (NVML). `torch.cuda.is_available` would
+    start CUDA in this process. Then forked children of this process could not use CUDA any more.
     """
     if torch.cuda.device_count():
         return None
@@ -333,11 +344,12 @@ BACKENDS = {
         ),
     )
 }
-"""All backends. Others register themselves: ``BACKENDS["mpi4py"]`` is from `simlib.cluster`."""
+"""All backends by name. Other packages add theirs: ``BACKENDS["mpi4py"]`` comes from
+`simlib.cluster`."""
 
 
 def backend_named(name: object) -> Backend:
-    """The backend that ``backend=`` names. Refused if there is none of this name."""
+    """Return the backend that ``backend=`` names. Raise an error if there is no such backend."""
     if isinstance(name, str) and name in BACKENDS:
         return BACKENDS[name]
     *names, last = map(repr, BACKENDS)
@@ -345,7 +357,8 @@ def backend_named(name: object) -> Backend:
 
 
 def check_for_processes(name: object, world_size: int) -> Backend:
-    """The backend of this name, for ranks that simlib starts as processes of this machine."""
+    """Return the backend of this name, for ranks that simlib starts as processes of this machine.
+    Raise an error if it does not work here."""
     backend = backend_named(name)
     if backend.needs_mpi:
         raise InvalidCallError(

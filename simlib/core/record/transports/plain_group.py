@@ -1,4 +1,5 @@
-"""The common part of our own groups: torch's collectives, each as one plain call."""
+"""The common part of simlib's own groups. It turns each of torch's collectives into one plain
+call."""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
 
 class PlainGroup:
-    """The methods of `dist.ProcessGroup` for collectives, in terms of `_collective`.
+    """Implements the collectives of `dist.ProcessGroup` through one method `_collective`.
 
-    A subclass has ``_group`` (whose length is the number of members), ``_position``, ``send``,
-    ``recv``, and ``_collective(kind, brings, takes, opts, payload, splits=None)``. The latter posts
-    a collective with the tensors that the rank contributes and gets, and the tensors that count as
-    its bytes.
+    A subclass defines ``_group`` (whose length is the number of members), ``_position``, ``send``,
+    ``recv``, and ``_collective(kind, brings, takes, opts, payload, splits=None)``. This method
+    posts a collective. ``brings`` are the tensors that the rank contributes, ``takes`` are the
+    tensors that it receives, and ``payload`` are the tensors that count as its bytes.
     """
 
     copies_results = False
     limit_s: float | None = None
-    """Seconds after which a wait is given up; None for an endless wait."""
+    """A wait gives up after this many seconds. None means that waits never give up."""
     patience_s = 1800.0
-    """The longest time of an op without such a limit, after its end: torch's 30 minutes."""
+    """Without ``limit_s``, an op may take this many seconds: torch's 30 minutes."""
     _group: Any
     _position: int
     recv: Callable[..., Any]
@@ -130,15 +131,16 @@ class PlainGroup:
 
 
 def rows(tensor: Tensor, splits: Sequence[int] | None, n: int) -> list[Tensor]:
-    """A tensor cut along its first dimension, into even parts if no sizes are given."""
+    """Return the parts of a tensor, cut along its first dimension. Without ``splits``, the parts
+    are even."""
     sizes = list(splits) if splits else [tensor.shape[0] // n] * n
     return list(tensor.split(sizes))
 
 
 def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy results into the learner's tensors, by elements. Shapes and cuts may differ.
+    """Copy results into the learner's tensors, element by element. Shapes and cuts may differ.
 
-    As with Gloo, autograd learns nothing of it.
+    As with Gloo, autograd does not notice this copy.
     """
     sizes = [target.numel() for target in targets]
     if [source.numel() for source in sources] != sizes:
@@ -157,7 +159,8 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 
 def forget_values_of(tensor: Tensor) -> None:
-    """A tensor has got a result without data. If it has data itself, it is NaN from now on."""
+    """Mark a tensor that has received a result without data. If the tensor itself has data, set it
+    to NaN."""
     if is_without_data(tensor):
         return
     if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
@@ -170,7 +173,7 @@ def forget_values_of(tensor: Tensor) -> None:
 
 
 def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy results into a rank's tensors, as far as both have values."""
+    """Copy results into a rank's tensors, as far as both sides have values."""
     if any(map(is_without_data, targets)):
         return
     if any(map(is_without_data, sources)):
@@ -181,12 +184,13 @@ def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """All elements one after the other."""
+    """Return all elements of the tensors, one after the other."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _without_repetition(source, target):
-    """If `expand` made several elements one place in memory, the last one stays there."""
+    """If `expand` has mapped several elements to one place in memory, keep only the last element
+    for it."""
     for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if size > 1 and stride == 0:
             source, target = source.narrow(dim, size - 1, 1), target.narrow(dim, 0, 1)
@@ -194,7 +198,8 @@ def _without_repetition(source, target):
 
 
 class SharedOutputs:
-    """Takes the result of an all_gather unchanged: the tensors of all ranks, only to be read."""
+    """Takes the result of an all_gather without a copy: the tensors of all ranks, which nobody may
+    change."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -208,9 +213,10 @@ class SharedOutputs:
 
 
 def stand_in_backend() -> dist.Backend:
-    """A Gloo backend of one rank, for torch's own C++ code to ask for names and options.
+    """Return a Gloo backend of one rank. torch's own C++ code asks it for names and options.
 
-    DDP's logger takes any backend called "gloo" for one of these. It never moves a byte.
+    DDP's logger treats any backend called "gloo" as such an object. This backend never moves a
+    byte.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=FOREVER)
