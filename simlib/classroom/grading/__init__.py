@@ -1,14 +1,16 @@
-"""The classroom: grade a folder of notebooks, check your own notebooks, hand exercises out.
+"""The classroom's commands: grade a folder of notebooks, check your own notebooks, hand exercises
+out.
 
 `source` and `exercise` read the exercises that were handed out. `collect` and `notebook_file` read
 the notebooks that students handed in, and `late` finds the late ones. `merge_answers` puts a
-student's answers into the exercise. `session` runs the result by nbval, in a kernel that `sandbox`
-isolates. In this kernel `examiner` and `graded_checks` examine the answers, and `shell` runs the
-student's cells in a process of its own. `grade` and `score` compute the points, and `whole_class`
-grades many notebooks. `reports`, `comments` and `pages` write the results into an `own_folder`.
+student's answers into the exercise. `session` runs the merged notebook with nbval, in a kernel that
+`sandbox` isolates. In this kernel `examiner` and `graded_checks` examine the answers, and `shell`
+runs the student's cells in a process of its own. `grade` and `score` compute the points, and
+`whole_class` grades many notebooks. `reports`, `comments` and `pages` write the results into an
+`own_folder`.
 
-The package itself adds ``simlib grade``, ``check``, ``progress`` and ``handout`` to the command
-line. The code of a command is imported when the command is called.
+This file itself adds ``simlib grade``, ``check``, ``progress`` and ``handout`` to the command line.
+The code of a command is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ def add_grade(commands):
 
 
 def check(options):
-    """Check notebooks. If none of them exists, say so at once."""
+    """Check notebooks. If none of them exists, report this at once."""
     if any(os.path.lexists(path) for path in options.notebooks):
         return own("check")(options)
     for path in options.notebooks:

@@ -2,8 +2,8 @@
 
 A `Group` limits the memory and the processes of one run, and ends all its processes. A container of
 podman or docker needs no image: a process inside sees only links and folders of this machine. The
-program inside loads the filter of system calls itself, because podman and docker do not take a
-filter in this form.
+program inside must load the filter of system calls itself, because podman and docker do not accept
+a filter in this form.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ MOUNTED = Path("/sys/fs/cgroup")
 NAME = "simlib-grading"
 CONTROLLERS = ("cpu", "memory", "pids")
 ROOM = 5 / 4
-"""Times a run's memory. The watch must act earlier, because it reports the limit in words."""
+"""The group's limit is this factor times the run's memory. So simlib's own watch acts first, and
+can report the limit in words."""
 MORE_PROCESSES = 100
-"""The processes around the sandbox."""
+"""The group may have this many more processes than the run, for the processes around the
+sandbox."""
 CLEAR_S = 5
 _numbers = itertools.count(1)
 
 
 class Group:
-    """A control group of one run, for the time of a ``with`` block.
+    """A control group for one run. It exists for the time of a ``with`` block.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ class Group:
     Attributes
     ----------
     words : list of str
-        The words before a command that runs in the group.
+        The words to put before a command, so that it runs in the group.
     """
 
     def __init__(self, limits, mounted=MOUNTED):
@@ -86,7 +88,7 @@ class Group:
         self._remove()
 
     def kill(self):
-        """End all processes of the group, in any session."""
+        """End all processes of the group, whatever their session is."""
         end_all_in(self._folders)
 
     def _remove(self):
@@ -96,7 +98,7 @@ class Group:
 
 
 def end_all_in(folders):
-    """End all processes of groups."""
+    """End all processes of these groups."""
     deadline = time.monotonic() + CLEAR_S
     while time.monotonic() < deadline:
         pids = {pid for folder in folders for pid in pids_in(folder)}
@@ -112,7 +114,7 @@ def end_all_in(folders):
 
 
 def remove_group(folder):
-    """Remove a group when its killed processes have gone."""
+    """Remove a group as soon as its killed processes have ended."""
     deadline = time.monotonic() + CLEAR_S
     while time.monotonic() < deadline:
         try:
@@ -124,7 +126,7 @@ def remove_group(folder):
 
 
 def pids_in(folder):
-    """The processes of a group."""
+    """Return the processes of a group."""
     try:
         return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
     except (OSError, ValueError):
@@ -132,7 +134,8 @@ def pids_in(folder):
 
 
 def settings_of(mounted, memory, processes):
-    """``[(parent folder, {file: value})]`` of the groups to make; empty if none can be made."""
+    """Return ``[(parent folder, {file: value})]`` of the groups to make; empty if simlib can make
+    none."""
     if (mounted / "cgroup.controllers").exists():
         given = (mounted / "cgroup.subtree_control").read_text().split()
         if not set(CONTROLLERS) <= set(given):
@@ -150,7 +153,7 @@ def settings_of(mounted, memory, processes):
 
 @functools.cache
 def user_has_systemd():
-    """Whether systemd makes groups for this user (not tried on a machine that tests this)."""
+    """Whether systemd makes groups for this user. No test has tried this with a real systemd."""
     if shutil.which("systemd-run") is None:
         return False
     command = ["systemd-run", "--user", "--scope", "--quiet", "-p", "CPUWeight=100", "true"]
@@ -169,12 +172,12 @@ def clear_groups_of_the_dead(mounted=MOUNTED):
 
 ENGINES = ("podman", "docker")
 FILTERING = "classroom/confinement/system_calls.py"
-"""A file of simlib. Run as a program, it loads a filter and becomes another program."""
+"""A file of simlib. As a program, it loads the filter and then becomes another program."""
 OF_THE_CALLER = (
     "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
     "CONTAINERS_CONF", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG",
 )  # fmt: skip
-"""Variables by which podman and docker find their settings, containers and daemon."""
+"""The variables with which podman and docker find their settings, containers and daemon."""
 ALWAYS = [
     "--rm", "--network=none", "--ipc=private", "--read-only", "--cap-drop=all",
     "--security-opt=no-new-privileges", "--hostname=grading", "--log-driver=none",
@@ -189,13 +192,15 @@ OPTIONS = {
     ],
     "docker": ["--security-opt=systempaths=unconfined"],
 }  # fmt: skip
-"""Sandboxes inside need a new /proc. Linux does not mount one beside a partly covered /proc."""
+"""Options of each engine. Sandboxes inside the container need a new /proc, and Linux does not mount
+a new one while the old /proc is partly covered."""
 EMPTY_FOLDERS = ("/dev", "/etc", "/proc", "/run", "/sys")
 """Folders into which the engines put their own files."""
 MAX_PROCESSES = 32_768
-"""The most processes of a container's user: podman's largest. Inside, limits are stricter."""
+"""The most processes of a container's user: the largest number that podman accepts. Stricter limits
+apply inside."""
 GRACE_S = 60
-"""Seconds after a notebook's time when a container ends by itself, if its grader is dead."""
+"""If the grader is dead, a container ends by itself this many seconds after its notebook's time."""
 
 
 @dataclass(frozen=True)
@@ -207,11 +212,11 @@ class View:
     links : dict of str to str
         The target of each link.
     shown : dict of str to str
-        The machine's file or folder for each place; read-only.
+        The machine's file or folder that is visible at each place, read-only.
     covers : list of (Path, str or None)
         The covers from `sandbox.covered`.
     shares : dict of str to int
-        The writable folders, and their bytes.
+        The writable folders, and how many bytes each of them may have.
     simlib : str
         The place of simlib inside.
     environment : dict of str to str
@@ -228,7 +233,7 @@ class View:
 def contained(engine, command, run_folder, uid, limits, view):
     """The command that runs ``command`` in a container, see `sandbox.sandboxed`.
 
-    The folders of which the container consists are made beside ``run_folder``.
+    simlib makes the container's folders beside ``run_folder``.
     """
     folder = run_folder.parent
     binds = view.shown | laid_over(view.covers, folder / "covers") | without_sys(folder / "sys")
@@ -254,13 +259,15 @@ def contained(engine, command, run_folder, uid, limits, view):
 
 
 def client(engine):
-    """The words that call an engine as the grader's user, with any environment."""
+    """Return the words that call an engine with the grader's settings, whatever the environment
+    is."""
     ours = [f"{name}={os.environ[name]}" for name in OF_THE_CALLER if name in os.environ]
     return ["env", *ours, engine]
 
 
 def of_user(engine, uid):
-    """Words for the container's user: the run's own user if we are root, else the caller."""
+    """Return the options for the container's user: the run's own user if the grader is root, else
+    the caller."""
     if os.geteuid() == 0:
         return [f"--user={uid}:{uid}"]
     if engine == "podman":
@@ -269,7 +276,7 @@ def of_user(engine, uid):
 
 
 def of_limits(limits):
-    """Words for the limits of a control group, as `cgroup` sets them, and for open files."""
+    """Return the options for the same limits as a `Group` has, and for open files."""
     memory = int(limits.memory_bytes * ROOM)
     words = [f"--memory={memory}", f"--memory-swap={memory}", "--cpu-shares=1024"]
     words.append(f"--pids-limit={limits.processes + MORE_PROCESSES}")
@@ -281,7 +288,8 @@ def of_limits(limits):
 
 
 def laid_over(covers, folder):
-    """``{place: source}`` that hides covered places. A folder gets the empty folders for it."""
+    """Return ``{place: source}`` that hides covered places. The empty folders for this are made in
+    ``folder``."""
     found = {}
     for number, (path, source) in enumerate(covers):
         if source is None:
@@ -296,13 +304,13 @@ def laid_over(covers, folder):
 
 
 def without_sys(folder):
-    """``{place: source}`` that leaves only the engines' own mounts in /sys."""
+    """Return ``{place: source}`` that leaves only the engine's own mounts in /sys."""
     (folder / "fs/cgroup").mkdir(parents=True)
     return {"/sys": str(folder)}
 
 
 def make_root(root, links, binds, shares):
-    """Make a container's root: links, and empty folders and files as mount points.
+    """Make a container's root folder. It has links, and empty folders and files as mount points.
 
     Otherwise the engine would make them as a user whose files we may not be able to remove.
     """
@@ -323,12 +331,13 @@ def make_root(root, links, binds, shares):
 
 @functools.cache
 def image_of_links(links):
-    """The name of docker's image that contains only these links. It is made if it is missing.
+    """Return the name of docker's image that contains only these links. Make the image if it is
+    missing.
 
     Raises
     ------
     OSError
-        Docker does not make the container. The message comes from docker.
+        docker cannot make the image. The message comes from docker.
     """
     name = f"simlib-grading:{hashlib.sha256(repr(links).encode()).hexdigest()[:16]}"
     if _ask("docker", "image", "inspect", name).returncode == 0:
@@ -352,14 +361,14 @@ def image_of_links(links):
 class Container:
     """The container of one run: its processes, and its end.
 
-    Its processes are not children of the process that started them. So it is not enough to watch or
-    end that process.
+    The container's processes are not children of the process that started the container. So it is
+    not enough to watch or end that process.
 
     Parameters
     ----------
     engine : str
     folder : Path
-        The run's folder. The container has its name.
+        The run's folder. The container has the same name.
     """
 
     def __init__(self, engine, folder):
@@ -367,7 +376,7 @@ class Container:
         self._pid = 0
 
     def first_process(self):
-        """The process id of its first process on the machine; 0 while there is none."""
+        """Return the id of the container's first process on the machine; 0 if there is none yet."""
         if not self._pid:
             done = _ask(self._engine, "inspect", "--format={{.State.Pid}}", self._name)
             with contextlib.suppress(ValueError):
@@ -380,20 +389,20 @@ class Container:
 
 
 def remove(engine, names):
-    """Remove containers, whether they run or not."""
+    """Remove containers, even if they still run."""
     if names:
         at_once = ["--time=0", "--ignore"] if engine == "podman" else []
         _ask(engine, "rm", "--force", *at_once, *names)
 
 
 def names_of_containers(engine, beginning):
-    """The names of all containers whose names have this beginning."""
+    """Return all names of containers that begin with ``beginning``."""
     said = _ask(engine, "ps", "--all", "--format={{.Names}}", f"--filter=name={beginning}")
     return [one for one in said.stdout.decode().split() if one.startswith(beginning)]
 
 
 def last_line(said):
-    """The last line of a program's output."""
+    """Return the last line of a program's output."""
     return (said.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
 
 

@@ -1,4 +1,5 @@
-"""Find a student's answers in a notebook, and put them in order between the pristine cells.
+"""Find a student's answers in a notebook, and put them between the pristine cells, in the right
+order.
 
 The grader uses only the source texts of a submission's answer cells and of the student's own cells.
 A changed setup counts as one of the student's own cells. Everything else (setup, checks, hidden
@@ -7,7 +8,7 @@ cells, outputs, metadata) comes from the pristine exercise.
 As a program, this file is the process that reads the students' files, within limits and apart from
 the grader. It runs without simlib, because the import of simlib takes a second. Its first line of
 input is JSON: the limits, and the exercises as plain data. Each request is a line of JSON and the
-bytes of a file; each answer is a line of JSON.
+bytes of a file. Each answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class WrongNotebook(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do, in order.
+    """One step of a merged notebook: a cell to run.
 
     Attributes
     ----------
     kind : str
-        ``"pristine"``: run this cell of the exercise; ``"helper"``: a cell of the student's own;
-        ``"answer"``: an answer.
+        ``"pristine"`` for a cell of the exercise, ``"helper"`` for a cell of the student's own, and
+        ``"answer"`` for an answer.
     cell : Cell or None
         The pristine cell. For an answer, it is the cell that the answer replaces.
     source : str
@@ -71,7 +72,7 @@ class MergedNotebook:
     notes : list of str
         Notes for the teacher on odd things.
     forms : dict of str to str
-        By question, a form that is the same for equal answers, see `likeness.form_of`.
+        For each question, a form that is the same for equal answers, see `likeness.form_of`.
     """
 
     steps: list
@@ -80,12 +81,13 @@ class MergedNotebook:
     forms: dict = field(default_factory=dict, compare=False)
 
     def without(self, left_out):
-        """The notebook without some questions, their answers and checks, and some helpers.
+        """Return the notebook without some questions (with their answers and checks) and some
+        helpers.
 
         Parameters
         ----------
         left_out : collection
-            Names of questions, and steps.
+            The names of the questions, and the steps, to leave out.
         """
         left_out = set(left_out)
         left = [
@@ -102,7 +104,7 @@ def merge_answers(exercise, submission):
     Raises
     ------
     WrongNotebook
-        The notebook has cells of this exercise neither by id nor by function name.
+        No cell of the notebook belongs to this exercise, by its id or by the name of a function.
     """
     notes, cells = list(submission.notes), list(map(LookedAt, submission.cells))
     chosen = {name: choose(exercise, cells, name, notes) for name in exercise.questions}
@@ -129,16 +131,16 @@ def merge_answers(exercise, submission):
 
 
 def hidden_last(steps):
-    """The steps, with the hidden cells after all others.
+    """Return the steps with all hidden cells at the end.
 
-    So no cell of the student's, and no check whose words the student sees, runs after the student's
-    ranks have got a hidden input.
+    When the student's ranks have seen a hidden input, no cell of the student may run any more, and
+    no check whose output the student sees.
     """
     return sorted(steps, key=lambda step: step.cell is not None and step.cell.role == "hidden")
 
 
 class LookedAt:
-    """A student's cell with facts that every question needs, computed once.
+    """A student's cell, with facts that every question needs. They are computed only once.
 
     Attributes
     ----------
@@ -166,13 +168,14 @@ def has_answers(exercise, cells):
 
 
 def choose(exercise, cells, name, notes):
-    """The index of the cell that replaces a question's answer, or None.
+    """Return the index of the student's cell that answers a question, or None.
 
-    It is found by metadata, then by cell id, then by the function's ``def``. JupyterLab gives the
-    metadata of a cell also to its copy, and to both parts of a split cell. So one way may find
-    several edited cells. Then the last one above the check that defines the function counts, or
-    else the last one. One of the student's own cells may define the function, too. Like any such
-    cell it runs at its own place, and the check uses the function as it is when the check runs.
+    simlib looks for the cell by metadata, then by cell id, then by the function's ``def``.
+    JupyterLab copies the metadata of a cell to a copy of the cell, and to both parts of a split
+    cell. So one of these ways may find several edited cells. Then the last of them counts that
+    defines the function and is above the check. If there is no such cell, the last of all counts.
+    One of the student's own cells may define the function, too. Such a cell runs at its own place,
+    like all own cells. The check uses the function that exists when the check runs.
     """
     (cell,) = exercise.cells_of(name, "answer")
     end = place_of_check(exercise, cells, name)
@@ -203,7 +206,8 @@ def choose(exercise, cells, name, notes):
 
 
 def place_of_check(exercise, cells, name):
-    """The index of the last cell with a question's check; the number of cells if it has none."""
+    """Return the index of the last cell with a question's check; the number of cells if there is no
+    check."""
     pristine = exercise.cells_of(name, "check")
     ids = {one.id for one in pristine}
     sources = {bare(text) for one in pristine for text in (one.source, one.shown)}
@@ -217,7 +221,8 @@ def place_of_check(exercise, cells, name):
 
 
 def definitions(source):
-    """``(names, names at the top)`` that a cell defines by ``=`` or ``def``, without methods."""
+    """Return ``(names, names at the top level)`` that a cell defines by ``=`` or ``def``, without
+    methods."""
     defs = [match.groups() for match in DEF.finditer(source)]
     by_name = [match[1] for match in ASSIGNED.finditer(source)]
     at_top = frozenset([*by_name, *(name for indent, name in defs if not indent)])
@@ -225,18 +230,19 @@ def definitions(source):
 
 
 def is_edited(cell, exercise, name):
-    """Whether an answer is more than the stub; spaces and comments do not count."""
+    """Whether an answer differs from the stub. Spaces and comments do not count."""
     return cell.bare not in ("", bare(exercise.questions[name].stub))
 
 
 def bare(source):
-    """A source without spaces and without comments on lines of their own."""
+    """Return a source without spaces and without comments on lines of their own."""
     lines = (line.strip() for line in source.splitlines())
     return "".join("".join(line.split()) for line in lines if not line.startswith("#"))
 
 
 def changed_cells(exercise, submission):
-    """Notes on setup and check cells that are changed or missing. The pristine ones are used."""
+    """Return notes on setup and check cells that are changed or missing. simlib uses the pristine
+    cells instead."""
     by_id = {one.id: one.source.strip() for one in submission.cells}
     roles = {(one.role, one.question) for one in submission.cells}
     sources = {one.source.strip() for one in submission.cells}
@@ -252,15 +258,15 @@ def changed_cells(exercise, submission):
 
 
 def helpers_by_anchor(exercise, cells, chosen):
-    """``{id of a pristine cell: [Step]}``: the student's own cells below each pristine cell.
+    """Return ``{id of a pristine cell: [Step]}``, the student's own cells below each pristine cell.
 
-    A changed setup is such a cell, below the pristine setup. A copy of an answer's or a check's
-    cell is such a cell, too. The other part of a split cell is also one.
+    These also count as the student's own cells: a changed setup (below the pristine setup), a copy
+    of an answer's or check's cell, and the other part of a split cell.
 
     Parameters
     ----------
     chosen : dict of str to int
-        The cell that answers each question, see `choose`.
+        For each question, the index of the cell that answers it, see `choose`.
     """
     pristine = {cell.id: cell for cell in exercise.cells if cell.role != "hidden"}
     by_role = {(c.role, c.question): c.id for c in pristine.values() if c.role}
@@ -290,22 +296,22 @@ def helpers_by_anchor(exercise, cells, chosen):
 
 
 def is_free(cell, one):
-    """Whether a cell in the place of a pristine cell is one of the student's own."""
+    """Whether a cell at the place of a pristine cell counts as the student's own."""
     return cell.role == "answer" or (cell.role == "check" and not one.has_check)
 
 
 def handed_out(exercise, cell):
-    """A pristine cell's source as students get it."""
+    """Return a pristine cell's source as students get it."""
     return exercise.questions[cell.question].stub if cell.role == "answer" else cell.shown
 
 
 def beginning(source):
-    """A cell's first line, to name the cell by."""
+    """Return a cell's first line, which names the cell in messages."""
     return source.strip().partition("\n")[0][:LONGEST_LINE]
 
 
 def failure(source, error):
-    """The sentence on a failed cell of the student's own; `simlib check` uses it, too."""
+    """Return the sentence on a failed cell of the student's own. `simlib check` uses it, too."""
     return f"the cell that begins with '{beginning(source)}' fails: {error}"
 
 
@@ -328,14 +334,15 @@ def main():
 
 
 def allow_more_time(seconds):
-    """Let this process use so many more seconds of processor time; then Linux ends it."""
+    """Let this process use this many more seconds of processor time. After that, Linux ends it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
 
 
 def answer(request, content, exercises):
-    """The answer to a request, as plain data; a reason if the file cannot be read."""
+    """Return the answer to a request, as plain data. If the file cannot be read, it contains the
+    reason."""
     from notebook_file import Unreadable, parse
 
     try:
@@ -352,7 +359,7 @@ def answer(request, content, exercises):
 
 
 def merged(exercise, submission):
-    """A `MergedNotebook` as plain data: pristine cells by their id."""
+    """Return a `MergedNotebook` as plain data. Pristine cells are replaced by their ids."""
     from likeness import form_of
 
     found = merge_answers(exercise, submission)
@@ -370,7 +377,8 @@ def merged(exercise, submission):
 
 
 def about(submission, name, exercises):
-    """The exercise of a file, by its cells if it is not named, and whether it has answers."""
+    """Return the exercise of a file, and whether the file has answers. Without a name, the cells
+    decide."""
     cells = list(map(LookedAt, submission.cells))
     name = name or exercise_by_cells(cells, submission.ids, exercises)
     found = name in exercises and has_answers(exercises[name], cells)
@@ -378,7 +386,7 @@ def about(submission, name, exercises):
 
 
 def exercise_by_cells(cells, ids, exercises):
-    """The exercise to which most of a notebook's cells belong, or None."""
+    """Return the exercise to which most of a notebook's cells belong, or None."""
 
     def likeness(exercise):
         own = sum(any(name in one.defined_at_top for one in cells) for name in exercise.questions)

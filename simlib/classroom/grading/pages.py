@@ -1,4 +1,5 @@
-"""A class's results as pages: one for each student, and one of the class for the teacher."""
+"""Write a class's results as pages: one page for each student, and one page on the class for the
+teacher."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ LONGEST_TEXT, LONGEST_LINE = 4000, 500
 def write_pages(folder, report):
     """Write feedback/STUDENT.html and class.html into a folder, and remove older pages.
 
-    No page runs or fetches anything. Control characters are removed from every text, and the text
-    is shortened and escaped.
+    No page runs or fetches anything. simlib removes control characters from every text, and
+    shortens and escapes the text.
     """
     folder = OwnFolder.of(folder)
     feedback = folder.below(FEEDBACK)
@@ -43,13 +44,14 @@ def write_pages(folder, report):
 
 
 def links(report):
-    """``{student: name of the page}``, without its ending, in the form for a link."""
+    """Return ``{student: name of the page}``. The names have the form for a link, without the
+    ending."""
     pages = {one["student"]: one["page"] for one in report["students"]}
     return {student: quote(page.removesuffix(".html")) for student, page in pages.items()}
 
 
 def environment():
-    """The templates, with the functions that they share."""
+    """Return the templates, with the functions that they share."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("simlib.classroom.grading"),
         autoescape=True,
@@ -65,7 +67,8 @@ def environment():
 
 
 def shown(value):
-    """A value as a page shows it: a harmless text that is not too long. It is escaped later."""
+    """Return a value as a page shows it: a harmless text that is not too long. The template escapes
+    it."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     text = clean(value)
@@ -74,30 +77,32 @@ def shown(value):
 
 
 def code(text):
-    """A student's own text. It may be longer than other texts."""
+    """Return a student's own text for a page. It may be longer than other texts."""
     return Markup(escape(clean(text, LONGEST_CODE)))
 
 
 def points(value):
-    """Points without a needless decimal point."""
+    """Return points as a text without a needless decimal point."""
     return f"{value:g}"
 
 
 def points_of(one):
-    """The points of a student or a notebook; no number if the grader failed."""
+    """Return the points of a student or a notebook. The text contains no number if the grader
+    failed."""
     is_open = any(map(is_unknown, one.get("notebooks", [one])))
     return "not graded" if is_open else f"{points(one['points'])} of {one['of']}"
 
 
 def path(text):
-    """A file's path. In a narrow line it breaks after a slash."""
+    """Return a file's path as a text that may break after a slash in a narrow line."""
     return Markup("/<wbr>").join(escape(part) for part in shown(text).split("/"))
 
 
 def reason_and_box(question):
-    """``(reason, box)`` of a question. No line of the check is in both.
+    """Return ``(reason, box)`` of a question. No line of the check's text is in both parts.
 
-    The reason is a line of the check's text, or all of the text if it gave no verdict.
+    The reason is one line of the check's text. If the check gave no verdict, the reason is all of
+    its text.
     """
     reason, got = question["reason"], question["got"]
     if "\n" in got and reason.startswith(got):
@@ -112,12 +117,13 @@ def reason_and_box(question):
 
 
 def only_right(question):
-    """Whether the check expected only its own word that the answer is right."""
+    """Whether the check expected nothing except its own message that the answer is right."""
     return question["expected"] == f"{question['question']}: right"
 
 
 def by_hand(book):
-    """The changes that a teacher made to a notebook by hand, in words; empty if there are none."""
+    """Return the changes that a teacher made to a notebook by hand, in words; empty without
+    changes."""
     marks = [(one["override"], one["points"]) for one in book["questions"] if one["override"]]
     if any(mark["graded"] != points for mark, points in marks):
         return "set by hand"
@@ -138,7 +144,7 @@ BINS = 10
 
 
 def overview(report):
-    """The data that the class's page shows in addition to the report, as a dict."""
+    """Return a dict with the data that the class's page shows in addition to the report."""
     questions = by_question(report)
     books = [book for student in report["students"] for book in student["notebooks"]]
     count = sum((row["count"] for row in questions), Counter())
@@ -160,12 +166,12 @@ def overview(report):
 
 
 def by_name(student):
-    """The order of students in tables."""
+    """Return the key by which tables sort students."""
     return student["name"].casefold(), student["student"]
 
 
 def kind_of(question, book):
-    """The one of `KINDS` to which a student's answer belongs."""
+    """Return the entry of `KINDS` to which a student's answer belongs."""
     if book["status"] != "graded" or question["status"] == "not found":
         return "missing"
     if question["status"] == "wrong":
@@ -176,7 +182,7 @@ def kind_of(question, book):
 
 
 def answers(report):
-    """``(student, book, question)`` for each question of each student."""
+    """Yield ``(student, book, question)`` for each question of each student."""
     for student in report["students"]:
         for book in student["notebooks"]:
             for question in book["questions"]:
@@ -184,7 +190,8 @@ def answers(report):
 
 
 def by_question(report):
-    """A row for each question, in order: counts by kind, parts of its bar, lost points."""
+    """Return a row for each question, in order. A row contains counts by kind, the parts of the
+    bar, and lost points."""
     rows = {}
     for exercise in report["exercises"]:
         for question in exercise["questions"]:
@@ -210,7 +217,7 @@ def by_question(report):
 
 
 def parts(count):
-    """The parts of a bar 100 wide: kind, start and width."""
+    """Return the kind, start and width of each part of a bar that is 100 wide."""
     found, x = [], 0.0
     for kind in KINDS:
         width = 100 * count[kind] / max(1, count.total())
@@ -221,7 +228,8 @@ def parts(count):
 
 
 def known_wrong(report):
-    """The known wrong answers that students gave, the most frequent first, with the students."""
+    """Return the known wrong answers that students gave, with these students. The most frequent
+    comes first."""
     found = {}
     for student, book, question in answers(report):
         if question["known"]:
@@ -234,7 +242,7 @@ def known_wrong(report):
 
 
 def histogram(students):
-    """How many students have 0-10 %, 10-20 %, ... of all points."""
+    """Count the students who have 0-10 %, 10-20 %, ... of all points."""
     count = Counter(
         min(BINS - 1, int(BINS * one["points"] / one["of"])) for one in students if one["of"]
     )
@@ -245,7 +253,7 @@ def histogram(students):
 
 
 def tiles(report, books):
-    """``(name, value)`` of the numbers at the top."""
+    """Return ``(name, value)`` of each number at the top of the page."""
     points = [student["points"] for student in report["students"]]
     of = sum(exercise["points"] for exercise in report["exercises"])
     graded = sum(book["status"] == "graded" for book in books)
@@ -264,13 +272,14 @@ def tiles(report, books):
 
 
 def named(number, noun, more=""):
-    """``(name, value)`` for a number of things."""
+    """Return ``(name, value)`` for a number of things, with the noun in singular or plural."""
     value, name = counted(number, noun).split(" ")
     return name + more, value
 
 
 def oddities(report):
-    """``{student, file, what}`` of things that a teacher may want to look at, by student."""
+    """Return dicts ``{student, file, what}`` of things that a teacher may want to look at, sorted
+    by student."""
     rows = []
     for student in sorted(report["students"], key=by_name):
         rows += [{"student": student, "file": "", "what": what} for what in student["notes"]]
@@ -285,6 +294,6 @@ def oddities(report):
 
 
 def late_books(student):
-    """A student and the student's late notebooks; None if there are none."""
+    """Return a student and the student's late notebooks; None if no notebook is late."""
     books = [book for book in student["notebooks"] if book["late"]]
     return {"student": student, "books": books} if books else None

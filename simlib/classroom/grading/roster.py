@@ -1,4 +1,4 @@
-"""The identity of students: tables of teachers, the roster of a class, and names of files."""
+"""Find out which student handed in a file, from a class's roster and from the names of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .notebook_file import NOTEBOOK, Unreadable
 from .texts import one_line, readable
 
 SEPARATORS = ",;\t"
-"""If the decimal sign is a comma, spreadsheets write semicolons."""
+"""The separators in CSV files. Spreadsheets write semicolons if their decimal sign is a comma."""
 
 NAME_COLUMNS = ("name", "student name", "full name")
 """Columns of a roster that may contain a student's name."""
@@ -24,12 +24,12 @@ class BadTable(Exception):
 
 
 def read_table(path):
-    """``(names of the columns in small letters, [(line, {name: text})])`` of a CSV file.
+    """Read a CSV file: ``(names of the columns in small letters, [(line, {name: text})])``.
 
     Raises
     ------
     BadTable
-        If there is no such file, or it is empty or no text in UTF-8.
+        There is no such file, or it is empty or not a text in UTF-8.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -55,7 +55,7 @@ def read_table(path):
 
 
 def cells_of(row, head, line):
-    """A row's texts by the names of the columns."""
+    """Return the texts of a row by the names of the columns."""
     texts = [text.strip() for text in row]
     if any(texts[len(head) :]):
         raise BadTable(
@@ -78,18 +78,19 @@ IDENTITIES = {
     "user name": ("username", "login"),
     "email address": ("email address", "email"),
 }
-"""Other ids of a student, with their columns. The first column that is filled counts."""
+"""Further ids of a student, with the columns that may contain them. The first column that is not
+empty counts."""
 SHOWN = 8
-"""The most names in a sentence."""
+"""The most names that a sentence lists."""
 
 
 class BadRoster(Exception):
-    """A roster that cannot be joined. The message gives the reason."""
+    """A roster that simlib cannot use. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Person:
-    """One line of the roster: the student's id, all columns, and a deadline of its own."""
+    """One line of the roster: the student's id, all columns, and the student's own deadline."""
 
     student: str
     name: str
@@ -97,18 +98,18 @@ class Person:
     deadline: str = ""
 
     def column(self, *names):
-        """The first of these columns that is filled, else empty."""
+        """Return the text of the first of these columns that is not empty, else an empty text."""
         return next((self.columns[name] for name in names if self.columns.get(name)), "")
 
 
 def read_roster(path):
-    """``[Person]`` of a CSV file with a column ``student`` (or ``id``, ``email``, ...).
+    """Return ``[Person]`` from a CSV file with a column ``student`` (or ``id``, ``email``, ...).
 
     Raises
     ------
     BadRoster
-        If it has no such column, a student is in it twice, two students share an id, or a deadline
-        is no time. The message has a line for each mistake.
+        The file has no such column, a student is in it twice, two students share an id, or a
+        deadline is no time. The message has a line for each mistake.
     """
     try:
         head, rows = read_table(path)
@@ -142,7 +143,7 @@ def read_roster(path):
 
 
 def doubles(path, people):
-    """A sentence for each id that two lines of a roster share.
+    """Return a sentence for each id that two lines of a roster share.
 
     Parameters
     ----------
@@ -167,12 +168,14 @@ def doubles(path, people):
 
 
 def folded(text):
-    """A text for comparing. Spreadsheets drop zeros before numbers, and people use capitals."""
+    """Return a text in a form for comparisons. It ignores capitals and leading zeros, which
+    spreadsheets drop."""
     return (text.lstrip("0") or "0") if text.isdecimal() else text.casefold()
 
 
 def loosely(text):
-    """The same for a part of a file's name, in which other signs replace spaces."""
+    """Do the same as `folded` for a part of a file's name, in which other signs may replace
+    spaces."""
     return folded(re.sub(r"[\s_.-]+", " ", text).strip())
 
 
@@ -195,13 +198,13 @@ class People:
                 self._known.setdefault(text, []).append(one.student)
 
     def find(self, text):
-        """The only student who is known by a text, else None."""
+        """Return the student whom this text names; None if it names no student, or several."""
         text = readable(text)
         students = [text] if text in self.ids else self._known.get(loosely(text), [])
         return students[0] if len(students) == 1 else None
 
     def of_canvas(self, number):
-        """The student with this number of Canvas, or None."""
+        """Return the student who has this number in Canvas, or None."""
         if number in self.ids:
             return number
         found = self._canvas.get(folded(number))
@@ -209,12 +212,13 @@ class People:
 
 
 def names_of(files, roster):
-    """``{student: name}`` of all who handed in or are in the roster. The roster's names count."""
+    """Return ``{student: name}`` of all students who handed in a file or are in the roster. Names
+    from the roster take precedence."""
     return {one.student: one.name for one in files} | {one.student: one.name for one in roster}
 
 
 def students_to_regrade(wanted, names, files):
-    """The students whose notebooks are to be graded again.
+    """Return the students whose notebooks are to be graded again.
 
     Parameters
     ----------
@@ -239,8 +243,8 @@ def students_to_regrade(wanted, names, files):
 
 
 def student_of(text, names):
-    """The student whom a text names: by the student's id, as it is or as it is shown, else by a
-    name that only one student has.
+    """Return the student whom a text names. The text is the student's id, also in the form that
+    simlib shows, or a name that only one student has.
 
     Returns
     -------
@@ -254,7 +258,7 @@ def student_of(text, names):
 
 
 def listed(words):
-    """Some words in a sentence. If there are many, only the first ones."""
+    """Return a list of words for a sentence. If there are many, only the first ones are named."""
     more = len(words) - SHOWN
     return ", ".join(words[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -265,9 +269,9 @@ MOODLE = re.compile(r"_(?P<id>\d+)_assignsubmission_(?:[a-z]+_)*file(?=_|$)")
 COPY = re.compile(r"(-\d+|-Copy\d+| ?\(\d+\)| - Copy)+$")
 """The texts that systems add to the name of a second copy."""
 SURE_COPY = re.compile(r"(-Copy\d+| ?\(\d+\)| - Copy)+$")
-"""The same texts, except a number, which may be the end of a student's id."""
+"""The texts of `COPY` that cannot be the end of a student's id, so without a plain number."""
 MARK = "/"
-"""A mark that replaces an exercise's name. No file's name contains it."""
+"""A mark that replaces an exercise's name in a file's name. No file's name contains this mark."""
 LONGEST_NUMBER = 18
 """The most digits in the number of an upload or a copy."""
 ORDINALS = ("second", "third", "fourth", "fifth")
@@ -292,22 +296,24 @@ class SubmittedFile:
     unreadable : str
         The reason why it could not be read.
     is_ours : bool
-        Whether the student is not at fault for this.
+        Whether it is not the student's fault that the file could not be read.
     when : datetime.datetime or None
-        The time of its last change; None if it is unknown.
+        The time of the file's last change; None if it is unknown.
     late : bool
-        Whether the platform says that it was late; after `late.settle`, whether it was late.
+        Whether the platform says that the file was late. After `late.settle`, whether it was late
+        by the rules.
     deadline : str
         The deadline, in ISO 8601; empty if it is unknown.
     order : tuple of int
-        The order of several files, by name: Canvas's number of the upload, the copy's number.
+        Two numbers from the file's name that give the order of several files: Canvas's number of
+        the upload, and the number of the copy.
     worth : tuple
-        The first key by which one of several files counts.
+        The first key for the choice between several files.
     versions : list of SubmittedFile
-        All files of this student and exercise, with this one; empty if it is the only one.
+        All files of this student and exercise, including this one; empty if there are no others.
     notes : list of str
     claim : tuple of str
-        The student's name as it was handed in, and its place: see `claims_apart`.
+        The student's name as it was handed in, and the place of this name: see `claims_apart`.
     conflict : str
         The note if another file claims to belong to the same student.
     platform : str
@@ -337,7 +343,8 @@ class SubmittedFile:
 
 
 def identify(path, reader, when, exercises, people=None):
-    """The `SubmittedFile` of one file. The names in ``people``, a `People`, count first."""
+    """Return the `SubmittedFile` of one file. The names in ``people``, a `People`, take
+    precedence."""
     people = people or People()
     first, file = path.parts[0], path.name
     is_loose = len(path.parts) == 1
@@ -378,14 +385,14 @@ def identify(path, reader, when, exercises, people=None):
 
 
 def order_of(upload, file):
-    """The numbers that give the order of several files of one student."""
+    """Return the numbers that give the order of several files of one student."""
     copy = COPY.search(NOTEBOOK.sub("", file))
     numbers = re.findall(r"\d+", copy[0]) if copy else []
     return tuple(int(number[-LONGEST_NUMBER:]) for number in (upload, *numbers))
 
 
 def of_moodle_folder(folder):
-    """``(name, id, "")`` of a folder's name, else None.
+    """Return ``(name, id, "")`` from the name of a folder that Moodle named, else None.
 
     Moodle's part is at the end. Everything before it is the name.
     """
@@ -395,10 +402,11 @@ def of_moodle_folder(folder):
 
 
 def of_loose_moodle(file, people):
-    """``(name, id, name of the file)`` of a file that Moodle named, else None.
+    """Return ``(name, id, name of the file)`` from the name of a file that Moodle named, else None.
 
-    Moodle's part is between the name and the file. Both of these may look like Moodle's part. A
-    name of the roster decides, then an id of it. Without a roster the first part is Moodle's.
+    Moodle's part is between the student's name and the name of the file. But these two may contain
+    the same pattern. Then a name in the roster decides, or else an id in the roster. Without a
+    roster, the first match is Moodle's part.
     """
     ways = [
         (file[: one.start()], one["id"], file[one.end() :].removeprefix("_"))
@@ -411,12 +419,12 @@ def of_loose_moodle(file, people):
 
 
 def claims_apart(files, roster):
-    """If two claims name one student, make another student of each claim except the first.
+    """If several claims name the same student, treat each claim after the first as another student.
 
     A claim is a name as it was handed in, in its own form of Unicode, and its place: a folder, the
     text around an exercise's name, or a platform's name. The grader cannot know which claim is
-    right. So it grades all of them and informs the teacher. First comes the claim with the roster's
-    name, then the claim that begins with the student.
+    right. So it grades all of them and informs the teacher. The claim with the roster's name comes
+    first, then a claim that begins with the student.
     """
     names = {one.student: one.name for one in roster}
     claims = {}
@@ -443,12 +451,13 @@ def claims_apart(files, roster):
 
 
 def rank(one, name, student):
-    """The key by which claims are sorted, least first. `name` is the roster's, or None."""
+    """Return the key by which claims are sorted, smallest first. `name` is the name in the roster,
+    or None."""
     return one.name != name, not one.claim[1].startswith(student), one.file, one.claim
 
 
 def free_label(student, file, taken):
-    """The name of a student's further claim. No other student may have it."""
+    """Return a new name for a student's further claim, which no other student has."""
     for number in itertools.count():
         ordinal = ORDINALS[number] if number < len(ORDINALS) else f"{number + 2}th"
         label = f"{student} ({ordinal} claim: {file})"
@@ -458,16 +467,18 @@ def free_label(student, file, taken):
 
 
 def named_in(file, exercises):
-    """The exercise whose name is in a file's name, or None."""
+    """Return the exercise whose name is in a file's name, or None."""
     stem = NOTEBOOK.sub("", file)
     return next((name for name in exercises if re.search(rf"(^|\W|_){name}($|\W|_)", stem)), None)
 
 
 def whose(file, exercises, people):
-    """``(student, raw)`` of a loose file: the rest of its name without the exercise's name.
+    """Return ``(student, raw)`` of a file without a folder. ``raw`` is its name without the
+    exercise's name.
 
     A number at the end may belong to a copy or to the id, as in ``04_collectives_s-1``. The roster
-    decides. Without a roster it belongs to a copy only directly after the exercise's name.
+    decides. Without a roster, the number belongs to a copy only if it directly follows the
+    exercise's name.
     """
     stem = NOTEBOOK.sub("", file)
     ways = [around_exercise(one, exercises) for one in (stem, COPY.sub("", stem))]
@@ -477,12 +488,12 @@ def whose(file, exercises, people):
 
 
 def bare(raw):
-    """The student in the text around an exercise's name."""
+    """Return the student's name in the text around an exercise's name."""
     return raw.replace(MARK, "").strip("_- .")
 
 
 def around_exercise(stem, exercises, more="$^"):
-    """A file's name with a mark instead of the exercise's name and ``more`` after it."""
+    """Return a file's name with `MARK` in place of the exercise's name and of ``more`` after it."""
     for name in exercises:
         stem = re.sub(rf"{name}(?:{more})?", MARK, stem)
     return stem

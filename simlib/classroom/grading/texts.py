@@ -1,4 +1,4 @@
-"""Texts that students wrote, made harmless; results kept in a folder."""
+"""Make texts from students harmless, and keep results in a folder."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from .own_folder import OwnFolder, own_key
 LONGEST_TEXT = 2000
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\))")
 INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
-"""Letters without a visible form: fillers of Hangul and Khmer, a joiner, an empty Braille cell."""
+"""Letters that are invisible: fillers of Hangul and Khmer, a joiner, and an empty Braille cell."""
 VARIATION_SELECTORS = range(0x180B, 0x1810), range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0)
 FULL_WIDTH = range(0xFF01, 0xFF5F)
 
 
 def readable(text):
-    """A name or a text in one form of Unicode, so that it can be compared and written.
+    """Return a name or a text in one form of Unicode, so that simlib can compare and write it.
 
-    In file names of macOS accents are separate characters. File names of Linux may be no text at
-    all.
+    In macOS's file names, accents are separate characters. A file name in Linux may be no valid
+    text.
     """
     return unicodedata.normalize("NFC", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def is_disguised(char):
-    """Whether a character is invisible, moves others, or is a wide twin of an ASCII character."""
+    """Whether a character is invisible, moves other characters, or is a wide form of an ASCII
+    character."""
     code = ord(char)
     return (
         unicodedata.category(char) == "Cf"
@@ -43,19 +44,20 @@ def is_disguised(char):
 
 
 def undisguised(text):
-    """A text that shows misleading characters as code points: `<U+202E>`."""
+    """Return a text in which misleading characters are shown as code points: `<U+202E>`."""
     if text.isascii():
         return text
     return "".join([f"<U+{ord(char):04X}>" if is_disguised(char) else char for char in text])
 
 
 def one_line(text):
-    """A text without line ends and control characters, so that it does not change a terminal."""
+    """Return a text without line ends and control characters, so that it cannot affect a
+    terminal."""
     return "".join([char if char.isprintable() else " " for char in undisguised(text)])
 
 
 def clean(text, most=LONGEST_TEXT):
-    """A text without control codes of terminals, and of limited length."""
+    """Return a text without terminals' control codes, shortened to ``most`` characters."""
     text = undisguised(ANSI.sub("", str(text)))
     text = "".join([char if char.isprintable() or char in "\n\t" else "?" for char in text])
     if len(text) > most:
@@ -64,20 +66,22 @@ def clean(text, most=LONGEST_TEXT):
 
 
 def sentence(text):
-    """A text as a sentence."""
+    """Return a text as a sentence, with a full stop."""
     text = clean(text).strip() or "the answer cannot be read"
     return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "!", "?")))
 
 
 SEEDS = range(2**64)
-"""Seeds of hidden tests. There are too many to try them all, or to keep a table."""
+"""The possible seeds of hidden tests. They are too many for anybody to try them all or to keep a
+table."""
 
 
 class Cache:
-    """A folder of results. Each result is written in one piece, so an interrupted run can continue.
+    """A folder with results. simlib writes each result as a whole, so an interrupted run can
+    continue.
 
-    Each result has a mark (HMAC) that only the caller's key can make. Files of other people are
-    ignored.
+    Each result has a mark (HMAC) that only the caller's key can make. simlib ignores files that
+    other people wrote.
 
     Parameters
     ----------
@@ -86,7 +90,7 @@ class Cache:
     Attributes
     ----------
     has_others : bool
-        Whether it has found a file without the caller's mark.
+        Whether the cache has found a file without the caller's mark.
     """
 
     def __init__(self, folder):
@@ -96,13 +100,15 @@ class Cache:
         self.has_others = False
 
     def seed(self, wanted=None):
-        """The seed of this report: the given seed, the last call's seed, or a new one."""
+        """Return the seed of this report: the given seed, else the last call's seed, else a new
+        seed."""
         with contextlib.suppress(ValueError):
             return int(self._kept("seed", wanted))
         return self.seed(secrets.randbits(64))
 
     def rule(self, name, wanted=None):
-        """A rule of this report, such as its deadline: the given one, or the last call's.
+        """Return a rule of this report, such as its deadline: the given rule, else the rule of the
+        last call.
 
         Parameters
         ----------
@@ -113,20 +119,22 @@ class Cache:
         return self._kept(name, "" if wanted == "none" else wanted)
 
     def tables(self, wanted):
-        """The names of the tables that the last call wrote. The new names are kept from now on."""
+        """Return the names of the tables that the last call wrote. Keep the new names for the next
+        call."""
         earlier = self._kept("tables", None).splitlines()
         self._kept("tables", "\n".join(wanted))
         return earlier
 
     def _kept(self, name, wanted):
-        """A text that is kept from now on. With None, the text that was kept before, or None."""
+        """Keep a text for later calls, and return it. For None, return the text that was kept
+        before, or None."""
         if wanted is None:
             return self._read(name) or ""
         self._write(name, str(wanted))
         return str(wanted)
 
     def get(self, *key):
-        """The data under a key; None if there are none, or if a crash has damaged them."""
+        """Return the data under a key; None if there are none, or if a crash has damaged them."""
         stored = self._read(self._name(key))
         return None if stored is None else json.loads(stored)
 
@@ -160,7 +168,7 @@ class Cache:
         return hmac.digest(self._key, f"{name}\n{text}".encode(), "sha256").hex()
 
     def _read(self, name):
-        """A text with a right mark, else None. A text with a wrong mark is removed."""
+        """Return a text if its mark is right, else None. Remove a text with a wrong mark."""
         try:
             mark, _, text = self._folder.read(name).partition("\n")
         except FileNotFoundError:
@@ -178,12 +186,12 @@ class Cache:
 
 
 def digest(data):
-    """The fingerprint of some bytes."""
+    """Return a fingerprint of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of_simlib():
-    """A number that changes with any source of simlib."""
+    """Return a text that changes whenever a source of simlib changes."""
     found = hashlib.sha256()
     for path in sorted(FOLDER.rglob("*.py")):
         found.update(path.read_bytes())
