@@ -1,7 +1,7 @@
 """The commands ``simlib grade`` and ``simlib handout``.
 
 Their parsers are in another module, because the imports of this module take a second. A handout is
-the material for students, as a folder or a zip. It has no solutions and nothing hidden.
+the material for students, as a folder or a zip file. It contains no solutions and no hidden cells.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .source import WRONG_ANSWERS, SourceError, exercise_files, number_of
 from .texts import SEEDS, Cache, one_line
 
 LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
-"""The seconds and MB that an empty notebook needs on a busy machine."""
+"""The smallest limits that the grader accepts: an empty notebook needs so many seconds and MB on a
+busy machine."""
 
 
 def hand_out(options):
-    """Write the material for students; returns the exit code."""
+    """Write the material for students. Return the exit code."""
     try:
         files = handout(ROOT, options.out)
     except CannotHandOut as error:
@@ -57,7 +58,7 @@ REFUSALS = (
 
 
 def grade(options):
-    """Grade a class; returns the exit code."""
+    """Grade a class. Return the exit code."""
     try:
         options.out = options.out or place_beside(options.submissions)
         places = options.submissions, options.out, options.exercises, options.roster
@@ -125,12 +126,13 @@ OF_OTHERS = (
 
 
 def place_beside(submissions):
-    """The report's folder if the call names none. Students may never write there.
+    """Return the report's folder for a call that names none. Students must not be able to write
+    there.
 
     Raises
     ------
     ValueError
-        Students may write to the folder.
+        Students can write to the folder.
     """
     place, above = Path("report"), Path(submissions).resolve()
     if above in place.resolve().parents:
@@ -142,7 +144,7 @@ def place_beside(submissions):
 
 
 def report_folder(folder):
-    """``(OwnFolder, Cache)`` of a report's folder. The folder is made if it does not exist."""
+    """Return ``(OwnFolder, Cache)`` of a report's folder. Make the folder if it does not exist."""
     try:
         own = OwnFolder(folder)
         own.below(pages.FEEDBACK)  # refused before anything is graded
@@ -152,7 +154,8 @@ def report_folder(folder):
 
 
 def check_roster(roster, files):
-    """Refuse a roster if none of its students handed in a notebook. All students would get 0.
+    """Refuse a roster if none of its students handed in a notebook, because all of them would get 0
+    points.
 
     Raises
     ------
@@ -170,9 +173,9 @@ def check_roster(roster, files):
 
 
 def submitted_files(options, all_exercises, roster, notes):
-    """All files of all exercises.
+    """Return all submitted files of all exercises.
 
-    Notes for the teacher about the class are added to ``notes``.
+    The function adds notes about the class, for the teacher, to ``notes``.
     """
     if Path(options.out).resolve() == Path(options.submissions).resolve():
         raise ValueError("--out names the folder of the submissions: name another one")
@@ -180,7 +183,7 @@ def submitted_files(options, all_exercises, roster, notes):
 
 
 def grade_files(options, exercises, files, cache, seed, regrade):
-    """``[GradedFile]`` of files. Meanwhile it shows the progress."""
+    """Grade files and return ``[GradedFile]``. Show the progress meanwhile."""
     wrong = WRONG_ANSWERS if WRONG_ANSWERS.is_dir() else None
     isolate = not options.no_sandbox
     with whole_class.progress(len(files)) as advance:
@@ -191,7 +194,7 @@ def grade_files(options, exercises, files, cache, seed, regrade):
 
 
 def warn(no_sandbox):
-    """Warn of attacks that this grading does not stop."""
+    """Warn the teacher of attacks against which this grading does not protect."""
     if no_sandbox:
         print("simlib: NO SANDBOX: students' code runs with your rights", file=sys.stderr)
     elif sandbox.filter_for(sandbox.FILTER) is None:
@@ -224,7 +227,8 @@ def check_numbers(options):
 
 
 def limits_of(options):
-    """The limits with the call's options. More time for a notebook means more for each cell."""
+    """Return the limits for the call's options. More time for a notebook means also more time for
+    each cell."""
     limits = sandbox.Limits()
     if options.time:
         factor = max(1, options.time / limits.notebook_s)
@@ -236,7 +240,7 @@ def limits_of(options):
 
 
 def chosen_exercises(exercises, numbers):
-    """The exercises that are named by number or by name.
+    """Return the exercises that the call names by number or by name.
 
     Raises
     ------
@@ -254,7 +258,8 @@ def chosen_exercises(exercises, numbers):
 
 
 def exercises_of_report(exercises, files, is_chosen, roster):
-    """The exercises of a report: those that the call names, or else those that students handed in.
+    """Return the exercises of a report: those that the call names, or else those that students
+    handed in.
 
     Raises
     ------
@@ -271,7 +276,8 @@ def exercises_of_report(exercises, files, is_chosen, roster):
 
 
 def rules_of(options):
-    """The rules for late notebooks in the call, by the names in `late.Rules`. None without rules.
+    """Return the call's rules for late notebooks, by their names in `late.Rules`. A rule that the
+    call does not give is None.
 
     Raises
     ------
@@ -292,7 +298,7 @@ def rules_of(options):
 
 
 def cannot_write(place, error, wanted="a folder"):
-    """A sentence that says why simlib cannot write to the place that --out names."""
+    """Return a sentence that says why simlib cannot write to the place that --out names."""
     above = [place, *place.parents]
     file = next((one for one in above if os.path.isfile(one)), None)
     if file is not None:
@@ -364,7 +370,7 @@ def handout(root, target):
     Returns
     -------
     list of str
-        Its files, sorted.
+        The files of the handout, sorted.
 
     Raises
     ------
@@ -388,7 +394,7 @@ def handout(root, target):
 
 
 def fill(root, folder):
-    """Put everything into a folder."""
+    """Put all files of the handout into a folder."""
     write_checks(root)
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
@@ -402,18 +408,18 @@ def fill(root, folder):
 
 
 def listing(folder):
-    """The files of a folder, by their paths within it."""
+    """Return the files below a folder, as paths relative to this folder."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
 
 
 WIDEST = 40
-"""Columns for a student's key and name."""
+"""The most columns of text for a student's key and name."""
 
 
 def summary(report, folder, is_chosen, rules, not_written, not_applied):
-    """The text for the end of a call, without its last line end.
+    """Return the text that a call prints at its end, without the last line end.
 
     Parameters
     ----------
@@ -423,7 +429,7 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
         Whether the exercises were named in the call.
     rules : late.Rules
     not_written : dict of str to str
-        The tables that were not written, and the columns that each of them needs.
+        For each table that was not written, the columns that it needs.
     not_applied : list of str
         A sentence for each override that was not applied.
     """
@@ -449,7 +455,8 @@ def summary(report, folder, is_chosen, rules, not_written, not_applied):
 
 
 def all_late(students):
-    """A sentence if all of several notebooks are late: their times may mean nothing then."""
+    """Return a sentence if all of several notebooks are late, because their times may then be
+    meaningless."""
     books = [b for one in students for b in one["notebooks"] if b["status"] != "missing"]
     if len(books) < 2 or not all(book["late"] and book["when"] for book in books):
         return []
@@ -460,7 +467,7 @@ def all_late(students):
 
 
 def of_failed_grader(students):
-    """One loud line on the notebooks at which the grader failed; no line if there are none."""
+    """Return a line on the notebooks at which the grader itself failed; empty if there are none."""
     books = [(one, book) for one in students for book in one["notebooks"]]
     failed = [f"{one['student']} {b['exercise']}" for one, b in books if reports.is_unknown(b)]
     if not failed:
@@ -473,13 +480,13 @@ def of_failed_grader(students):
 
 
 def label(student):
-    """The id of a student, and the name if it is different, in one line."""
+    """Return the id of a student, and the name if it differs, in one line."""
     key, name = one_line(student["student"]), one_line(student["name"])
     return key if key == name else f"{key}  {name}"
 
 
 def line(student, width):
-    """A student's points, and remarks on odd things."""
+    """Return a line with a student's points and remarks on unusual things."""
     odd = [b for b in student["notebooks"] if b["status"] not in ("graded", "missing")]
     oddities = "".join(f"  {b['exercise']}: {b['status']}: {b['reason']}" for b in odd)
     oddities += "".join(f"  {one['file']}: {one['reason']}" for one in student["other_files"])
@@ -488,7 +495,8 @@ def line(student, width):
 
 
 def rarely_submitted(report):
-    """A sentence on each exercise that few students handed in. It lowers everybody's share."""
+    """Return a sentence on each exercise that few students handed in. Such an exercise lowers the
+    share of points of all others."""
     count = len(report["students"])
     submitted = {one["exercise"]: 0 for one in report["exercises"]}
     for student in report["students"]:

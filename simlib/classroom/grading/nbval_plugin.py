@@ -1,8 +1,8 @@
 """A pytest plugin: nbval with a confined kernel. Only this file touches nbval's internals.
 
-It is loaded as a module by itself, because importing simlib takes seconds. It starts the kernel
-that the environment describes, notices its death at once and limits its output. A timeout costs
-only one cell. The results of nbval are written as one line of JSON for each cell.
+pytest loads this file as a module of its own, because importing simlib takes seconds. It starts the
+kernel that the environment describes, notices its death at once and limits its output. A timeout
+costs only one cell. The plugin writes nbval's results, as one line of JSON for each cell.
 
     GRADING_RUN      folder of the connection file and the sockets
     GRADING_KERNEL   the kernel's command, as JSON
@@ -41,10 +41,10 @@ class KernelGone(Exception):
 
 
 class OneSpec(KernelSpecManager):
-    """Knows only the sandboxed kernel."""
+    """Replaces jupyter's kernel specs: knows only the sandboxed kernel."""
 
     def get_kernel_spec(self, kernel_name):
-        """The kernel that the environment describes, for every name."""
+        """Return the kernel that the environment describes, whatever the name is."""
         return KernelSpec(
             argv=json.loads(os.environ["GRADING_KERNEL"]),
             display_name="sandbox",
@@ -84,7 +84,7 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
 
 
 class WatchedKernel(nbval.kernel.RunningKernel):
-    """nbval's kernel. It notices if the kernel dies or prints too much."""
+    """nbval's kernel. It also notices if the kernel dies or prints too much."""
 
     def __init__(self, *args, **options):
         self._waiting = collections.deque()
@@ -93,14 +93,14 @@ class WatchedKernel(nbval.kernel.RunningKernel):
         super().__init__(*args, **options)
 
     def get_message(self, stream, timeout=None):
-        """The next message of a channel, beginning with the messages that were read before."""
+        """Return the next message of a channel. Messages that were read early come first."""
         if stream == "iopub" and self._waiting:
             return self._waiting.popleft()
         message = super().get_message(stream, timeout)
         return self._counted(message) if stream == "iopub" else message
 
     def await_reply(self, msg_id, timeout=None):
-        """As in nbval, but it notices a dead kernel, and limits the output."""
+        """Do the same as nbval, but notice a dead kernel, and limit the output."""
         end = time.monotonic() + timeout
         while True:
             self._take_in()
@@ -133,7 +133,7 @@ class WatchedKernel(nbval.kernel.RunningKernel):
 
 
 def run_cell(cell):
-    """Run a cell and compare, as nbval does. A timeout costs only this cell."""
+    """Run a cell and compare its outputs, as nbval does. A timeout ends only this cell."""
     cell.timed_out = False
     try:
         run_cell_of_nbval(cell)
@@ -180,7 +180,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def word_of(item, error):
-    """The outcome of a cell, in one word."""
+    """Return the outcome of a cell in one word."""
     if error is None:
         return "same"
     if isinstance(error, KernelGone) or "Kernel dead" in str(error):

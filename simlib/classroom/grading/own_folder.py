@@ -1,8 +1,9 @@
-"""Folders to which only the caller writes: a report, its cache, the caller's key.
+"""Folders to which only the caller can write: a report, its cache, and the caller's key.
 
-If others can write to such a folder, or have made it, they decide what a grader believes. By a link
-they decide where it writes. `OwnFolder` refuses both. It opens a folder once, and then reaches all
-files by their names in its descriptor. So a changed path has no effect.
+If others can write to such a folder, or have made it, they can decide which results the grader
+believes. With a link, they can decide where the grader writes. `OwnFolder` refuses both. It opens a
+folder once. Then it opens all files by their names, relative to the folder's descriptor. So it has
+no effect if somebody changes the path.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ KEY = "key"
 
 
 class NotOwn(Exception):
-    """Others can write to a folder, have made it, or can read a key. It says what to do."""
+    """Others can write to a folder, have made the folder, or can read a key. The message says what
+    to do."""
 
 
 class OwnFolder:
-    """An open folder of the caller. It is made if it does not exist.
+    """An open folder of the caller. simlib makes the folder if it does not exist.
 
     Parameters
     ----------
     path : str or Path
     mode : int
-        The mode for a folder that is made.
+        The mode of the folder, if simlib makes it.
     above : OwnFolder, optional
         The folder that contains the name ``path``.
 
@@ -72,26 +74,26 @@ class OwnFolder:
 
     @classmethod
     def of(cls, place):
-        """The folder at a path. An open folder is returned unchanged."""
+        """Return the folder at a path. Return an open folder unchanged."""
         return place if isinstance(place, cls) else cls(place)
 
     def below(self, name, mode=0o755):
-        """The `OwnFolder` of this name in it."""
+        """Return the `OwnFolder` of this name inside this folder."""
         return OwnFolder(name, mode, self)
 
     def open(self, name, flags, mode=0o600):
-        """The descriptor of a file in the folder. A link is refused."""
+        """Open a file in the folder and return its descriptor. Refuse a link."""
         return os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=self.descriptor)
 
     def read(self, name):
-        """The text of a plain file in the folder."""
+        """Return the text of a plain file in the folder."""
         with open(self.open(name, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise OSError(f"{self.path / name} is not a regular file")
             return file.read()
 
     def write(self, name, text, mode=0o644, replace=True):
-        """Write a whole file or nothing. Characters that are no text become '?'.
+        """Write either the whole file or nothing. Characters that are not valid text become '?'.
 
         Without ``replace`` an existing file stays.
         """
@@ -111,29 +113,30 @@ class OwnFolder:
             self.remove(new)
 
     def names(self):
-        """The names of its files and folders."""
+        """Return the names of the files and folders in this folder."""
         return os.listdir(self.descriptor)
 
     def remove(self, name):
-        """Remove a file of the folder, if it exists. A name that leads out of it is ignored."""
+        """Remove a file of the folder, if it exists. Ignore a name that leads out of the folder."""
         if name == os.path.basename(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.descriptor)
 
 
 def state_folder():
-    """The place of the caller's own key: in no report, and not next to submissions."""
+    """Return the folder of the caller's own key. It is neither in a report nor next to
+    submissions."""
     chosen = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (chosen if chosen.is_absolute() else Path.home() / ".local/state") / "simlib"
 
 
 def own_key():
-    """The caller's key. It is made when it is first needed.
+    """Return the caller's key. Make the key at the first call.
 
     Raises
     ------
     NotOwn
-        If other accounts may know it.
+        Other accounts may know the key.
     """
     folder = OwnFolder(state_folder(), 0o700)
     if KEY not in folder.names():

@@ -1,7 +1,8 @@
 """`simlib check` and `simlib progress`, for learners. Neither of them needs an extra.
 
-They send nothing anywhere. They keep the results of a notebook's checks next to it, in
-``.progress``, until the notebook or simlib changes. Wrong answers are checked again each time.
+The commands send nothing to other machines. They keep the results of a notebook's checks next to
+the notebook, in ``.progress``, until the notebook or simlib changes. They check wrong answers again
+each time.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .self_check import (
 from .texts import Cache, digest, digest_of_simlib, one_line
 
 KEPT = ".progress"
-"""The folder for results, next to the notebooks."""
+"""The name of the folder for results, next to the notebooks."""
 
 
 @dataclass(frozen=True)
 class NotebookProgress:
-    """One exercise notebook.
+    """The state of one exercise notebook.
 
     Attributes
     ----------
@@ -41,7 +42,7 @@ class NotebookProgress:
     questions : list of tuple
         ``(question, title, status, points, of)``: the earned points, and the most points.
     problem : str
-        The reason why it could not be checked; empty if it was checked.
+        The reason why the notebook could not be checked; empty if it was checked.
     """
 
     exercise: str
@@ -50,12 +51,12 @@ class NotebookProgress:
 
     @property
     def right(self):
-        """The number of right answers."""
+        """Return the number of right answers."""
         return sum(status == RIGHT for _, _, status, *_ in self.questions)
 
     @property
     def points(self):
-        """The points of right answers, and of right parts of other answers."""
+        """Return the points of right answers, and of the right parts of other answers."""
         return sum(points for *_, points, _ in self.questions)
 
     @property
@@ -71,14 +72,14 @@ def progress_of(paths, tell=lambda path: None):
     ----------
     paths : iterable of Path
     tell : callable
-        It is called with the path before the checks of a notebook run.
+        simlib calls this function with a notebook's path before the notebook's checks run.
     """
     version = digest_of_simlib()
     return [progress_of_notebook(Path(path), version, tell) for path in paths]
 
 
 def progress_of_notebook(path, version, tell):
-    """The `NotebookProgress` of one notebook. Its checks run only if an answer is new."""
+    """Return the `NotebookProgress` of one notebook. Its checks run only if an answer is new."""
     try:
         exercise, is_pristine = pristine_of(path)
         content = read_bytes(path)
@@ -100,7 +101,8 @@ def progress_of_notebook(path, version, tell):
 
 
 def kept_results(path, key, tell):
-    """The results of a notebook's checks: the kept results, or the results of a new run."""
+    """Return the results of a notebook's checks: the kept results, or else the results of a new
+    run."""
     try:
         cache = Cache(path.parent / KEPT)
     except (OSError, NotOwn):  # a folder that nobody can write to, or that others can
@@ -116,7 +118,8 @@ def kept_results(path, key, tell):
 
 
 def table(notebooks):
-    """All exercises as plain text: right answers and points, and each question's status."""
+    """Return all exercises as plain text, with right answers, points, and each question's
+    status."""
     rows = [("exercise", "right", "points", "")]
     for one in notebooks:
         if one.problem:
@@ -139,7 +142,8 @@ def table(notebooks):
 
 
 def totals(notebooks):
-    """Right answers, questions, points, and the most points."""
+    """Return the number of right answers and of questions, the points, and the most possible
+    points."""
     return (
         sum(one.right for one in notebooks),
         sum(len(one.questions) for one in notebooks),
@@ -223,7 +227,7 @@ def progress(options):
 
 
 def refuse(text):
-    """Say why there is nothing to do, a line for each reason; returns the exit code."""
+    """Print why there is nothing to do, with one line for each reason. Return the exit code."""
     for line in text.splitlines():
         print(f"simlib: {one_line(line)}", file=sys.stderr)
     return 2

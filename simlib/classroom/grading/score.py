@@ -1,4 +1,4 @@
-"""One question of a run: its points, and a reason in words for the student."""
+"""Score one question of a run: find its points, and a reason in words for the student."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from .texts import clean, sentence
 
 RIGHT, PARTLY, WRONG, LIMITS = "right", "partly right", "wrong", "broke the limits"
 ALLOWED = "sent as allowed"
-"""The output for a world in which all rules were kept; `known_answers.record` looks for it."""
+"""The output for a world in which the answer kept all rules. `known_answers.record` looks for these
+words."""
 LOST = "but "
-"""Begins the output for a world with right values, before the names of the parts that are lost."""
+"""If a world's values are right but parts are lost, the output begins with this word, and the names
+of the parts follow."""
 MARK = "| "
-"""Begins the further lines of an error in the output of a hidden cell."""
+"""In the output of a hidden cell, the further lines of an error begin with this mark."""
 PARTS_LOST = re.compile(rf"\d+: {LOST}(\w+(?:, \w+)*): ")
 BY_PART = re.compile(r"By part: (.+)\.")
 HIDDEN_FAIL = "The answer passes the public check, but not all hidden tests with other inputs."
@@ -37,25 +39,26 @@ class QuestionResult:
     of : int
         The most points possible.
     status : str
-        ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``,
-        ``"broke the limits"``; the status of the notebook if the notebook is not graded.
+        ``"right"``, ``"partly right"``, ``"wrong"``, ``"not attempted"``, ``"not found"``, ``"broke
+        the limits"``. If the notebook is not graded, the status of the notebook.
     reason : str
         The reason, in words for the student. It may contain text that the student's code printed.
     expected, got : str
-        The expected and the actual value in the public check, if it was wrong.
+        The expected and the actual value in the public check, if the answer was wrong there.
     hidden : str
-        ``"right"``, ``"wrong"``, or empty if the hidden cells were not reached.
+        ``"right"``, ``"wrong"``, or empty if the run did not reach the hidden cells.
     lost : list of str
-        The parts that are not earned; empty for a question without parts.
+        The parts of the points that the answer does not earn; empty for a question without parts.
     known : str
         The known wrong answer with the same results, in words.
     seconds : float
     outputs : dict of str to str
-        The outputs of check and hidden cells, by cell id; for the teacher only.
+        The outputs of check and hidden cells, by cell id. Only the teacher sees them.
     code : str
-        The cell that answers the question, as far as it is shown.
+        The source of the cell that answers the question, shortened if it is too long to show.
     form : str
-        A form that is the same for equal answers, see `likeness`; empty if it is not compared.
+        A form that is the same for equal answers, see `likeness`; empty if the answer is not
+        compared.
     """
 
     question: str
@@ -76,12 +79,13 @@ class QuestionResult:
 
 
 def fetch_of(question):
-    """The id of the cell that fetches a question's function; it comes before the check."""
+    """Return the id of the cell that fetches a question's function. This cell comes before the
+    check."""
     return f"{question}-fetch"
 
 
 def score(question, exercise, merged, cells, skipped, expected):
-    """The `QuestionResult` of one question."""
+    """Return the `QuestionResult` of one question."""
     result = QuestionResult(question.name, question.title, 0, question.points, "")
     if merged.found[question.name] != GIVEN:
         result.status = merged.found[question.name]
@@ -120,7 +124,8 @@ def score(question, exercise, merged, cells, skipped, expected):
 
 
 def telling(failed, parts, expected):
-    """The failed cell to report: the first; with parts, the first that costs the value."""
+    """Return the failed cell to report: the first one. For a question with parts, the first one
+    that costs the value."""
     if len(parts) > 1:
         for cell, got in failed:
             if VALUE in lost_in(cell, got, expected):
@@ -129,7 +134,7 @@ def telling(failed, parts, expected):
 
 
 def earn_parts(result, parts, failed, expected):
-    """Give a question the points of the parts that its cells have not lost."""
+    """Give a question the points of those parts that its cells have not lost."""
     lost = {part for cell, got in failed for part in lost_in(cell, got, expected)}
     result.lost = sorted(parts if VALUE in lost else lost)
     result.points = sum(points for part, points in parts.items() if part not in result.lost)
@@ -139,10 +144,10 @@ def earn_parts(result, parts, failed, expected):
 
 
 def lost_in(cell, got, expected):
-    """The parts that a cell's output costs. A fault of no named part costs the value.
+    """Return the parts that a cell's output costs. A fault without a named part costs the value.
 
-    A check names the parts in its last line. A hidden cell names them in the line on each world's
-    rules. All its other lines have to be as expected.
+    A check names the lost parts in its last line. A hidden cell names them in its line about each
+    world's rules. All other lines of a hidden cell must be as expected.
     """
     if got is None or got.word != "different":
         return {VALUE}
@@ -160,7 +165,8 @@ def lost_in(cell, got, expected):
 
 
 def runs_at_all(result, exercise, cells):
-    """Whether the answer's cell and its function are usable; if not, the result says why."""
+    """Whether the answer's cell and its function are usable. If not, write the reason into the
+    result."""
     (cell,) = exercise.cells_of(result.question, "answer")
     for identity, what in (
         (cell.id, "The answer's cell fails"),
@@ -178,7 +184,8 @@ def runs_at_all(result, exercise, cells):
 
 
 def earned(question, exercise, failed):
-    """The points of a question whose public check passes, by the weights of the passed cells."""
+    """Return the points of a question whose public check passes, by the weights of the passed
+    cells."""
     weights = exercise.weights_of(question.name)
     passed = sum(weight for cell, weight in weights if cell not in failed)
     points = round(question.points * passed / sum(weight for _, weight in weights), 2)
@@ -186,12 +193,12 @@ def earned(question, exercise, failed):
 
 
 def is_same(got):
-    """Whether a cell was run and nbval found the expected output."""
+    """Whether a cell has run and nbval found the expected output."""
     return got is not None and got.word == "same"
 
 
 def explain(result, cell, got, expected):
-    """Say in a result which cell was not as expected, and how."""
+    """Write into a result which cell's output was not as expected, and how it differs."""
     if got is None or got.word in ("timeout", "gone"):
         result.status = LIMITS
         result.reason = "The answer was still running when its time was over."
@@ -213,14 +220,14 @@ def explain(result, cell, got, expected):
 
 
 def failures_of(merged, cells):
-    """``{source: sentence}`` of the student's own cells that fail."""
+    """Return ``{source: sentence}`` of the student's own cells that failed."""
     ran = {s.source: cells.get(s.identity) for s in merged.steps if s.kind == "helper"}
     errors = {source: error_of(result) for source, result in ran.items() if result}
     return {source: failure(source, clean(error)) for source, error in errors.items() if error}
 
 
 def error_of(result):
-    """The error of a cell of the student's own; None if it had none."""
+    """Return the error of a cell of the student's own; None if the cell raised no error."""
     said = json_in(result)
     if said is None and result.word == "timeout":
         return "the cell was still running when its time was over"
@@ -230,13 +237,13 @@ def error_of(result):
 
 
 def with_room(error):
-    """An error of a cell. If the cell wrote too much, the limit is added."""
+    """Return an error of a cell. If the cell wrote too much, add the limit to the text."""
     room = "your cells may write 8 MB and 2,000 files into their folder, twice as much into /tmp"
     return f"{error}; {room}" if FULL in error else error
 
 
 def because_of(result, failures):
-    """Words to add to a reason, if the answer lacks a name that a failed cell defines."""
+    """Return words to add to a reason, if the answer lacks a name that a failed cell defines."""
     missing = UNKNOWN_NAME.search(f"{result.reason}\n{result.got}")
     if missing is None:
         return ""
@@ -249,7 +256,8 @@ def because_of(result, failures):
 def is_cut_short(result):
     """Whether a limit ended a cell or the examiner's work for it, or a rank did not answer.
 
-    A rank can print these words itself. The only effect is that other limits grade it again.
+    A rank could print the same words itself. The only effect would be that the answer is graded
+    again under other limits.
     """
     said = json_in(result)
     ended = result.word in ("timeout", "gone") or bool(said and said.get("ended"))
@@ -257,7 +265,7 @@ def is_cut_short(result):
 
 
 def json_in(result):
-    """The examiner's words about a student's cell; None if there are none."""
+    """Return the examiner's report on a student's cell; None if there is no report."""
     try:
         said = json.loads(result.text.strip().splitlines()[-1])
     except (AttributeError, IndexError, ValueError):

@@ -1,8 +1,8 @@
 """`simlib check`: run the public checks of a notebook, for the student who writes it.
 
 ``python -m simlib.classroom.grading.self_check`` is the process that runs the cells, as JupyterLab
-does. It reads the steps as JSON. It writes a line of JSON when a cell begins, for each check, and
-at the end.
+does. It reads the steps as JSON. It writes a line of JSON at the beginning of each cell, for each
+check, and at the end.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from .shell import new_shell, run_cell
 from .source import SOURCES, exercise_files
 
 PRISTINE = ".pristine"
-"""The folder of a handout with the unchanged exercises."""
+"""The folder in a handout that contains the unchanged exercises."""
 COMMAND = [sys.executable, "-m", "simlib.classroom.grading.self_check"]
-"""The program that runs a notebook's steps."""
+"""The command that runs a notebook's steps."""
 POLL_S = 0.25
-"""Seconds between two looks whether it still runs."""
+"""Seconds between two looks whether this program still runs."""
 END_S = 5
-"""Seconds in which it must end by itself after its last line."""
+"""Seconds in which the program must end by itself after its last line."""
 TIDY_S = 1
-"""Seconds in which its children must end when asked. After that they are killed."""
+"""Seconds in which the program's children must end when asked. After that, they are killed."""
 RIGHT, WRONG, NOT_WRITTEN = "right", "wrong", "not written yet"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check: the question's name, the status, the text to read, earned points."""
+    """The result of a check: the question's name, the status, the text for the student, and the
+    points."""
 
     question: str
     status: str
@@ -60,21 +61,22 @@ class CheckResult:
 
 
 def exercises_in(path):
-    """The notebooks to check at a path: the file, or a folder's files with names of exercises."""
+    """Return the notebooks to check at a path: the file itself, or all files in a folder whose
+    names begin like exercises."""
     path = Path(path)
     return exercise_files(path, ".ipynb") or [path] if path.is_dir() else [path]
 
 
 def pristine_of(path):
-    """``(Exercise, whether it is pristine)`` of a notebook in which a student works.
+    """Return ``(Exercise, whether it is pristine)`` of a notebook in which a student works.
 
-    A handout has a folder with the pristine copy. A checkout makes it from the source. If both are
-    missing, the notebook's own check cells are used.
+    A handout contains the pristine exercise. In a checkout, simlib makes it from the source. If
+    both are missing, simlib uses the notebook's own check cells.
 
     Raises
     ------
     Unreadable
-        If the notebook cannot be read.
+        simlib cannot read the notebook.
     """
     path = Path(path).resolve()
     if path.exists() and path.suffix != ".ipynb":
@@ -103,19 +105,20 @@ def pristine_of(path):
 
 
 def cases_beside(notebook):
-    """The expected answers for a pristine notebook; empty if the handout has no such file."""
+    """Return the expected answers for a pristine notebook; empty if the handout has no such
+    file."""
     path = notebook.parent / FOLDER / f"{notebook.stem}.py"
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def named_like(path, folder, ending):
-    """The file of a folder with whose name a notebook's name begins: 04_x for 04_x-Copy1."""
+    """Return the file in a folder with whose name a notebook's name begins: 04_x for 04_x-Copy1."""
     names = (one for one in exercise_files(folder, ending) if path.stem.startswith(one.stem))
     return max(names, key=lambda one: len(one.stem), default=None)
 
 
 def check_notebook(path, limit_s=600):
-    """The result of each question of a notebook, and notes: ``(iterator, list)``.
+    """Check a notebook. Return ``(iterator, list)``: the results of its questions, and notes.
 
     Each question's `CheckResult` appears as soon as its check has run. The list of notes is
     complete when the iterator has ended.
@@ -129,7 +132,7 @@ def check_notebook(path, limit_s=600):
     Raises
     ------
     Unreadable, WrongNotebook
-        If it cannot be checked. The message gives the reason.
+        simlib cannot check the notebook. The message gives the reason.
     """
     exercise, is_pristine = pristine_of(path)
     if not exercise.questions:
@@ -172,7 +175,8 @@ def in_order(questions, found, messages, notes):
 
 
 def why_not_reached(one):
-    """The reason if no message follows this one; None leaves the reason unchanged."""
+    """Return why the run ended, if no message follows this one. None leaves the reason
+    unchanged."""
     if "begins" in one:
         return f"the cell that begins with '{beginning(one['begins'])}' never ends, or ends Python"
     if "not started" in one:
@@ -181,7 +185,7 @@ def why_not_reached(one):
 
 
 def take(one, by_question, notes):
-    """Sort one message: a question's verdict, or a failed cell of the student's own."""
+    """Handle one message: a question's verdict, or the error of a cell of the student's own."""
     if one.get("is_cell") and not one["question"]:
         notes.append(failure(one["source"], one["text"]))
     for file in one.get("beside", ()):
@@ -194,7 +198,7 @@ def take(one, by_question, notes):
 
 
 def own_cells(exercise):
-    """A notebook's own cells as the steps to run."""
+    """Return the steps to run for a notebook without a pristine copy: its own cells."""
     steps = [
         Step("answer" if cell.role == "answer" else "pristine", cell, cell.source)
         for cell in exercise.cells
@@ -203,7 +207,7 @@ def own_cells(exercise):
 
 
 def result_of(name, found, message, reason):
-    """The `CheckResult` of one question. ``reason`` is given if it has no message."""
+    """Return the `CheckResult` of one question. If no message came for it, ``reason`` says why."""
     if found == NOT_ATTEMPTED:
         return CheckResult(
             name, NOT_WRITTEN, f"{name}: not written yet. It is as it was handed out."
@@ -239,7 +243,8 @@ def run_steps(steps, folder, limit_s):
 
 
 def messages_of(process, errors, until):
-    """Yield the messages of a process. After its last line it gets some time to end by itself."""
+    """Yield the messages of a process. After its last line, the process gets some time to end by
+    itself."""
     has_begun = False
     for line in lines_of(process, until):
         if not line.startswith(b"{"):
@@ -256,9 +261,11 @@ def messages_of(process, errors, until):
 
 
 def lines_of(process, until):
-    """Yield the lines that a process writes until it has ended. End it if it takes too long.
+    """Yield the lines that a process writes until it has ended. End the process if it takes too
+    long.
 
-    Do not wait for the end of the pipe, because children of the process may hold it for longer.
+    This does not wait for the end of the pipe, because children of the process may keep the pipe
+    open for longer.
     """
     pipe, rest = process.stdout.fileno(), b""
     while True:
@@ -274,14 +281,14 @@ def lines_of(process, until):
 
 
 def last_line(errors):
-    """The last line of a process's stderr."""
+    """Return the last line of a process's stderr."""
     errors.seek(0)
     lines = errors.read().decode("utf-8", "replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "it gave no reason")
 
 
 def end_group(process):
-    """End a process and its children. You can call it again."""
+    """End a process and its children. A second call does no harm."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # multiprocessing's tracker does not heed it, and frees what the others shared.
         os.killpg(process.pid, signal.SIGTERM)
@@ -296,7 +303,8 @@ def end_group(process):
 
 
 class StillRunning(BaseException):
-    """A cell does not end. This is no `Exception`, so a loop that catches those ends, too."""
+    """A cell does not end. This is no `Exception`, so that a loop in the cell that catches every
+    `Exception` ends, too."""
 
 
 def main():
@@ -334,7 +342,7 @@ def main():
 
 
 def run_for_a_time(shell, source, limit_s):
-    """Run one cell. If it takes too long, end it, and run the other cells after it."""
+    """Run one cell. If it takes too long, end it, so that the cells after it can run."""
 
     def too_long(*_):
         raise StillRunning(f"the check was stopped after {limit_s} s. Grading has the same limit")
@@ -348,14 +356,14 @@ def run_for_a_time(shell, source, limit_s):
 
 
 def modules_beside(here, there, began):
-    """Files and folders next to the notebook that its cells import but do not write.
+    """Return files and folders next to the notebook that its cells may import but have not written.
 
     Parameters
     ----------
     here : str
         The notebook's folder.
     there : set of str
-        The names in it before the first cell.
+        The names in this folder before the first cell.
     began : float
         The time of the first cell, in seconds since the epoch.
     """
@@ -380,7 +388,7 @@ def is_older(file, began):
 
 
 def verdict_in(shell, outcome, question):
-    """The output of the check cell that has just run."""
+    """Return the output of the check cell that has just run."""
     if outcome["error"] is not None:
         text = f"{question}: wrong. The check could not be run: {outcome['error']}"
         return {"status": "wrong", "text": text}
