@@ -1,4 +1,4 @@
-"""The changes of points since a report's last grading: from and to which points, and why."""
+"""List which points have changed since the last grading of a report, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .texts import digest, digest_of_simlib
 
 LAST = "points of the last call"
 MOST_LINES = 20
-"""The most changes to print at the end of a call. class.html has more, report.json has all."""
+"""A call prints at most this many changes at its end. class.html shows more, and report.json
+contains all."""
 CIRCUMSTANCES = {
     "seed": "another seed",
     "limits": "other limits of time or memory",
@@ -19,11 +20,12 @@ CIRCUMSTANCES = {
     "simlib": "another version of simlib",
     "exercise": "another version of the exercise",
 }
-"""The causes that may change points although no file has changed, with their words."""
+"""The causes that may change points although no file has changed, with a text for each."""
 
 
 def since_last(cache, report, files, exercises, **circumstances):
-    """The changes of a report since the last call. This call then becomes the last one.
+    """Return the changes of a report since the last call. Keep this call's results for the next
+    comparison.
 
     Parameters
     ----------
@@ -37,7 +39,7 @@ def since_last(cache, report, files, exercises, **circumstances):
     Returns
     -------
     list of dict
-        A dict has student, exercise, points before and now, the questions, and the reason.
+        Each dict contains student, exercise, points before and now, the questions, and the reason.
     """
     before, now = cache.get(LAST) or {}, {}
     circumstances["limits"] = asdict(circumstances["limits"])
@@ -71,12 +73,12 @@ def is_other(before, now):
 
 
 def graded(question):
-    """The points from the tests, without points that a teacher set by hand."""
+    """Return the points from the tests, without points that a teacher set by hand."""
     return question["override"]["graded"] if question["override"] else question["points"]
 
 
 def change(student, exercise, before, now):
-    """One change of a notebook's points, as plain data."""
+    """Return one change of a notebook's points, as plain data."""
     questions = [
         f"{name} {before['points'].get(name, 0):g} to {points:g}"
         for name, points in now["points"].items()
@@ -93,7 +95,7 @@ def change(student, exercise, before, now):
 
 
 def reason(before, now):
-    """The reason for a change of a notebook's points, in words."""
+    """Return the reason for a change of a notebook's points, in words."""
     if before["graded"] == now["graded"] and before["points"] != now["points"]:
         return "points by hand"
     is_by_hand = before["points"] != before["graded"] or now["points"] != now["graded"]
@@ -109,7 +111,7 @@ def reason(before, now):
 
 
 def lines_on(changes):
-    """The changes as lines of text. If there are many, only the first ones."""
+    """Return the changes as lines of text. If there are many, return only the first ones."""
     lines = [
         f"{one['student']} {one['exercise']}: {one['before']:g} to {one['now']:g} points "
         f"({one['why']})"

@@ -1,8 +1,8 @@
-"""Find submissions: folders of students, files named after them, or a zip from a platform.
+"""Find submissions: folders of students, files named after students, or a zip from a platform.
 
-Students can change their folders meanwhile. The system looks a path up each time it is used, so a
-folder may have become a link to another student's folder. `Walk` opens each folder by its name in
-the descriptor of the parent folder, and never follows a link.
+Students can change their folders while the grader reads them. The system looks up a path each time
+that it is used, so a folder may meanwhile have become a link to another student's folder. `Walk`
+opens each folder by its name in the descriptor of the parent folder, and never follows a link.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MAX_FILES = 20_000
 
 
 class CannotCollect(Exception):
-    """A place without submissions. The message gives the reason."""
+    """simlib finds no submissions at a place. The message gives the reason."""
 
 
 def collect(place, exercises, roster=(), report=None, notes=None):
-    """All submissions, sorted: one `SubmittedFile` for each student and exercise.
+    """Return all submissions, sorted: one `SubmittedFile` for each student and exercise.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ def collect(place, exercises, roster=(), report=None, notes=None):
         student, or a zip file of either. simlib also reads the file names of Canvas and Moodle.
     exercises : dict of str to Exercise
     roster : list of Person
-        The class. It decides if the name of a file can be read in two ways.
+        The class. If the name of a file can be read in two ways, the roster decides.
     report : str or Path or None
-        The folder of the report, which is no submission.
+        The folder of the report. simlib does not treat it as a submission.
     notes : list of str or None
-        Notes for the teacher about the class are added to this list.
+        The function adds notes about the class, for the teacher, to this list.
 
     Raises
     ------
@@ -80,12 +80,14 @@ def collect(place, exercises, roster=(), report=None, notes=None):
 
 
 def tells_a_student(one):
-    """Whether a file that is no notebook is in a folder, or was named by a platform."""
+    """Whether a file that is no notebook shows its student: it is in a folder, or a platform has
+    named it."""
     return len(PurePosixPath(one.file).parts) > 1 or bool(one.platform)
 
 
 def read(files, exercises, roster):
-    """``(notebooks, others)`` as `SubmittedFile`. Notebooks are read, but not parsed.
+    """Return ``(notebooks, others)``, lists of `SubmittedFile`. Read notebooks, but do not parse
+    them.
 
     Parsing may take long, and students could change the other files meanwhile.
     """
@@ -112,7 +114,7 @@ def read(files, exercises, roster):
 
 
 def name_by_content(files, reader):
-    """Find the exercise of files by their cells, if their names do not say it."""
+    """Find the exercise of files by their cells, if the files' names do not contain it."""
     for one in files:
         if one.exercise is None and one.content:
             try:
@@ -124,11 +126,11 @@ def name_by_content(files, reader):
 
 
 def newest(files, reader):
-    """One file for each student and exercise. Files of no known exercise are kept.
+    """Choose one file for each student and exercise. Keep files that belong to no known exercise.
 
-    If a student hands in all files of the course, lessons and solutions have an exercise's name,
-    too. So a file with answers comes first, then a file outside a folder ``solutions``, then the
-    last file, see `chosen`.
+    If a student hands in all files of the course, some lessons and solutions have the name of an
+    exercise, too. So a file with answers is preferred, then a file outside a folder ``solutions``,
+    then the last file, see `chosen`.
     """
     alike = {}
     for one in files:
@@ -144,7 +146,8 @@ def newest(files, reader):
 
 
 def worth(file, reader):
-    """The first key to choose between two files of one exercise. The larger key counts."""
+    """Return the first key for the choice between two files of one exercise. The file with the
+    larger key wins."""
     return has_answers(file, reader), PurePosixPath(file.file).parent.name != "solutions"
 
 
@@ -160,10 +163,10 @@ def has_answers(file, reader):
 
 
 def files_of_zip(path, exercises, left_out):
-    """``(path, reader, time)`` of each file of a zip file, as `Walk.files` gives them.
+    """Yield ``(path, reader, time)`` of each file in a zip file, like `Walk.files`.
 
-    No file is written, so no name in the zip can do harm. Folders with notebooks that are left out
-    are added to ``left_out``.
+    No file is written, so no name in the zip can do harm. The function adds folders with notebooks
+    that it leaves out to ``left_out``.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -192,12 +195,13 @@ def files_of_zip(path, exercises, left_out):
 
 
 def parts_of(member):
-    """The folders and the name of a file in a zip, without parts that lead out of the zip."""
+    """Return the folders and the name of a file in a zip, without parts that lead out of the
+    zip."""
     return tuple(p for p in PurePosixPath(member.filename).parts if p not in ("/", ".", ".."))
 
 
 def wrapper_folder(path, members, exercises):
-    """The folder around a whole class, as a tuple of its name; empty if there is none.
+    """Return the folder around a whole class, as a tuple with its name; empty if there is none.
 
     macOS and Windows pack the folder ``class`` as ``class.zip`` with ``class/student_07/...`` in
     it, so the students are one level below. A student's own packed folder contains the exercises
@@ -216,7 +220,8 @@ def wrapper_folder(path, members, exercises):
 
 
 def read_member(archive, member, most):
-    """A file of a zip. A file that is too large is refused before it is unpacked."""
+    """Return the bytes of a file in a zip. Refuse a file that is too large before it is
+    unpacked."""
     check_size(member.file_size, most)
     try:
         with archive.open(member) as file:
@@ -228,13 +233,14 @@ def read_member(archive, member, most):
 
 
 MAX_NAMED = 10
-"""How many files are named for a student who handed in no notebook."""
+"""For a student who handed in no notebook, a note names at most this many files."""
 COPIES = {".ipynb_checkpoints", "__MACOSX"}
-"""Folders that systems make, with copies of the files beside them."""
+"""Folders that systems create. They contain copies of the files next to them."""
 
 
 def without_reports(others, notes):
-    """Files that are no notebooks, without files of our own reports; a note names our reports."""
+    """Return the files that are no notebooks, without files of simlib's own reports. A note names
+    these reports."""
     by_name = {"report.json": set(), "class.html": set()}
     for one in others:
         path = PurePosixPath(one.file)
@@ -245,7 +251,8 @@ def without_reports(others, notes):
 
 
 def notes_on_left_out(folders, notebooks):
-    """A sentence on each folder with notebooks that was left out, if its owner has no others."""
+    """Return a sentence on each folder with notebooks that was left out, if its owner has no other
+    notebooks."""
     owners = {PurePosixPath(one.file).parts[0] for one in notebooks}
     return [
         f"{readable(str(path))}: this folder was left out because of its name, but it has "
@@ -256,7 +263,7 @@ def notes_on_left_out(folders, notebooks):
 
 
 def without_notebook(others, students):
-    """A `SubmittedFile` for each student who has handed in only files that are no notebooks.
+    """Return a `SubmittedFile` for each student who has handed in only files that are no notebooks.
 
     Parameters
     ----------
@@ -278,14 +285,14 @@ def without_notebook(others, students):
 
 
 MAX_ENTRIES = 100_000
-"""The most files and folders below one folder at the top, which is a student's."""
+"""The most files and folders below one top folder. A top folder belongs to a student."""
 DEEPEST = 30
-"""The deepest nesting of folders. Each of them is kept open."""
+"""The deepest nesting of folders. The walk keeps each folder on the way open."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 
 
 class Walk:
-    """All files below a folder.
+    """Finds all files below a folder.
 
     Parameters
     ----------
@@ -307,7 +314,8 @@ class Walk:
         self.left_out = []
 
     def files(self):
-        """``(path, reader, time)`` of each file. A reader works until the next file is asked for.
+        """Yield ``(path, reader, time)`` of each file. A reader works only until the next file is
+        requested.
 
         The argument of a reader is the largest number of bytes to return, see `read_bytes`. For a
         folder that is not searched, a file that says so is returned.
@@ -367,7 +375,7 @@ class Walk:
 
 
 def identity(folder):
-    """A key that identifies a folder under any name; None if the folder does not exist."""
+    """Return a key that identifies a folder under any name; None if the folder does not exist."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -384,12 +392,13 @@ def is_folder(entry):
 
 
 def reader(name, folder):
-    """A function that reads a file of an open folder."""
+    """Return a function that reads a file in an open folder."""
     return lambda most: read_bytes(name, most, folder)
 
 
 def changed(entry):
-    """The time of a file's last change; None if it is invalid, or the file has vanished."""
+    """Return the time of a file's last change; None if the time is invalid, or the file has
+    vanished."""
     with contextlib.suppress(OSError, ValueError, OverflowError):
         seconds = entry.stat(follow_symlinks=False).st_mtime
         return datetime.datetime.fromtimestamp(seconds).astimezone()
@@ -397,7 +406,7 @@ def changed(entry):
 
 
 def not_looked_into(path, what):
-    """A file to return in place of the files of a folder."""
+    """Return a file that stands for the files of a folder into which simlib has not looked."""
 
     def refuse(most):
         raise Unreadable(what)
@@ -406,5 +415,5 @@ def not_looked_into(path, what):
 
 
 def is_left_out(folder):
-    """Whether a folder contains no submissions, such as folders of JupyterLab, git and macOS."""
+    """Whether a folder cannot contain submissions, such as folders of JupyterLab, git and macOS."""
     return folder == "__MACOSX" or (folder.startswith(".") and folder.strip(".") != "")

@@ -29,8 +29,8 @@ from .source import WRONG_ANSWERS, SourceError, exercise_files, number_of
 from .texts import SEEDS, Cache, one_line
 
 LEAST_TIME_S, LEAST_MEMORY_MB = 10, 1024
-"""The smallest limits that the grader accepts: an empty notebook needs so many seconds and MB on a
-busy machine."""
+"""The smallest limits that the grader accepts: an empty notebook needs this many seconds and MB on
+a busy machine."""
 
 
 def hand_out(options):

@@ -1,8 +1,8 @@
-"""The examiner. In the kernel of a grading run, it examines the student's cells.
+"""The examiner examines the student's cells. It runs in the kernel of a grading run.
 
-No code of a student runs in this process. Cells run in a shell process. Functions come from the
-shell as bytes, and become functions again only in ranks. All these processes are forked from a
-server that started before the first of them.
+No code of a student runs in this process. Cells run in a shell process. The shell sends functions
+as bytes, and these become functions again only in ranks. A server forks all these processes. The
+server starts before the first of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ KEPT_OUTPUT = 4000
 MAX_OUTPUT = 4 << 20
 START_LIMIT_S = 60
 MAX_FILES = 1000
-"""The most files of a folder that are examined."""
+"""The examiner looks at no more than this many files of a folder."""
 SPOILS = {"ended", "unreadable"}
-"""The remark on an answer that leaves a shell which no other cell can use."""
+"""The outcomes of an answer after which no other cell can use the shell."""
 
 
 class ShellEnded(Exception):
@@ -48,11 +48,12 @@ class Examiner:
     Parameters
     ----------
     namespace : dict
-        The namespace of check and hidden cells. It gets functions, `check` and `measure`.
+        The namespace of check and hidden cells. The examiner puts functions, `check` and `measure`
+        into it.
     graded : GradedChecks
-        It gives `check` and `measure` for this run.
+        The object with `check` and `measure` for this run.
     cell_limit_s : float
-        Seconds for a cell of the student.
+        The most seconds for a cell of the student.
     """
 
     def __init__(self, namespace, graded, cell_limit_s=20):
@@ -71,7 +72,8 @@ class Examiner:
         name_cells(namespace["get_ipython"]().compile, self._cells)
 
     def setup(self, source):
-        """Run a pristine cell in the student's shell, too; and use our own `check` here."""
+        """Run a pristine cell in the student's shell, too. In this process, use the grader's own
+        `check`."""
         self._namespace.update(self._graded.names())
         self._run({"source": source})
         self._ran.append((None, {"source": source}))
@@ -83,7 +85,7 @@ class Examiner:
         print(json.dumps(answer))
 
     def answer(self, question, source):
-        """Run the cell that answers a question. Its answer may be known already (`known`)."""
+        """Run the cell that answers a question."""
         self._failed.discard(question)
         self._spoilt.discard(question)
         answer = self._run({"source": source})
@@ -101,7 +103,8 @@ class Examiner:
         print(json.dumps(answer))
 
     def names_of(self, source):
-        """Make the names of a check's cell in the student's shell. Later cells may use them."""
+        """Make the names of a check's cell in the student's shell, because later cells may use
+        them."""
         question = self._checked
         verdict = self._graded.verdicts.get(question) or Verdict(question, {}, WRONG)
         words = {name: value for name, value in vars(verdict).items() if name != "run"}
@@ -109,7 +112,7 @@ class Examiner:
         self._note(None, request, self._run(request))
 
     def fetch(self, question):
-        """Get the present function of a question from the shell, for its check."""
+        """Get the present function for a question from the shell, for the question's check."""
         self._keep()
         self._renew_ranks()
         self._checked = question
@@ -129,7 +132,7 @@ class Examiner:
         print(json.dumps(answer))
 
     def _renew_ranks(self):
-        """Give ranks the files that cells have written. Each rank has its own copy of them."""
+        """Pass the files that cells have written on to ranks. Each rank gets its own copy."""
         files = files_in(HOME)
         if files != self._files:
             self._files = files
@@ -141,7 +144,8 @@ class Examiner:
         return any(other not in (None, question) for other, _ in self._ran)
 
     def _submitted(self, question, only=None):
-        """The answer to fetching a function, and the `Submitted`; None if there is no function."""
+        """Return the shell's answer to a request for a function, and the `Submitted`; None if there
+        is no function."""
         answer = self._run({"function": question}, only)
         payload, parameters = answer.pop("payload", None), answer.pop("parameters", None)
         if answer["error"] is not None:
@@ -153,20 +157,21 @@ class Examiner:
             return answer | {"error": error, "unreadable": True}, None
 
     def _keep(self):
-        """Note the names that a check has left, when the next cell begins."""
+        """When the next cell begins, note the names that a check has made."""
         if self._checked is not None:
             names = {k: v for k, v in self._namespace.items() if not k.startswith("_")}
             self._as_checked[self._checked] = names
         self._checked = None
 
     def begin(self, cell, question):
-        """Announce the next hidden cell (`GradedChecks.begin`). It has the names of its check."""
+        """Announce the next hidden cell, see `GradedChecks.begin`. The cell gets the names of its
+        check."""
         self._keep()
         self._namespace.update(self._as_checked.get(question, {}))
         self._graded.begin(cell, question)
 
     def expect(self, question, recorded):
-        """The expected outputs of a question's hidden cells; see `GradedChecks.expect`."""
+        """Set the expected outputs of a question's hidden cells, see `GradedChecks.expect`."""
         self._graded.expect(question, recorded)
 
     def recorded(self, question):
@@ -174,12 +179,12 @@ class Examiner:
         print(self._graded.recorded(question))
 
     def _note(self, question, request, answer):
-        """Keep a cell for later shells, unless the cell ended this one."""
+        """Keep a cell for later shells, unless the cell has ended this shell."""
         if not answer.get("ended"):
             self._ran.append((question, request))
 
     def _run(self, request, only=None):
-        """The shell's answer and its output; an error if there is no answer."""
+        """Return the shell's answer and its output. If there is no answer, return an error."""
         try:
             if self._shell is None:
                 self._shell = self._new_shell(only)
@@ -196,7 +201,8 @@ class Examiner:
         return answer | {"output": output}
 
     def _new_shell(self, only):
-        """A shell in which all harmless cells have run, but of the other answers only ``only``."""
+        """Return a shell in which all harmless cells have run. If ``only`` is given, no other
+        answers have run in it."""
         shell = Shell()
         try:
             for question, request in self._ran:
@@ -215,7 +221,8 @@ class Examiner:
 
 
 def files_in(folder):
-    """``{path: (bytes, time of change)}`` of the files below a folder of students' cells."""
+    """Return ``{path: (bytes, time of change)}`` of the files that students' cells have written
+    below a folder."""
     found = {}
     paths = (os.path.join(above, name) for above, _, names in os.walk(folder) for name in names)
     for path in itertools.islice(paths, MAX_FILES):
@@ -226,7 +233,7 @@ def files_in(folder):
 
 
 class Shell:
-    """The process of a student's cells."""
+    """The process in which a student's cells run."""
 
     def __init__(self):
         self._control, control = socket.socketpair()
@@ -248,12 +255,12 @@ class Shell:
         self._answer(START_LIMIT_S)
 
     def ask(self, request, limit_s):
-        """``(answer, output)`` to a request.
+        """Send a request and return ``(answer, output)``.
 
         Raises
         ------
         ShellEnded
-            If it takes too long or prints too much, or the process has ended.
+            The request takes too long or prints too much, or the process has ended.
         """
         self._control.settimeout(limit_s)  # the last answer has left it with what was left
         with contextlib.suppress(OSError):
@@ -304,21 +311,24 @@ class Shell:
 
 
 def name_cells(compiler, table):
-    """Make a kernel's compiler note cells in this table, by IPython's names for them.
+    """Make a kernel's compiler store cells in this table, under short names as in IPython.
 
-    ipykernel's own name is a hash in plain Python. It takes 0.4 s for a cell with expected values.
+    ipykernel would name a cell by a hash, which it computes in plain Python. For a cell with
+    expected values, this takes 0.4 s.
     """
     compiler._filename_map = table
     compiler.get_code_name = lambda raw, code, number: f"examiner: {code_name(code, number)}"
 
 
 def is_of_shell(name):
-    """Whether a cell's name shows that it ran in the shell. Our cells do not run there."""
+    """Whether a cell's name shows that the cell ran in the shell. The grader's own cells do not run
+    there."""
     return isinstance(name, str) and name.startswith("<ipython-input-")
 
 
 class OnlyStudents(dict):
-    """IPython's table of cells, with the student's cells only, because ranks get its contents."""
+    """IPython's table of cells. It keeps only the student's cells, because ranks get its
+    contents."""
 
     def __setitem__(self, name, number):
         pass

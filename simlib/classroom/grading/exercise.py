@@ -1,9 +1,9 @@
 """Read the original material of an exercise, and make the form that learners see.
 
 `shown_form` replaces each check by a call of `simlib.checks.check_of`. It moves the checks into a
-text of their own, and also the parts of a setup that only checks need. `write_checks` writes these
-texts to `exercises/checks`. Every install calls it before any package is there, so it needs only
-the standard library.
+separate text, and also the parts of a setup that only checks need. `write_checks` writes these
+texts to `exercises/checks`. Every installation calls `write_checks` before any package is
+installed, so this module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .source import (
 
 
 def read_exercise(path):
-    """The `Exercise` of a source file in `authoring/exercises`.
+    """Return the `Exercise` of a source file in `authoring/exercises`.
 
     Raises
     ------
     SourceError
-        The source cannot be read. Or a question does not have exactly one answer cell, or lacks a
-        check cell or a hidden cell, so that any answer would be right.
+        The source cannot be read, or a question does not have exactly one answer cell, or it has no
+        check cell or no hidden cell. Without these cells, any answer would be right.
     """
     notebook = read_source(path, is_exercise=True)
     shown, cases = shown_form(notebook, path.stem)
@@ -92,7 +92,8 @@ def read_exercise(path):
 
 
 def exercise_of(notebook, name, cases=""):
-    """The `Exercise` in a notebook that was handed out: without solutions and hidden cells.
+    """Return the `Exercise` in a notebook that was handed out, so without solutions and hidden
+    cells.
 
     Parameters
     ----------
@@ -119,12 +120,12 @@ def exercise_of(notebook, name, cases=""):
 
 
 def read_exercises(folder):
-    """``{name: Exercise}`` of all sources in a folder.
+    """Return ``{name: Exercise}`` of all sources in a folder.
 
     Raises
     ------
     SourceError
-        A source cannot be read, or the folder has none.
+        A source cannot be read, or the folder contains no source.
     """
     paths = exercise_files(Path(folder), ".py")
     if not paths:
@@ -142,11 +143,11 @@ def is_exercise(text, name):
 
 
 SOURCES, CASES = "authoring/exercises", "exercises/checks"
-"""Folders of a checkout: the sources of exercises, and the expected answers of their checks."""
+"""Two folders of a checkout: the sources of exercises, and the expected answers of their checks."""
 HEADER_WORD = re.compile(r'\b(role|question)="([^"]*)"')
 
 CHECKS_FROM = "simlib.checks"
-"""A module that a setup imports only for checks."""
+"""The module from which a setup imports names only for its checks."""
 CHECK_OF = f"from {CHECKS_FROM} import check_of"
 CODE_IN_PROSE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 HEAD = '''\
@@ -158,19 +159,19 @@ Built from authoring/exercises/{name}.py, which is what grading reads; nobody ed
 
 
 def shown_form(notebook, name):
-    """``(notebook, cases)`` of an exercise: the notebook for learners, and its checks as a text.
+    """Return ``(notebook, cases)``: the notebook for learners, and its checks as a text.
 
     Parameters
     ----------
     notebook : NotebookNode
-        A notebook from `read_source`. It is not changed.
+        A notebook from `read_source`. The function does not change it.
     name : str
         ``NN_name`` of the exercise, or `REVIEW`.
 
     Raises
     ------
     SourceError
-        A check cell does not end with its verdict; a setup cell has nothing for learners.
+        A check cell does not end with its verdict, or nothing in a setup cell is for learners.
     """
     shown, cells = copy.deepcopy(notebook), []
     imported, defined = split_setups(shown.cells, name)
@@ -217,7 +218,7 @@ def write_checks(root: Path) -> list[str]:
 
 
 def plain_cells(text: str) -> list[SimpleNamespace]:
-    """The cells of a source, as from `read_source`, but only with their role and question."""
+    """Return the cells of a source as `read_source` does, but only with their role and question."""
     cells, lines = [], []
     for line in text.splitlines():
         if line.startswith(CELL_HEADER):
@@ -259,7 +260,8 @@ def split_setups(cells, name):
 
 
 class Statement(NamedTuple):
-    """A statement of a cell: its tree, the empty lines above it, and its text with comments."""
+    """A statement of a cell: its syntax tree, the empty lines above it, and its text with
+    comments."""
 
     node: ast.stmt
     gap: str
@@ -267,7 +269,8 @@ class Statement(NamedTuple):
 
 
 def statements_of(source):
-    """The statements of a cell. A string below a name belongs to the statement of the name."""
+    """Return the statements of a cell. A string below the definition of a name belongs to this
+    definition."""
     lines, found, end = source.split("\n"), [], 0
     for node in ast.parse(source).body:
         text = "\n".join(lines[end : node.end_lineno])
@@ -286,7 +289,8 @@ def is_for_checks(node):
 
 
 def names_made_by(node):
-    """The names that a definition or an assignment makes; none if a statement does more."""
+    """Return the names that a definition or an assignment makes; none if the statement does
+    anything else, too."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign):
@@ -295,18 +299,19 @@ def names_made_by(node):
 
 
 def uses_of(tree):
-    """All names in a syntax tree."""
+    """Return all names in a syntax tree."""
     return {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
 
 
 def stays(node, kept):
-    """Whether a statement of a setup stays. Statements that only make other names are removed."""
+    """Whether a statement of a setup stays. A statement goes if it only makes names that are not
+    kept."""
     made = names_made_by(node)
     return not made or not made.isdisjoint(kept)
 
 
 def names_in_code(cells):
-    """The names in the code that learners read, apart from setups."""
+    """Return the names in the code that learners read, apart from setups."""
     roles = ("setup", "check", "hidden")
     code = [c.source for c in cells if c.cell_type == "code" and course_of(c, "role") not in roles]
     texts = {one for source in code for one in (solution_source(source), stub_source(source))}
@@ -314,7 +319,7 @@ def names_in_code(cells):
 
 
 def names_in_prose(cells):
-    """The words in prose that are set as code."""
+    """Return the words in prose that are marked as code."""
     prose = [
         piece for c in cells if c.cell_type != "code" for piece in CODE_IN_PROSE.findall(c.source)
     ]
@@ -322,7 +327,7 @@ def names_in_prose(cells):
 
 
 def names_kept(used, nodes):
-    """These names, and the names used by statements that stay because of them, and so on."""
+    """Return these names, and all names used by statements that stay because of them, and so on."""
     kept, size = set(used), -1
     while size < len(kept):
         size = len(kept)
@@ -331,7 +336,7 @@ def names_kept(used, nodes):
 
 
 def tree_of(text):
-    """The syntax tree of a cell; empty if the cell is not plain Python."""
+    """Return the syntax tree of a cell; empty if the cell is not plain Python."""
     try:
         return ast.parse(text)
     except SyntaxError:

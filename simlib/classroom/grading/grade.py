@@ -1,8 +1,9 @@
-"""One submission: read it, merge its answers into the exercise, run them, score each question.
+"""Grade one submission: read it, merge its answers into the exercise, run them, score each
+question.
 
-A process with limits of its own reads the file (`Reader`, `merge_answers`). So a file that needs
-too much memory or time harms no other file. If an answer ends the run, the notebook is run again
-without it, so that an answer costs only the points of its own question.
+A separate process with limits reads the file (`Reader`, `merge_answers`). So a file that needs too
+much memory or time does no harm to other files. If an answer ends the run, the notebook is run
+again without it, so that an answer costs only the points of its own question.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from .texts import clean
 
 PROGRAM = Path(__file__).with_name("merge_answers.py")
 MEMORY_BYTES = 1 << 30
-"""The limit of address space. A notebook with 20 MB of pictures needs a tenth of it."""
+"""The limit of address space, in bytes. A notebook with 20 MB of pictures needs a tenth of this."""
 SECONDS = 10
-"""The limit of processor time for one file."""
+"""The limit of processor time for one file, in seconds."""
 PATIENCE_S = 120
-"""The limit of time by the clock for one file, for a busy machine."""
+"""The limit of time by the clock for one file, in seconds. It allows for a busy machine."""
 LONGEST_ANSWER = 64 << 20
 
 
@@ -62,13 +63,14 @@ class Reader:
         self._end()
 
     def about(self, content, exercise=None):
-        """``(exercise, has answers)``: its name or None, and whether the file has any answer.
+        """Return ``(exercise, has answers)``: the exercise's name or None, and whether the file
+        contains any answer.
 
         Parameters
         ----------
         content : bytes
         exercise : str or None
-            The exercise if it is known. Otherwise it is found by the cells.
+            The exercise, if it is known. Otherwise the file's cells decide.
 
         Raises
         ------
@@ -79,7 +81,7 @@ class Reader:
         return found["exercise"], found["has answers"]
 
     def merge(self, content, exercise):
-        """The `MergedNotebook` of a file and the exercise of this name.
+        """Return the `MergedNotebook` of a file and the exercise of this name.
 
         Raises
         ------
@@ -130,7 +132,8 @@ class Reader:
         self._process.stdin.flush()
 
     def _answer(self):
-        """The answer's line. Its end is missing if the process ended or took too long."""
+        """Return the line of the answer. Its end is missing if the process ended or took too
+        long."""
         until, parts, nbytes = time.monotonic() + self._patience_s, [], 0
         pipe = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
@@ -167,9 +170,9 @@ class Reader:
 
 SHORTEST_RUN_S = 5
 CELL_BITS = 52
-"""The bits of the number from which a hidden cell makes its inputs."""
+"""A hidden cell makes its inputs from a number of this many bits."""
 MAX_FAILURES = 5
-"""How many failed cells of the student's own are named."""
+"""The most failed cells of the student's own that a note names."""
 BEGIN = """\
 from simlib.classroom.confinement.process_sandbox import begin
 begin()
@@ -189,7 +192,7 @@ class NotebookResult:
     status : str
         ``"graded"``, ``"unreadable"``, ``"wrong notebook"`` or ``"missing"``.
     reason : str
-        The reason why it was not graded.
+        The reason why the notebook was not graded.
     questions : list of QuestionResult
     notes : list of str
         Notes for the teacher on odd things.
@@ -197,7 +200,7 @@ class NotebookResult:
         How often the notebook was run.
     seconds : float
     cut_short : bool
-        Whether a limit ended any part of it. With other limits the result may differ.
+        Whether a limit ended any part of the grading. With other limits, the result may differ.
     """
 
     exercise: str
@@ -211,28 +214,29 @@ class NotebookResult:
 
     @property
     def points(self):
-        """Points earned."""
+        """The points that the notebook earns."""
         return round(sum(one.points for one in self.questions), 2)
 
     @property
     def of(self):
-        """The most points possible."""
+        """The most points that the notebook can earn."""
         return sum(one.of for one in self.questions)
 
     def as_dict(self):
-        """The result as plain data."""
+        """Return the result as plain data."""
         return asdict(self) | {"points": self.points, "of": self.of}
 
     @classmethod
     def from_dict(cls, data):
-        """The result from the plain data of `as_dict`."""
+        """Make the result from the plain data of `as_dict`."""
         kept = {key: value for key, value in data.items() if key not in ("points", "of")}
         kept["questions"] = [QuestionResult(**one) for one in kept["questions"]]
         return cls(**kept)
 
 
 def without_points(exercise, status, reason, notes=()):
-    """The result of a notebook that cannot be graded; its questions have its status and reason."""
+    """Return the result of a notebook that cannot be graded. Each question gets the same status and
+    reason."""
     questions = [
         QuestionResult(one.name, one.title, 0, one.points, status, reason)
         for one in exercise.questions.values()
@@ -247,10 +251,10 @@ class Turn:
     Attributes
     ----------
     left_s : float
-        The seconds that all runs together have left.
+        The seconds that remain for all runs together.
     alone : callable
-        It is called before each further run. It waits until no other notebook is graded, and
-        returns whether others ran beside this one before.
+        The grader calls this function before each further run. It waits until no other notebook is
+        graded, and returns whether other notebooks ran at the same time as this one before.
     """
 
     left_s: float
@@ -258,7 +262,7 @@ class Turn:
 
 
 def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
-    """The `NotebookResult` of a submission.
+    """Grade a submission and return its `NotebookResult`.
 
     Parameters
     ----------
@@ -271,9 +275,9 @@ def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
         The seed of hidden cells.
     limits : sandbox.Limits
     isolate : bool
-        False without a sandbox.
+        False to run the notebook without a sandbox.
     turn : Turn, optional
-        The default has the time of two runs.
+        The default is a turn with the time of two runs.
     """
     begun = time.monotonic()
     try:
@@ -309,7 +313,7 @@ def grade(content, exercise, expected, seed, limits, isolate=True, turn=None):
 
 
 def cells_of(merged, exercise, expected, seed, limits):
-    """The cells of the notebook to run."""
+    """Return the cells of the notebook to run."""
     begin = BEGIN.format(answer_s=limits.answer_s, patience=limits.patience)
     cells = [code_cell("examiner", begin)]
     fetched = set()
@@ -339,7 +343,7 @@ def cells_of(merged, exercise, expected, seed, limits):
 
 
 def seeded(cell, seed):
-    """A hidden cell's source with the seed of this run; another cell's source."""
+    """Return a cell's source. In a hidden cell, insert the seed of this run."""
     if cell.role != "hidden":
         return cell.source
     line = f"seed = {seed_of(cell.id, seed)}"
@@ -348,17 +352,19 @@ def seeded(cell, seed):
 
 
 def seed_of(identity, seed):
-    """The number in a hidden cell's line ``seed = ...``. Each cell has its own number of 52 bits.
+    """Return the number for a hidden cell's line ``seed = ...``. Each cell has its own number of 52
+    bits.
 
-    torch accepts a thousand times this number plus a rank as a seed. If ranks find out the number
-    of one question, they know nothing about the number of another.
+    The number is small enough that torch accepts 1000 times the number, plus a rank, as a seed. If
+    ranks find out the number of one question, they still know nothing about the number of another
+    question.
     """
     drawn = hashlib.sha256(f"{identity} {seed}".encode()).digest()
     return int.from_bytes(drawn) % 2**CELL_BITS
 
 
 class GraderFails(Exception):
-    """A run that failed before any code of a student ran. The message gives the reason."""
+    """A run failed before any code of a student ran. The message gives the reason."""
 
 
 @dataclass
@@ -368,9 +374,10 @@ class Runs:
     Attributes
     ----------
     cells : dict of str to CellResult
-        The results by cell id, from the run in which no other answer disturbed the question.
-    set_aside : dict of str to str
-        The questions whose answers ended a run, and how they did.
+        The results by cell id. They come from a run in which no other answer disturbed the
+        question.
+    skipped : dict of str to str
+        The questions whose answers ended a run, with the reason for each.
     notes : list of str
     number : int
         How often the notebook was run.
@@ -386,12 +393,12 @@ class Runner:
     """Runs parts of a merged notebook within the time of its limits.
 
     The first run may take the time of a notebook. Further runs are needed if an answer has ended a
-    run. All of them together may take as much time as the first.
+    run. All further runs together may take as much time as the first run.
 
     Parameters
     ----------
     cells_of : callable
-        ``cells_of(merged)`` gives the cells to run.
+        ``cells_of(merged)`` returns the cells to run.
     limits : sandbox.Limits
     isolate : bool
     turn : Turn, optional
@@ -406,10 +413,12 @@ class Runner:
         self.done = Runs()
 
     def run(self, merged):
-        """The `Runs` of a merged notebook, with all its answers in one run as far as possible.
+        """Return the `Runs` of a merged notebook. Run all its answers in one run as far as
+        possible.
 
-        If an answer ended the first run while other notebooks ran, it may have lacked time. So it
-        is judged by a last run of all answers, with the time that the other runs have left.
+        If an answer ended the first run while other notebooks ran, perhaps it only had too little
+        time. So a last run of all answers decides about it, in the time that the other runs have
+        left over.
         """
         session = self._run(merged) if answered(merged) else None
         step, why = culprit_of(merged, session) if session else (None, "")
@@ -422,7 +431,8 @@ class Runner:
         return self.done
 
     def _judge_again(self, merged, question, why):
-        """Run an answer with all that were not skipped. If no time is left, it fails by ``why``."""
+        """Run an answer together with all answers that were not skipped. If no time is left, the
+        answer fails with the reason ``why``."""
         part = merged.without(self.done.skipped)
         session = self._run(part)
         if session is not None:
@@ -436,7 +446,7 @@ class Runner:
         self.done.skipped[question] = why
 
     def _run_all(self, merged, session=None):
-        """As `run`. The first run may have been made already."""
+        """Do the same as `run`. ``session`` is the first run, if it has been made already."""
         whole = merged
         while answered(merged):
             ran, session = session or self._run(merged), None
@@ -467,16 +477,18 @@ class Runner:
         return self.done
 
     def _leave_out(self, step, why, merged):
-        """The merged notebook without one of the student's own cells; adds a note."""
+        """Return the merged notebook without one of the student's own cells. Add a note on this."""
         note = f"a cell of the student's own ({beginning(step.source)}) was left out: {why}"
         self.done.notes += [note] * (note not in self.done.notes)
         return merged.without([step])
 
     def _own_culprit(self, whole):
-        """The student's own cell that has ended the runs of several answers, each alone.
+        """Return the student's own cell that has ended the runs of several answers, even of each
+        answer alone.
 
-        Such a cell may leave a process behind that ends a run later. Then the answers seem to end
-        the run. None if there is not exactly one such cell, or no time is left to find it.
+        Such a cell may leave a process behind that ends a run later. Then it looks as if the
+        answers ended the run. The result is None if there is not exactly one such cell, or if no
+        time is left to find it.
         """
         own = [step for step in whole.steps if step.kind == "helper"]
         if len(self.done.skipped) != 2 or not own or self._ends(whole.without(own)):
@@ -484,12 +496,13 @@ class Runner:
         return next((step for step in own if not self._ends(whole.without([step]))), None)
 
     def _ends(self, part):
-        """Whether a step of a part ends its run. A part without a run counts, too."""
+        """Whether a step in a part of the notebook ends the run of this part. A part that cannot be
+        run counts, too."""
         session = self._run(part)
         return session is None or culprit_of(part, session)[0] is not None
 
     def _alone(self, merged, question):
-        """Run one answer without the others; returns whether the run ended by itself."""
+        """Run one answer without the other answers. Return whether the run ended by itself."""
         part = merged.without([name for name in answered(merged) if name != question])
         session = self._run(part)
         if session is None:
@@ -503,7 +516,7 @@ class Runner:
         return True
 
     def _run(self, merged):
-        """A session, or None if no time is left."""
+        """Run a merged notebook and return the session; None if no time is left."""
         if self._turn.left_s < SHORTEST_RUN_S:
             return None
         limits = replace(self._limits, notebook_s=min(self._limits.notebook_s, self._turn.left_s))
@@ -524,12 +537,13 @@ class Runner:
 
 
 def answered(merged):
-    """The questions with an answer in the steps of a merged notebook, in order."""
+    """Return the questions with an answer in the steps of a merged notebook, in order."""
     return [step.cell.question for step in merged.steps if step.kind == "answer"]
 
 
 def culprit_of(merged, session):
-    """``(step, why)`` of the step that ended a run; ``(None, why)`` if no step ended it."""
+    """Return ``(step, why)`` of the step that ended a run; ``(None, why)`` if no step ended the
+    run."""
     for step in merged.steps:
         if step.kind == "pristine" and not step.cell.question:
             continue

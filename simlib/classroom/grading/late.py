@@ -1,4 +1,5 @@
-"""Late files: the deadline, the delay, which of several files counts, and the lost points."""
+"""Late files: find deadlines and delays, choose which of several files counts, and compute lost
+points."""
 
 from __future__ import annotations
 
@@ -10,16 +11,17 @@ from dataclasses import dataclass, replace
 from ...core.draw.text import count as counted
 
 NONE = "none"
-"""The word that removes a deadline, or the costs of late files."""
+"""The value that removes a deadline, or the costs of late files."""
 LAST, IN_TIME = "last", "in-time"
-"""Which of several files of a student for an exercise counts."""
+"""The two rules for several files of one student and exercise: the last file counts, or the last
+one in time."""
 COSTS = re.compile(r"(\d{1,3}(?:\.\d{1,3})?)%?(/day)?")
 DAY = datetime.timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a report for late notebooks. All of them are kept for later calls.
+    """The rules of a report for late notebooks. simlib keeps all of them for later calls.
 
     Attributes
     ----------
@@ -36,7 +38,7 @@ class Rules:
     counts: str = ""
 
     def sentences(self):
-        """Sentences that say which rules apply, and how to remove them."""
+        """Return sentences that say which rules apply, and how to remove them."""
         said = []
         if self.deadline:
             when = self.deadline.replace("T", " ")
@@ -54,7 +56,8 @@ class Rules:
 
 
 def deadline_of(text):
-    """A deadline in ISO 8601. If the text names no time zone, it is this machine's.
+    """Return a deadline in ISO 8601. If the text names no time zone, use the time zone of this
+    machine.
 
     Returns
     -------
@@ -64,7 +67,7 @@ def deadline_of(text):
     Raises
     ------
     ValueError
-        The text is no time.
+        The text does not name a time.
     """
     if not text or text.lower() == NONE:
         return text and NONE
@@ -75,7 +78,8 @@ def deadline_of(text):
 
 
 def costs_of(text):
-    """The costs of being late: ``"10"`` percent of the points, or ``"10/day"`` per day begun.
+    """Read the costs of being late: ``"10"`` for 10 % of the points, or ``"10/day"`` for 10 % per
+    day or part of a day.
 
     Returns
     -------
@@ -98,14 +102,14 @@ def costs_of(text):
 
 
 def settle(files, own_deadlines, rules):
-    """The files that count. Late files are marked as late.
+    """Return the files that count. Mark late files as late.
 
     Parameters
     ----------
     files : list of SubmittedFile
-        Files from `collect`. Each knows the other files of its student and exercise.
+        Files from `collect`. Each file lists the other files of its student and exercise.
     own_deadlines : dict of str to str
-        Deadlines of single students, which replace the deadline of the class.
+        The deadlines of single students, which replace the deadline of the class.
     rules : Rules
     """
     settled = []
@@ -131,9 +135,11 @@ def mark(file, deadline):
 
 
 def chosen(versions, counts=IN_TIME):
-    """The file of a student for an exercise that counts. Its notes name the other files.
+    """Return the one file that counts of a student's files for an exercise. Its notes name the
+    other files.
 
-    Files with answers come first. Among them the last one in time counts, else the last one.
+    Files with answers are preferred. Among them, the last file before the deadline counts, else the
+    last file of all.
     """
 
     def weight(one):
@@ -145,7 +151,7 @@ def chosen(versions, counts=IN_TIME):
 
 
 def left_aside(file, best):
-    """A note on a file that does not count."""
+    """Return a note on a file that does not count."""
     late = ""
     if file.late and not best.late:
         late = ", which came late"
@@ -154,12 +160,12 @@ def left_aside(file, best):
 
 
 def moment(text):
-    """A time in ISO 8601 as text for people, to the minute."""
+    """Return a time in ISO 8601 as text for people, to the minute."""
     return text.replace("T", " ")[:16]
 
 
 def how_late(book):
-    """The time from the deadline to a late notebook of a report; None if unknown."""
+    """Return how long after the deadline a notebook was handed in; None if unknown."""
     if not (book["late"] and book["when"] and book["deadline"]):
         return None
     when, deadline = map(datetime.datetime.fromisoformat, (book["when"], book["deadline"]))
@@ -167,7 +173,8 @@ def how_late(book):
 
 
 def late_by(book):
-    """The result of `how_late` in words, such as ``"by 1 day 3 hours"``; empty if unknown."""
+    """Return the result of `how_late` in words, such as ``"by 1 day 3 hours"``; empty if
+    unknown."""
     late = how_late(book)
     if late is None:
         return ""
@@ -178,14 +185,15 @@ def late_by(book):
 
 
 def percent_of(book, costs):
-    """The percentage that a late notebook loses. An unknown delay counts as one day."""
+    """Return the percentage of points that a late notebook loses. An unknown delay counts as one
+    day."""
     number, _, each_day = costs.partition("/")
     days = max(1, math.ceil((how_late(book) or DAY) / DAY)) if each_day else 1
     return min(100, float(number) * days)
 
 
 def penalty_in_words(book):
-    """The words on the points that a late notebook has lost; empty if it has lost none."""
+    """Return a text on the points that a late notebook has lost; empty if it has lost none."""
     lost = book["penalty"]
     if not (lost and lost["points"]):
         return ""

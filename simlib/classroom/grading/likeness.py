@@ -1,7 +1,7 @@
-"""Find answers that are the same, apart from names, comments and formatting.
+"""Find answers that differ only in names, comments and formatting.
 
-The process that reads students' files calls `form_of`, and runs without simlib. So this file needs
-only the standard library.
+The process that reads students' files calls `form_of`. This process runs without simlib, so this
+file needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import json
 from pathlib import Path
 
 LONGEST_CODE = 10_000
-"""The most characters of an answer that are shown and compared."""
+"""simlib shows and compares at most this many characters of an answer."""
 LEAST_NODES = 100
-"""The least nodes of a syntax tree. Two students may well write the same shorter answer."""
+"""simlib compares only answers whose syntax trees have at least this many nodes, because two
+students may well write the same shorter answer."""
 FEW = 3
-"""A group of at most so many students is always reported, even in a small class."""
+"""simlib always reports a group of at most this many students, even in a small class."""
 MAKERS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.arg, ast.alias
 """The nodes that make names, in addition to assignments."""
 ERRORS = SyntaxError, ValueError, RecursionError, MemoryError
 
 
 def form_of(source):
-    """A fingerprint that equal answers share; empty for a small or unreadable answer."""
+    """Return a fingerprint that equal answers share; empty for a small or unreadable answer."""
     if len(source) > LONGEST_CODE:
         return ""
     lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
@@ -40,7 +41,7 @@ def form_of(source):
 
 
 def without_words(tree):
-    """The nodes of a tree, without docstrings and annotations."""
+    """Return the nodes of a tree, without docstrings and annotations."""
     for node in ast.walk(tree):
         if isinstance(getattr(node, "body", None), list):
             node.body = [one for one in node.body if not is_text(one)]
@@ -72,7 +73,7 @@ def number_names(nodes):
 
 
 def field_of(node):
-    """The field of a syntax tree's node that contains its name."""
+    """Return the field of a syntax tree's node that contains the node's name."""
     return {ast.Name: "id", ast.arg: "arg", ast.alias: "asname"}.get(type(node), "name")
 
 
@@ -82,22 +83,23 @@ def is_text(statement):
 
 
 def equal_answers(students, given):
-    """Groups of students who gave one answer to a question, apart from names.
+    """Return groups of students who gave the same answer to a question, apart from names.
 
-    Solutions and lessons of the course are left out. An answer of more than a third of the students
-    is left out, too, because it is the obvious answer.
+    The function leaves out answers that are equal to a solution or to code of a lesson. It also
+    leaves out an answer of more than a third of the students, because it is the obvious answer.
 
     Parameters
     ----------
     students : list of dict
         The students of a report.
     given : callable
-        ``given()`` makes the forms of the course's own code. It is called only if they are needed.
+        ``given()`` makes the forms of the course's own code. It is called only if these forms are
+        needed.
 
     Returns
     -------
     list of dict
-        A dict has exercise, question, title, and the students.
+        Each dict contains exercise, question, title, and the students.
     """
     found, answered = {}, {}
     for student in students:
@@ -117,13 +119,13 @@ def equal_answers(students, given):
 
 
 def given_by(exercises, notebooks):
-    """The forms of all solutions, and of cells and functions of the lessons.
+    """Return the forms of all solutions, and of the lessons' cells and functions.
 
     Parameters
     ----------
     exercises : collection of Exercise
     notebooks : Path
-        Folder of the lessons.
+        The folder of the lessons.
     """
     questions = [question for one in exercises for question in one.questions.values()]
     return {form_of(question.solution) for question in questions} | of_lessons(notebooks)
@@ -131,7 +133,7 @@ def given_by(exercises, notebooks):
 
 @functools.cache
 def of_lessons(notebooks):
-    """The forms of cells and functions of the notebooks of a folder."""
+    """Return the forms of the cells and functions in a folder's notebooks."""
     found = set()
     for path in Path(notebooks).glob("*.ipynb"):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
@@ -142,7 +144,7 @@ def of_lessons(notebooks):
 
 
 def functions_in(source):
-    """The sources of a cell's functions."""
+    """Return the sources of the functions in a cell."""
     try:
         tree = ast.parse(source)
     except ERRORS:

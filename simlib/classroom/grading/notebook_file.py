@@ -1,6 +1,6 @@
-"""Notebooks as they were handed out, and as they were handed in.
+"""Notebooks in two forms: as they were handed out, and as students handed them in.
 
-`Exercise` is the original material: all cells as they were written, with the hidden cells. A
+`Exercise` is the original material: all cells of the source, including the hidden cells. A
 student's file is raw JSON of any age and state, and may be no notebook at all. This module imports
 only the standard library, so that the process that reads notebooks starts at once.
 """
@@ -27,11 +27,11 @@ class Cell:
         ``"setup"``, ``"answer"``, ``"check"``, ``"hidden"``; None for other code.
     question : str or None
     source : str
-        The text. An answer cell includes its markers.
+        The text of the cell. An answer cell includes its markers.
     weight : float or None
         The share of a check or hidden cell in the question's points, see `Exercise.weights_of`.
     shown : str
-        The text as learners see it. For a check it is a call; for an answer it is `source`.
+        The text that learners see. For a check, this is a call. For an answer, it is `source`.
     """
 
     id: str
@@ -47,10 +47,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Question:
-    """One question. It has the name of the function that answers it.
+    """One question. Its name is the name of the function that answers it.
 
-    ``parts`` is ``{part: points}``, with parts of `model.parts`. Most questions have points only
-    for the value.
+    ``parts`` is ``{part: points}``. The parts come from `model.parts`. Most questions give points
+    only for the value.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Question:
 
     @property
     def points(self):
-        """The points of the question."""
+        """Return the points of the question."""
         return sum(self.parts.values())
 
 
@@ -74,13 +74,13 @@ class Exercise:
     name : str
         ``NN_name``: the name of the notebook without its ending.
     cells : tuple of Cell
-        Its code cells, in order.
+        The code cells of the exercise, in order.
     ids : frozenset of str
         The ids of all cells that students get, including text cells.
     questions : dict of str to Question
         The questions in order.
     digest : str
-        A digest, which changes with the source.
+        A digest that changes whenever the source changes.
     cases : str
         The expected answers, in the form that `simlib.checks.check_of` reads; empty if unknown.
     """
@@ -94,12 +94,13 @@ class Exercise:
 
     @property
     def points(self):
-        """The points of all questions together."""
+        """Return the points of all questions together."""
         return sum(question.points for question in self.questions.values())
 
     @classmethod
     def from_dict(cls, data):
-        """The exercise from the plain data that `dataclasses.asdict` and JSON made of it."""
+        """Make the exercise from the plain data that `dataclasses.asdict` and JSON have made of
+        it."""
         return cls(
             data["name"],
             tuple(Cell(**one) for one in data["cells"]),
@@ -110,21 +111,23 @@ class Exercise:
         )
 
     def cells_of(self, question, role):
-        """The cells of one question with one role."""
+        """Return the cells of one question that have this role."""
         return [cell for cell in self.cells if (cell.question, cell.role) == (question, role)]
 
     def as_shown(self):
-        """The exercise as students have it: without hidden cells, and with checks as calls."""
+        """Return the exercise as students get it: without hidden cells, and with checks as
+        calls."""
         visible = tuple(
             replace(cell, source=cell.shown) for cell in self.cells if cell.role != "hidden"
         )
         return replace(self, cells=visible)
 
     def weights_of(self, question):
-        """``[(Cell, weight)]`` of a question's check and hidden cells.
+        """Return ``[(Cell, weight)]`` of a question's check and hidden cells.
 
-        Unless the source says otherwise, a hidden cell has weight 1, and the check beside it has
-        weight 0. The check is public, so a student could pass it with a table of answers.
+        Unless the source gives other weights, a hidden cell has weight 1, and the check of the same
+        question has weight 0. The check is public, so a student could pass it with a table of
+        answers.
         """
         checks, hidden = (self.cells_of(question, role) for role in ("check", "hidden"))
         usual = [(cell, 0 if hidden else 1) for cell in checks] + [(cell, 1) for cell in hidden]
@@ -134,11 +137,11 @@ class Exercise:
 NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.IGNORECASE)
 """Names of notebooks. Mail programs and Windows may add a second ending."""
 LARGEST_BYTES = 20 << 20
-"""The largest file, including the pictures in its outputs."""
+"""The most bytes of a notebook file, including the pictures in its outputs."""
 MAX_BYTES, MAX_NOTEBOOKS = 40 << 20, 2000
-"""The most bytes and notebooks that are read for one student."""
+"""The most bytes and notebooks that simlib reads for one student."""
 MAX_CHARS = 2_000_000
-"""The most letters of all sources and ids of a notebook's cells together."""
+"""The most characters in all sources and ids of a notebook's cells together."""
 MAX_CELLS = 5000
 CONFLICT = re.compile(r"^[ \t]*\"?(<{7}|>{7}|={7})( |$|\\n)", re.MULTILINE)
 
@@ -153,7 +156,8 @@ OURS = (
 
 
 class NotRead(Unreadable):
-    """A file that the grader may not read, or the machine cannot. The student is not at fault."""
+    """A file that the grader may not read, or that the machine cannot read. The student is not at
+    fault."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ class Submission:
     cells : list of StudentCell
         Code cells, in order.
     ids : frozenset of str
-        Ids of all cells.
+        The ids of all cells.
     notes : list of str
         Notes for the teacher on odd things in the file.
     """
@@ -186,18 +190,19 @@ class Submission:
 
 
 class Bounds:
-    """How much has been read of each student's files."""
+    """Counts how much simlib has read of each student's files."""
 
     def __init__(self):
         self._notebooks, self._bytes = Counter(), Counter()
 
     def is_open(self, owner):
-        """Whether to read one more notebook of this student; counts the notebook."""
+        """Whether to read one more notebook of this student. The call also counts this notebook."""
         self._notebooks[owner] += 1
         return self._notebooks[owner] <= MAX_NOTEBOOKS
 
     def read(self, owner, reader):
-        """The bytes that ``reader`` returns. It takes the largest number of bytes as argument.
+        """Return the bytes that ``reader`` returns. ``reader`` gets the largest number of bytes as
+        its argument.
 
         Raises
         ------
@@ -230,7 +235,7 @@ def check_size(nbytes, most):
 
 
 def read_bytes(path, most=LARGEST_BYTES, folder=None):
-    """The bytes of a file. A link, a device or a huge file is refused.
+    """Return the bytes of a file. Refuse a link, a device or a file that is too large.
 
     Parameters
     ----------
@@ -270,7 +275,7 @@ def read_bytes(path, most=LARGEST_BYTES, folder=None):
 
 
 def parse(content):
-    """The `Submission` in a file's bytes.
+    """Return the `Submission` in a file's bytes.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The process in which a student's cells run: an IPython shell that answers in plain JSON.
 
-A student's function leaves it as bytes. `Submitted` is this function in the examiner. The examiner
-never unpickles it, and only ranks can call it.
+A student's function leaves this process as bytes. In the examiner, a `Submitted` represents the
+function. The examiner never unpickles the bytes, and only ranks can call the function.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ KINDS = {kind.name: kind for kind in inspect._ParameterKind}
 class Submitted:
     """A function that only ranks can call.
 
-    The examining kernel has its bytes and passes them to the ranks, in which it is a function
-    again. So no student code runs in the kernel.
+    The examining kernel passes the bytes of the function to the ranks. Only there they become a
+    function again. So no student code runs in the kernel.
 
     Parameters
     ----------
     question : str
-        The question it answers.
+        The question that the function answers.
     payload : bytes
-        The function, by cloudpickle.
+        The function, as cloudpickle has stored it.
     parameters : list of (str, str, bool)
-        Name, kind, and whether there is a default, for each parameter; None if unknown.
+        For each parameter: its name, its kind, and whether it has a default. None if unknown.
     """
 
     __slots__ = ("__name__", "__signature__", "_payload", "question")
@@ -64,7 +64,8 @@ class Submitted:
 
 
 def parameters_of(function):
-    """The parameters of a function as plain data, for `Submitted`; None if they are unknown."""
+    """Return the parameters of a function as plain data, for `Submitted`; None if they are
+    unknown."""
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -75,9 +76,9 @@ def parameters_of(function):
 LENGTH = struct.Struct("<I")
 CELL = re.compile(r"<ipython-input-[^>]*>, ")
 CHECKS = ("check", "check_of")
-"""The function that a check cell calls."""
+"""The functions that a check cell may call."""
 LONGEST = 2000
-"""The most characters of an error's text that are kept."""
+"""simlib keeps at most this many characters of an error's text."""
 
 
 def send(sock, message):
@@ -87,9 +88,11 @@ def send(sock, message):
 
 
 def receive(sock, most=1 << 25, deadline=None):
-    """Receive one message. EOFError if the other side has ended, or sends more than ``most``.
+    """Receive one message. Raise EOFError if the other side has ended, or sends more than ``most``
+    bytes.
 
-    TimeoutError if it is not complete at ``deadline``, in seconds of `time.monotonic`.
+    Raise TimeoutError if the message is not complete at ``deadline``, in seconds of
+    `time.monotonic`.
     """
     (length,) = LENGTH.unpack(exactly(sock, LENGTH.size, deadline))
     if length > most:
@@ -98,7 +101,7 @@ def receive(sock, most=1 << 25, deadline=None):
 
 
 def shell_main(control, lifeline, output):
-    """Run cells until the examiner closes the socket. The command line has the descriptors."""
+    """Run cells until the examiner closes the socket. The command line contains the descriptors."""
     process_sandbox.enter(keeps_home=True)
     die_with_the_kernel(lifeline.detach())
     go_home()
@@ -136,18 +139,19 @@ def shell_main(control, lifeline, output):
 
 
 def new_shell():
-    """An IPython shell that keeps no history and writes no files."""
+    """Return an IPython shell that keeps no history and writes no files."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
     class NotebookShell(InteractiveShell):
-        """A shell with JupyterLab's functions for cells of notebooks. Nobody sees its output."""
+        """A shell with the functions that JupyterLab offers to cells. Nobody sees its output."""
 
         def enable_gui(self, gui=None):
             """Open no windows."""
 
         def run_line_magic(self, magic_name, line, _stack_depth=1):
-            """Run a line such as ``%matplotlib inline``. If it fails, the other lines still run."""
+            """Run a line such as ``%matplotlib inline``. If this line fails, the other lines still
+            run."""
             try:
                 return super().run_line_magic(magic_name, line, _stack_depth + 1)
             except Exception as error:
@@ -162,12 +166,13 @@ def new_shell():
 
 
 def in_words(error):
-    """An error in words. For a place in a cell it gives the line, and not IPython's name."""
+    """Describe an error in words. For a place in a cell, give the line of the cell and not
+    IPython's name for the cell."""
     return CELL.sub("", f"{type(error).__name__}: {error}"[:LONGEST])
 
 
 def run_cell(shell, source):
-    """Run one cell; returns its error as text, or None, and its name in tracebacks."""
+    """Run one cell. Return its error as text, or None, and the cell's name in tracebacks."""
     number = shell.execution_count
     try:
         result = shell.run_cell(source, store_history=True)
@@ -180,12 +185,13 @@ def run_cell(shell, source):
 
 
 def check_nothing(task, answer):
-    """Replaces `check_of` in the student's own cells. They may continue as if it said right."""
+    """Replace `check_of` in the student's own cells. These cells continue as if the check had
+    passed."""
     return Verdict(str(task), {}, RIGHT, run=Silent())
 
 
 class Silent:
-    """Replaces a run if the student's cells ask for it. Each of its attributes is empty."""
+    """Replaces a run if the student's own cells ask for one. Each of its attributes is empty."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -209,7 +215,7 @@ class Silent:
 
 
 def run_check(shell, source, verdict):
-    """Run a check's cell for the names that it makes. The examiner does the real check.
+    """Run a check's cell only to make its names. The examiner does the real check.
 
     Parameters
     ----------
@@ -228,7 +234,8 @@ def run_check(shell, source, verdict):
 
 
 def fetch(shell, name):
-    """The function that answers a question, as bytes and a description; or the error."""
+    """Return the function that answers a question, as bytes with a description, or else the
+    error."""
     function = shell.user_ns.get(name)
     if function is None:
         return {"error": f"There is no function {name} when its check runs."}

@@ -1,8 +1,9 @@
 """Read the source of a lesson or exercise, in py:percent text, and make notebooks without outputs.
 
-An exercise source holds solution, stub and checks in one file. It gives three notebooks with the
-same cells and ids: solved with hidden checks, solution, exercise. If the task is to fix a program,
-the wrong lines are beside the solution, between their own markers.
+The source of an exercise contains solution, stub and checks in one file. Three notebooks with the
+same cells and ids are made of it: the solved notebook with hidden checks, the solution, and the
+exercise. If the task is to fix a program, the wrong lines are next to the solution, between markers
+of their own.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from ...core.environment import ROOT, need
 from ..parts import complaint_about
 
 SOURCES = Path("authoring") / "exercises"
-"""The folder of the repository for sources of exercises, with solutions and hidden cells."""
+"""The repository's folder with the sources of exercises, including solutions and hidden cells."""
 EXERCISES = ROOT / SOURCES
 WRONG_ANSWERS = ROOT / "authoring" / "wrong_answers"
-"""The folder of known wrong answers, with a module for each question."""
+"""The folder with known wrong answers, one module for each question."""
 
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -30,7 +31,7 @@ ROLES = ("setup", "answer", "check", "hidden")
 COURSE_KEYS = ("role", "question", "points", "weight")
 CELL_HEADER = "# %%"
 REVIEW = "review"
-"""The one exercise that belongs to no lesson, because it mixes them."""
+"""The one exercise that belongs to no single lesson, because it mixes several lessons."""
 
 
 class SourceError(Exception):
@@ -38,17 +39,19 @@ class SourceError(Exception):
 
 
 def exercise_files(folder, ending):
-    """The files of a folder with the name of an exercise: ``NN_name`` in order, then the review."""
+    """Return the files in a folder that are named like exercises: ``NN_name`` in order, then the
+    review."""
     return [*sorted(folder.glob(f"[0-9][0-9]_*{ending}")), *folder.glob(f"{REVIEW}{ending}")]
 
 
 def number_of(name):
-    """The first part of a task's number: ``"04"`` for ``"04_name"``, ``"review"`` for itself."""
+    """Return the first part of a task's number: ``"04"`` for ``"04_name"``, and ``"review"`` for
+    ``"review"``."""
     return name.partition("_")[0]
 
 
 def read_source(path, is_exercise):
-    """The solved notebook of a source file, with all cells and without outputs.
+    """Return the solved notebook of a source file, with all cells and without outputs.
 
     Parameters
     ----------
@@ -59,9 +62,9 @@ def read_source(path, is_exercise):
     Raises
     ------
     SourceError
-        Unpaired or misspelt markers, unknown roles, text before the first cell.
+        The source has unpaired or misspelt markers, unknown roles, or text before the first cell.
     MissingExtra
-        If jupytext is not installed. Only people who write or grade exercises need it.
+        jupytext is not installed. Only people who write or grade exercises need this package.
     """
     need("grading", "jupytext", "nbformat", what="reading the source of an exercise")
     text = path.read_text(encoding="utf-8")
@@ -107,7 +110,7 @@ def check_markers(text, path):
 
 
 def cell_metadata(written):
-    """The metadata of a cell header that is kept, in its built form."""
+    """Return the metadata of a cell header that the notebook keeps, in the form of the notebook."""
     import nbformat
 
     kept = {}
@@ -159,7 +162,7 @@ def is_weight(value):
 
 
 def course_of(cell, key):
-    """One entry of a cell's course metadata, or None."""
+    """Return one entry of a cell's course metadata, or None."""
     return cell.metadata.get("course", {}).get(key)
 
 
@@ -178,14 +181,14 @@ def set_ids(cells, slug):
 
 
 def without_hidden(notebook):
-    """A copy without cells that only the grader has."""
+    """Return a copy without the cells that only the grader has."""
     visible = copy.deepcopy(notebook)
     visible.cells = [cell for cell in visible.cells if course_of(cell, "role") != "hidden"]
     return visible
 
 
 def with_stubs(notebook):
-    """A copy in which every solution is replaced by the stub."""
+    """Return a copy in which stubs replace all solutions."""
     stubbed = copy.deepcopy(notebook)
     for cell in stubbed.cells:
         if course_of(cell, "role") == "answer":
@@ -194,7 +197,7 @@ def with_stubs(notebook):
 
 
 def without_markers(notebook):
-    """A copy whose answer cells show the solution alone, without the marker lines."""
+    """Return a copy whose answer cells contain only the solution, without the marker lines."""
     clean = copy.deepcopy(notebook)
     for cell in clean.cells:
         if cell.cell_type == "code":
@@ -203,22 +206,22 @@ def without_markers(notebook):
 
 
 def solution_source(source):
-    """The source of a solved cell, without broken lines and markers."""
+    """Return the source of a solved cell, without broken lines and markers."""
     return without_lines(source, BEGIN_BROKEN)
 
 
 def stub_source(source):
-    """An answer cell's source with each solution replaced by the stub at the same indent.
+    """Return an answer cell's source in which the stub replaces each solution, at the same indent.
 
-    If the cell has broken lines, they are the stub, and the learner fixes them.
+    If the cell has broken lines, these lines are the stub, and the learner fixes them.
     """
     return without_lines(source, BEGIN, () if BEGIN_BROKEN in source else STUB)
 
 
 def without_lines(source, dropped, stub=()):
-    """A source without markers, and without the text between the markers of one kind.
+    """Return a source without markers, and without the text between the markers of one kind.
 
-    The stub replaces each solution, at its indent.
+    The stub replaces each removed text, at the same indent.
     """
     kept, begun = [], None
     for line in source.splitlines():
