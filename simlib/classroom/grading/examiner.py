@@ -85,7 +85,8 @@ class Examiner:
         print(json.dumps(answer))
 
     def answer(self, question, source):
-        """Run the cell that answers a question."""
+        """Run the cell that answers a question. If it fails, try it again without the other
+        answers."""
         self._failed.discard(question)
         self._spoilt.discard(question)
         answer = self._run({"source": source})

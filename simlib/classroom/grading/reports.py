@@ -1,7 +1,8 @@
-"""A class's results as data: the report, its tables, points by hand, files for platforms.
+"""Write a class's results as data: the report, its tables, points by hand, and files for platforms.
 
-Canvas's importer shows what Canvas accepts (instructure/canvas-lms, lib/gradebook_importer.rb). For
-Moodle this is in grade/import/csv and mod/assign/feedback/offline of moodle/moodle.
+The source of Canvas's importer shows what Canvas accepts (instructure/canvas-lms,
+lib/gradebook_importer.rb). For Moodle, grade/import/csv and mod/assign/feedback/offline of
+moodle/moodle show this.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ from .texts import Cache, is_disguised, one_line
 
 VERSION = 1
 CACHE = ".cache"
-"""The folder in a report for results that the next call needs."""
+"""The folder inside a report for results that the next call needs."""
 SCHEMA = Path(__file__).parent / "report.schema.json"
 FORMULA = re.compile(r'(^|[,;\t\r\n])([\s"]*)(?=[=+\-@＝＋－＠])')
-"""The places where a spreadsheet may begin a cell with a formula, by any separator."""
+"""The places at which a cell of a spreadsheet may begin with a formula, whatever the separator
+is."""
 
 NOT_IN_ROSTER = "not in the roster"
 LONGEST_FILE_NAME = 80
-"""Characters. In bytes this is at most one and a half times as much."""
+"""The most characters of a file's name. In bytes, the name is at most one and a half times as
+long."""
 
 
 def table(graded, roster, exercises):
-    """``{student: {exercise: GradedFile or None}}``. The roster's students come first."""
+    """Return ``{student: {exercise: GradedFile or None}}``. The roster's students come first."""
     order = [one.student for one in roster]
     order += sorted({one.student for one in graded} - set(order))
     rows = {student: dict.fromkeys(exercises) for student in order}
@@ -50,7 +53,7 @@ def table(graded, roster, exercises):
 
 
 def as_report(graded, roster, exercises, seed, isolated):
-    """The whole report as plain data; `report.schema.json` describes it."""
+    """Return the whole report as plain data. `report.schema.json` describes its form."""
     people = {one.student: one for one in roster}
     names = names_of(graded, roster)
     students, taken = [], set()
@@ -95,7 +98,8 @@ def as_report(graded, roster, exercises, seed, isolated):
 
 
 def changed_in_tables(student, name, person):
-    """A list with a note if tables write a name differently: a platform may not find it then."""
+    """Return a list with a note if tables write a name differently, because a platform may then not
+    find it."""
     texts = dict.fromkeys([student, name, *texts_for_platforms(student, name, person)])
     changed = [tame(text) for text in texts if tame(text) != text]
     if not changed:
@@ -107,7 +111,7 @@ def changed_in_tables(student, name, person):
 
 
 def as_notebook(one, exercise):
-    """One notebook of a report. A missing notebook has no points."""
+    """Return one notebook of a report. A missing notebook gets no points."""
     if one is None:
         data = without_points(exercise, "missing", "nothing was handed in").as_dict()
         data |= {"file": "", "when": "", "late": False, "platform": "", "number": ""}
@@ -127,7 +131,8 @@ def write_reports(folder, report, people=()):
     Returns
     -------
     dict of str to str
-        The tables that are not written, because no platform could use them, and what each needs.
+        The tables that the function does not write because no platform could use them, and what
+        each table needs.
     """
     folder = OwnFolder.of(folder)
     folder.write("report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
@@ -140,24 +145,25 @@ def write_reports(folder, report, people=()):
 
 
 def remove_earlier(folder, names):
-    """Remove the tables of an earlier report that are not among these; no other files."""
+    """Remove the tables of an earlier report that are not in ``names``. Remove no other files."""
     for name in set(Cache(folder.below(CACHE)).tables(names)) - set(names):
         folder.remove(name)
 
 
 def is_unknown(book):
-    """Whether the grader failed at a notebook, and no teacher has given its points."""
+    """Whether the grader failed at a notebook and no teacher has given points for it."""
     by_hand = [one["override"] and one["override"]["points"] for one in book["questions"]]
     return book["status"] == "not graded" and None in by_hand
 
 
 def points_in_table(book):
-    """The points of a notebook; an empty cell if they are unknown."""
+    """Return the points of a notebook for a table; an empty cell if they are unknown."""
     return "" if is_unknown(book) else book["points"]
 
 
 def rows_of(report):
-    """One row for each student: points in all and by exercise, late files, odd things."""
+    """Return one row for each student: points in total and by exercise, late files, and unusual
+    things."""
     names = [one["exercise"] for one in report["exercises"]]
     rows = [["student", "name", "points", "of", *names, "late", "status", "notes", "page"]]
     for one in report["students"]:
@@ -184,27 +190,28 @@ def rows_of(report):
 
 
 def words_on_late(book):
-    """The delay of a notebook, and the points that it has cost."""
+    """Return a text on how late a notebook was, and on the points that this has cost."""
     words = f"late {late_by(book)}".strip(), penalty_in_words(book)
     return ", ".join(word for word in words if word)
 
 
 def csv_text(rows):
-    """A table as text. Texts that a spreadsheet would take for formulas get a quote first."""
+    """Return a table as text. Put a quote before texts that a spreadsheet would treat as
+    formulas."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([[tame(value) for value in row] for row in rows])
     return text.getvalue()
 
 
 def tame(value):
-    """A cell of a table: a text in one line that no spreadsheet takes for a formula."""
+    """Return the text for a cell of a table, in one line. No spreadsheet treats it as a formula."""
     return one_line(FORMULA.sub(r"\1'\2", value)) if isinstance(value, str) else value
 
 
 def file_name(student, taken):
-    """A name for a student's file that is safe on every system and still free.
+    """Return a name for a student's file that is safe on every system and not yet taken.
 
-    It keeps letters, digits and accents of any script.
+    The name keeps letters, digits and accents of any script.
     """
     text = unicodedata.normalize("NFC", student)
     base = "".join(char if is_safe(char) else "_" for char in text).strip("._")
@@ -226,21 +233,21 @@ COLUMNS = ("student", "exercise", "question", "points", "comment")
 
 
 class BadOverrides(Exception):
-    """Overrides that cannot be merged in. The message gives the reason."""
+    """Overrides that simlib cannot apply. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One line of the file.
+    """One line of the file with overrides.
 
     Attributes
     ----------
     where : str
         File and line, for messages.
     student, exercise, question : str
-        Without a question, the line is a comment on the whole notebook.
+        If ``question`` is empty, the line is a comment on the whole notebook.
     points : float or None
-        None if the points stay; NaN if the file has no number there.
+        None if the points stay as they are. NaN if the text in the file is not a number.
     comment : str
     """
 
@@ -253,12 +260,13 @@ class Override:
 
 
 def read_overrides(path):
-    """``[Override]`` of a CSV file with the columns student, exercise, question, points, comment.
+    """Read ``[Override]`` from a CSV file with the columns student, exercise, question, points,
+    comment.
 
     Raises
     ------
     BadOverrides
-        If it cannot be read, or has other columns.
+        simlib cannot read the file, or the file has other columns.
     """
     try:
         head, rows = read_table(path)
@@ -279,7 +287,7 @@ def read_overrides(path):
 
 
 def number_of(text):
-    """Points as a number; None for an empty cell, and NaN for other texts."""
+    """Return points as a number; None for an empty cell, and NaN for any other text."""
     if not text:
         return None
     try:
@@ -292,13 +300,14 @@ def number_of(text):
 def check(overrides, names, exercises, all_exercises):
     """Refuse overrides that do not fit the report, before anything is graded.
 
-    A line for an exercise that the report does not have is skipped. So one file serves a course.
+    The function skips a line for an exercise that is not in the report. So one file can serve a
+    whole course.
 
     Parameters
     ----------
     overrides : list of Override
     names : dict of str to str
-        The name of each student that the report will have.
+        The names of all students who will be in the report.
     exercises, all_exercises : dict of str to Exercise
         The exercises of the report, and all exercises.
 
@@ -312,8 +321,8 @@ def check(overrides, names, exercises, all_exercises):
     Raises
     ------
     BadOverrides
-        If a line names an unknown student, exercise or question, impossible points, or the same
-        thing as an earlier line. The message has a line for each mistake.
+        A line names an unknown student, exercise or question, or gives impossible points, or
+        repeats an earlier line. The message has a line for each mistake.
     """
     found, not_applied, mistakes, seen = [], [], [], set()
     for one in overrides:
@@ -339,7 +348,7 @@ def check(overrides, names, exercises, all_exercises):
 
 
 def exercise_of(one, all_exercises):
-    """The exercise that an override names, by name or number."""
+    """Return the exercise that an override names, by name or number."""
     found = next((e for e in all_exercises.values() if is_exercise(one.exercise, e.name)), None)
     if found is None:
         names = ", ".join(all_exercises)
@@ -348,7 +357,7 @@ def exercise_of(one, all_exercises):
 
 
 def known_student(one, names):
-    """The student whom an override names, by the report's name."""
+    """Return the student whom an override names, by the name in the report."""
     found = student_of(one.student, names)
     if found is not None:
         return found
@@ -392,7 +401,8 @@ def apply(report, overrides):
 
 
 def charge(report, costs):
-    """Subtract the points that late notebooks of a report lose, as in `late.costs_of`."""
+    """Subtract the points that late notebooks of a report lose, by the costs from
+    `late.costs_of`."""
     for student in report["students"]:
         for book in student["notebooks"]:
             if costs and book["late"]:
@@ -401,7 +411,8 @@ def charge(report, costs):
 
 
 def add_up(report):
-    """Add up the points of all notebooks and students. Points by hand are not reduced."""
+    """Add up the points of all notebooks and students. Lateness does not reduce points that were
+    set by hand."""
     for student in report["students"]:
         for book in student["notebooks"]:
             book["points"] = reached = total(book["questions"])
@@ -420,18 +431,19 @@ def is_set_by_hand(question):
 
 
 def total(parts):
-    """The sum of points of questions or notebooks, rounded to remove errors of fractions."""
+    """Return the sum of points of questions or notebooks. Round it to remove errors of
+    floating-point addition."""
     return round(sum(one["points"] for one in parts), 2)
 
 
 def whole(points):
-    """Points to two places, without a needless decimal point."""
+    """Return points with at most two decimal places and no needless decimal point."""
     points = round(points, 2)
     return int(points) if points == int(points) else points
 
 
 def put(book, one):
-    """Apply an override to a notebook."""
+    """Apply one override to a notebook."""
     if not one.question:
         book["comment"] = one.comment
         return
@@ -455,17 +467,17 @@ WITHOUT = {
     "canvas.csv": "a roster with a column name, canvas id, sis user id or sis login id",
     "moodle.csv": "a roster with a column email, username or id number",
 }
-"""The columns by which each platform identifies a student."""
+"""For each table, the roster columns that its platform needs to identify students."""
 
 
 def tables_for_platforms(report, people):
-    """``{file name: rows}`` of all tables that a platform can import.
+    """Return ``{file name: rows}`` of all tables that a platform can import.
 
     Parameters
     ----------
     report : dict
     people : list of Person
-        The roster. Addresses and numbers are from its columns.
+        The roster. Its columns give addresses and numbers.
     """
     people = {one.student: one for one in people}
     found = {}
@@ -481,22 +493,24 @@ def tables_for_platforms(report, people):
 
 
 def column_of(people, student):
-    """A function that returns the first of some columns that the roster has for a student."""
+    """Return a function that returns a student's text in the first of some columns that is not
+    empty."""
     known = people.get(student["student"])
     return known.column if known else lambda *names: ""
 
 
 def number_in(student, platform):
-    """A platform's own number of a student, from a file's name; else empty."""
+    """Return a platform's own number of a student, from a file's name; empty if there is none."""
     books = student["notebooks"]
     return next((book["number"] for book in books if book["platform"] == platform), "")
 
 
 def ids_for_canvas(student, column):
-    """Canvas's own number, SIS id and login of a student, if they are known.
+    """Return Canvas's own number, the SIS id and the login of a student, as far as they are known.
 
-    Canvas reads a number at the start of an ID as its own number of a user. So only such numbers
-    are written. Without one Canvas looks for the SIS ids, the login, and then the name.
+    If an ID begins with a number, Canvas treats this number as its own number of a user. So simlib
+    writes no other numbers there. Without such a number, Canvas looks for the SIS ids, then the
+    login, and then the name.
     """
     identity = number_in(student, "canvas") or column("canvas id", "id")
     identity = identity if identity.isdecimal() else ""
@@ -504,20 +518,21 @@ def ids_for_canvas(student, column):
 
 
 def names_for_canvas(student, column):
-    """Whether Canvas can find a student: by a number, or by a name that is no folder's name."""
+    """Whether Canvas can find a student by a number, or by a real name instead of a folder's
+    name."""
     name = column(*NAME_COLUMNS) or student["name"] != student["student"]
     return bool(name) or any(ids_for_canvas(student, column))
 
 
 def texts_for_platforms(student, name, person):
-    """All texts about a student in the tables for any platform."""
+    """Return all texts about a student that the tables for platforms contain."""
     one = {"student": student, "name": name, "notebooks": []}
     column = column_of({student: person} if person else {}, one)
     return [*ids_for_canvas(one, column), column("section"), *names_for_moodle(one, column)]
 
 
 def canvas_rows(report, people):
-    """The columns that Canvas's gradebook imports."""
+    """Return the rows of a table that Canvas's gradebook can import."""
     rows = [[*CANVAS, *(one["exercise"] for one in report["exercises"])]]
     rows.append([POINTS_POSSIBLE, "", "", "", "", *(one["points"] for one in report["exercises"])])
     for one in report["students"]:
@@ -530,10 +545,10 @@ def canvas_rows(report, people):
 
 
 def names_for_moodle(student, column):
-    """ID number, user name and address of a student, if they are known.
+    """Return the ID number, user name and address of a student, as far as they are known.
 
-    A column ``id`` is Canvas's. The number in the name of a Moodle download is valid for one
-    assignment and is no ID number: see `worksheet_rows`.
+    A column ``id`` contains Canvas's number. The number in the name of a Moodle download is no ID
+    number, because it is valid for one assignment only: see `worksheet_rows`.
     """
     address = column("email address", "email")
     if not address and "@" in student["student"]:
@@ -542,7 +557,8 @@ def names_for_moodle(student, column):
 
 
 def moodle_rows(report, people):
-    """The table for Moodle's grade import. The teacher chooses there what each column means."""
+    """Return the rows for Moodle's grade import. The teacher chooses in Moodle what each column
+    means."""
     rows = [[*MOODLE, *(one["exercise"] for one in report["exercises"])]]
     for one in report["students"]:
         names = names_for_moodle(one, column_of(people, one))
@@ -552,7 +568,8 @@ def moodle_rows(report, people):
 
 
 def worksheet_rows(report, exercise):
-    """The grading worksheet of one Moodle assignment: students whose files Moodle had named."""
+    """Return the grading worksheet of one Moodle assignment. It contains the students whose files
+    Moodle has named."""
     rows = [list(WORKSHEET)]
     for student in report["students"]:
         for book in student["notebooks"]:

@@ -1,9 +1,9 @@
-"""The place where a student's code runs: bubblewrap or a container, a user of its own, limits.
+"""Run a student's code in isolation: in bubblewrap or a container, as a separate user, with limits.
 
 In the command that `sandboxed` makes, a program sees only Python, simlib and the system's
 libraries, all read-only. Its only network is loopback. A checkout may be in a visible folder, such
-as /usr. Then an empty folder covers it. Necessary parts, such as the checkout's own Python, are
-shown again.
+as /usr. Then an empty folder covers the checkout. Only necessary parts, such as the checkout's own
+Python, are visible again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from . import container
 from .own_folder import OwnFolder
 
 HIDDEN = ContextVar("hidden", default=())
-"""The places to hide in this grading: submissions, report, sources of exercises, tables."""
+"""The places to hide during this grading: submissions, report, sources of exercises, and tables."""
 MATERIAL = ("authoring/exercises", "exercises/checks")
-"""The files by which a folder around simlib is a checkout, with solutions and hidden cells."""
+"""If a folder around simlib contains these files, it is a checkout with solutions and hidden
+cells."""
 
 
 class CannotHide(Exception):
-    """A place that the sandbox shows as a whole. The message says what to do."""
+    """A place to hide that the sandbox must show as a whole. The message says what to do."""
 
 
 @contextlib.contextmanager
 def hiding(*places):
-    """Within the block, also hide these places from the code. A place of None is ignored."""
+    """Within the block, also hide these places from the code. Ignore a place that is None."""
     token = HIDDEN.set(tuple(Path(one).absolute() for one in places if one))
     try:
         yield
@@ -49,7 +50,7 @@ def hiding(*places):
 
 
 def hidden_places():
-    """The places to hide that exist, with links resolved."""
+    """Return the places to hide that exist, with links resolved."""
     found = [*HIDDEN.get(), GIVEN]
     if any((ROOT / one).is_dir() for one in MATERIAL):
         found.append(ROOT)
@@ -57,7 +58,7 @@ def hidden_places():
 
 
 def covered(shown):
-    """``[(place inside, its replacement)]`` that hide the hidden places, outer ones first.
+    """Return ``[(place inside, its replacement)]`` that hide the hidden places, outer ones first.
 
     The replacement is None for an empty folder, ``"/dev/null"`` for a file, or a folder of the
     machine that must be visible inside a covered place.
@@ -65,12 +66,12 @@ def covered(shown):
     Parameters
     ----------
     shown : dict of str to str
-        The place of each folder inside -> the folder of the machine.
+        Maps the place of each folder inside to the folder of the machine.
 
     Raises
     ------
     CannotHide
-        If a place is itself a folder that must be visible.
+        A place to hide is itself a folder that must be visible.
     """
     found = {}
     for place in hidden_places():
@@ -93,7 +94,7 @@ def covered(shown):
 
 
 def covers(shown):
-    """``(words, last)`` for bwrap, to cover the hidden places, see `covered`.
+    """Return ``(words, last)`` for bwrap, which cover the hidden places, see `covered`.
 
     Returns
     -------
@@ -116,42 +117,49 @@ def covers(shown):
 
 BUBBLEWRAP = "bubblewrap"
 PROGRAMS = {BUBBLEWRAP: "bwrap"} | {engine: engine for engine in container.ENGINES}
-"""The programs that can isolate, with their commands. The first that is found counts."""
+"""The programs that can isolate code, with their commands. simlib uses the first that is
+installed."""
 CHOSEN = ContextVar("chosen", default=None)
-"""The program that this grading uses; None for the first that is found."""
+"""The program that this grading uses to isolate code; None for the first that is installed."""
 
 COURSE = "/course"
-"""The place of simlib inside."""
+"""The place of simlib inside the sandbox."""
 SIMLIB = str(FOLDER.resolve())
 SYSTEM = (
     "/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/mime.types",
     "/bin", "/sbin", "/lib", "/lib64", "/lib32",
 )  # fmt: skip
-"""The files and folders of the system that are shown, if they exist."""
+"""The files and folders of the system that are visible inside, if they exist."""
 SHARES = {"/dev/shm": 4, "/tmp": 4, FONTS: 1, HOME: 1, SCRATCH: 6}
-"""The writable folders, with their sixteenths of the space for files."""
+"""The writable folders. Each number says how many sixteenths of the space for files the folder
+gets."""
 FIRST_UID, LAST_UID = 64_600, 64_999
 TAKEN = Path("/run/simlib-grading")
-"""Root's folder, with a file for each of these ids. A run has an id while it locks its file."""
+"""A folder of root with a file for each of these user ids. A run owns an id as long as it locks the
+id's file."""
 WAIT_S = 1.0
 STOP = ContextVar("stop")
-"""The event that ends the runs of this thread. Their results are not needed then."""
+"""An event that ends the runs of this thread. It is set when nobody needs their results any
+more."""
 FOLDERS = "simlib-grading-"
-"""The beginning of the names of runs' folders and containers, before the grader's process id."""
+"""The names of runs' folders and containers begin with this text. The grader's process id
+follows."""
 MB = 1 << 20
 FILTER = "outer"
-"""The filter of system calls that bubblewrap loads, see `system_calls`."""
+"""The name of the filter of system calls that bubblewrap loads, see `system_calls`."""
 
 
 OWN_NAMESPACES = [
     "unshare", "--user", "--map-current-user", "--keep-caps", "--pid", "--fork", "--kill-child",
     "--mount-proc", "--",
 ]  # fmt: skip
-"""Inside, the kernel may make sandboxes for processes of students, see `process_sandbox`."""
+"""With these words, the kernel inside may make sandboxes for processes of students, see
+`process_sandbox`."""
 
 
 class CannotIsolate(Exception):
-    """Student code must not run in this way. The message says why, and what to do."""
+    """Student code must not run on this machine in this way. The message says why, and what to
+    do."""
 
 
 @dataclass(frozen=True)
@@ -169,25 +177,26 @@ class Limits:
 
     @property
     def patience(self):
-        """How many times the default time its cells have, and the ranks of its checks."""
+        """The factor by which cells, and ranks of checks, may take longer than by default."""
         return max(1, self.cell_s / Limits.cell_s)
 
 
 def kind():
-    """The program that isolates here: a key of `PROGRAMS`; None if there is none."""
+    """Return the program that isolates code here, as a key of `PROGRAMS`; None if there is none."""
     found = (one for one, program in PROGRAMS.items() if shutil.which(program))
     return CHOSEN.get() or next(found, None)
 
 
 def engine():
-    """The engine of containers that isolates here; None if another program isolates."""
+    """Return the container engine that isolates code here; None if another program isolates it."""
     found = kind()
     return found if found in container.ENGINES else None
 
 
 @contextlib.contextmanager
 def choosing(one):
-    """Within the block, isolate by this key of `PROGRAMS`; None for the first that is found."""
+    """Within the block, isolate code with this key of `PROGRAMS`; None for the first that is
+    installed."""
     token = CHOSEN.set(one)
     try:
         yield
@@ -196,7 +205,7 @@ def choosing(one):
 
 
 def why_not():
-    """Why this machine cannot isolate code, and what to do; None if it can."""
+    """Return why this machine cannot isolate code, and what to do; None if it can."""
     if not sys.platform.startswith("linux"):
         return "bubblewrap, which isolates students' code, runs only on Linux"
     if kind() is None:
@@ -216,8 +225,8 @@ def check_can_isolate(no_sandbox):
     Raises
     ------
     CannotIsolate
-        No program can isolate, and the caller did not allow this. Or the code would run as root. Or
-        hidden places cannot be hidden.
+        No program can isolate the code, and the caller did not allow this. Or the code would run as
+        root. Or simlib cannot hide the places to hide.
     """
     if no_sandbox:
         if os.geteuid() == 0:
@@ -255,7 +264,7 @@ def check_can_isolate(no_sandbox):
 
 @functools.cache
 def refusal_of_a_trial(kind):
-    """The error of a sandbox within a sandbox, if it is impossible; empty if it works."""
+    """Try a sandbox within a sandbox. Return the error if this is impossible; empty if it works."""
     with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
@@ -273,9 +282,11 @@ def refusal_of_a_trial(kind):
 
 @contextlib.contextmanager
 def own_user():
-    """A user id that no other run uses; the grader's own id if the grader is not root.
+    """Within the block, own a user id that no other run uses. Without root, this is the grader's
+    own id.
 
-    Limits on processes count by user. Linux releases the lock even if this process is killed.
+    Each run needs its own user, because Linux counts processes by user. Linux releases the lock of
+    the id even if this process is killed.
 
     Raises
     ------
@@ -300,7 +311,7 @@ def own_user():
 
 
 def free_id(folder):
-    """``(user id, descriptor that locks it)``; None if all ids are taken."""
+    """Return ``(user id, descriptor that locks it)``; None if all ids are taken."""
     for uid in range(FIRST_UID, LAST_UID + 1):
         lock = folder.open(str(uid), os.O_RDWR | os.O_CREAT)
         try:
@@ -319,20 +330,20 @@ def say_once(text):
 
 
 def wait_or_stop():
-    """Wait a moment; raises KeyboardInterrupt if the whole grading must stop."""
+    """Wait a moment. Raise KeyboardInterrupt if the whole grading must stop."""
     stop = STOP.get(None)
     if stop.wait(WAIT_S) if stop else time.sleep(WAIT_S):
         raise KeyboardInterrupt
 
 
 def sandboxed(command, run_folder, uid, limits):
-    """The command that runs ``command`` confined.
+    """Return the command that runs ``command`` in isolation.
 
     Parameters
     ----------
     command : list of str
     run_folder : Path
-        The only folder of the machine to which code inside can write. It is removed later.
+        The only folder of the machine to which code inside can write. simlib removes it later.
     uid : int
         The user to run as, see `own_user`.
     limits : Limits
@@ -345,7 +356,7 @@ def sandboxed(command, run_folder, uid, limits):
 
 
 def bubblewrapped(command, run_folder, uid, limits):
-    """`sandboxed` by bubblewrap, except for the limits of a process."""
+    """Do the same as `sandboxed` with bubblewrap, but without the limits for each process."""
     is_root = os.geteuid() == 0
     words = [*with_filter(run_folder.parent), "bwrap", "--unshare-pid", "--unshare-net"]
     words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent"]
@@ -380,7 +391,7 @@ def bubblewrapped(command, run_folder, uid, limits):
 
 
 def view(limits):
-    """The visible files and folders in a container: the same as with bubblewrap."""
+    """Return the visible files and folders in a container. They are the same as with bubblewrap."""
     links = {place: os.readlink(place) for place in SYSTEM if os.path.islink(place)}
     seen = {f"{FONTS}/{file.name}": str(file) for file in font_lists()}
     for place, source in shown().items():
@@ -392,12 +403,13 @@ def view(limits):
 
 
 def shares(limits):
-    """``{writable folder: its bytes}``."""
+    """Return ``{writable folder: how many bytes it may contain}``."""
     return {place: limits.scratch_bytes * part // 16 for place, part in SHARES.items()}
 
 
 def with_filter(folder):
-    """Words before bwrap's words. They open the filter of system calls as descriptor 9."""
+    """Return words to put before bwrap's command. They open the filter of system calls as
+    descriptor 9."""
     found = filter_for(FILTER)
     if found is None:
         return []
@@ -407,7 +419,7 @@ def with_filter(folder):
 
 
 def bound(way, source, place):
-    """bwrap's words to show a folder. They also make the folders above it readable."""
+    """Return bwrap's words that show a folder. They also make the folders above it readable."""
     above = [str(folder) for folder in reversed(Path(place).parents)][1:]
     above = [folder for folder in above if folder not in ("/tmp", FONTS)]
     words = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
@@ -415,7 +427,7 @@ def bound(way, source, place):
 
 
 def system_files():
-    """bwrap's words for libraries and programs of the system."""
+    """Return bwrap's words for libraries and programs of the system."""
     words = []
     for place in SYSTEM:
         if os.path.islink(place):
@@ -431,31 +443,33 @@ def is_of_system(place):
 
 
 def python_folders():
-    """The folders of this Python and its packages."""
+    """Return the folders of this Python and of its packages."""
     real = Path(sys.executable).resolve().parent.parent
     return list(dict.fromkeys([str(Path(sys.prefix).absolute()), str(real)]))
 
 
 def shown():
-    """``{place inside: folder of the machine}`` of all visible folders. They may be nested."""
+    """Return ``{place inside: folder of the machine}`` of all visible folders. They may be
+    nested."""
     places = [one for one in SYSTEM if not os.path.islink(one)] + python_folders()
     return {place: place for place in places} | {f"{COURSE}/simlib": SIMLIB}
 
 
 def font_lists():
-    """matplotlib's lists of fonts. matplotlib would take seconds to make them again."""
+    """Return the paths of matplotlib's lists of fonts, because matplotlib would need seconds to
+    make them again."""
     import matplotlib
 
     return sorted(Path(matplotlib.get_cachedir()).glob("fontlist-*.json"))
 
 
 def environment_of_sandbox():
-    """The environment inside, if processes of students make their own sandboxes."""
+    """Return the environment inside, if processes of students make their own sandboxes."""
     return environment() | {OWN_SANDBOX: "1"}
 
 
 def environment():
-    """The environment inside, without variables of the grader's own environment."""
+    """Return the environment inside. It contains no variables of the grader's own environment."""
     return {
         "HOME": HOME,
         "USER": "student",

@@ -1,4 +1,4 @@
-"""One grading run: a merged notebook, run and compared by nbval around a sandboxed kernel."""
+"""One grading run: nbval runs a merged notebook in a sandboxed kernel, and compares its outputs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class CellResult:
     Attributes
     ----------
     word : str
-        ``"same"``, ``"different"``, ``"error"``, ``"timeout"``; ``"gone"``: the kernel ended.
+        ``"same"``, ``"different"``, ``"error"``, ``"timeout"``, or ``"gone"`` if the kernel ended.
     seconds : float
     error : str
-        nbval's words.
+        The text of the error from nbval.
     outputs : list of dict
         The cell's outputs, in nbformat's form.
     """
@@ -48,7 +48,7 @@ class CellResult:
 
     @property
     def text(self):
-        """The text that the cell printed or showed."""
+        """Return the text that the cell printed or showed."""
         parts = []
         for output in self.outputs:
             if output.get("output_type") == "stream":
@@ -67,9 +67,9 @@ class Session:
     Attributes
     ----------
     cells : dict of str to CellResult
-        The results by cell id. Cells that were not reached are missing.
+        The results by cell id. Cells that the run did not reach are missing.
     ended : str
-        The reason if the whole run was ended, else empty.
+        The reason if the grader ended the whole run; else empty.
     seconds : float
     log : str
         The end of pytest's output.
@@ -82,7 +82,7 @@ class Session:
 
 
 def code_cell(identity, source, outputs=(), compare=False):
-    """A cell of the notebook to run."""
+    """Return a code cell for the notebook to run."""
     return nbformat.from_dict(
         {
             "cell_type": "code",
@@ -96,7 +96,7 @@ def code_cell(identity, source, outputs=(), compare=False):
 
 
 def run_notebook(cells, limits, isolate=True):
-    """Run cells by nbval in a separate kernel.
+    """Run cells with nbval in a separate kernel.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def run_notebook(cells, limits, isolate=True):
     Raises
     ------
     CannotIsolate
-        If it would run with forbidden rights.
+        The code would run with rights that it must not have.
     """
     sandbox.check_can_isolate(no_sandbox=not isolate)
     empty = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}}
@@ -129,7 +129,7 @@ def run_notebook(cells, limits, isolate=True):
 
 
 def _run_in(folder, notebook, limits, isolate, uid, group):
-    """The results by cell, the reason for an early end, and pytest's output."""
+    """Return the results by cell, the reason for an early end, and pytest's output."""
     run, home = folder / "run", folder / "home"
     run.mkdir()
     home.mkdir(mode=0o700)
@@ -186,14 +186,15 @@ def _run_in(folder, notebook, limits, isolate, uid, group):
 
 
 def watch(process, limits, container=None):
-    """Wait for a run's end. End a run that takes too long or needs too much, and say so.
+    """Wait for a run's end. If the run takes too long or needs too much, end it and return the
+    reason.
 
     Parameters
     ----------
     process : subprocess.Popen
     limits : sandbox.Limits
     container : container.Container, optional
-        The container of its kernel, if no child of this process has the kernel.
+        The container with the run's kernel, if the kernel does not run in a child of this process.
 
     Raises
     ------
@@ -222,7 +223,7 @@ def watch(process, limits, container=None):
 
 
 def is_stopped_kernel(process):
-    """Whether a process is the kernel and was stopped by SIGSTOP. Its wait would never end."""
+    """Whether a process is the kernel and SIGSTOP has stopped it. A wait for it would never end."""
     try:
         is_stopped = process.status() == psutil.STATUS_STOPPED
         return is_stopped and "ipykernel_launcher" in process.cmdline()
@@ -231,10 +232,10 @@ def is_stopped_kernel(process):
 
 
 def memory_of(processes, enough):
-    """Bytes of memory of some processes.
+    """Return how many bytes of memory some processes use.
 
-    A first look counts shared pages for each process. If this is more than ``enough``, a second
-    look counts each process's share of them.
+    A first look counts shared pages fully for each process. If the sum is more than ``enough``, a
+    second look counts only each process's share of them.
     """
     total = 0
     for one in processes:
@@ -246,9 +247,10 @@ def memory_of(processes, enough):
 
 
 def share_of(pid):
-    """Bytes of memory of one process, with its share of shared pages.
+    """Return how many bytes of memory one process uses, including its share of shared pages.
 
-    If we may not look into the process: its anonymous memory, with whole shared pages.
+    If the grader may not look into the process, return its anonymous memory, with shared pages
+    counted fully.
     """
     for file, words in (("smaps_rollup", ("Pss:",)), ("status", ("RssAnon:", "RssShmem:"))):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}") as lines:
@@ -257,7 +259,7 @@ def share_of(pid):
 
 
 def descendants(pid):
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -266,7 +268,7 @@ def descendants(pid):
 
 
 def end_group(process):
-    """End pytest, and with it the sandbox and all processes inside."""
+    """End pytest, and with pytest the sandbox and all processes inside."""
     for one in reversed(descendants(process.pid)):
         with contextlib.suppress(psutil.Error):
             one.kill()
@@ -294,7 +296,7 @@ def is_of_a_dead_grader(name):
 
 
 def read_results(path):
-    """``{cell id: CellResult}`` from the lines of the plugin."""
+    """Return ``{cell id: CellResult}`` from the lines that the plugin has written."""
     found = {}
     if path.exists():
         for line in path.read_text().splitlines():
