@@ -1,16 +1,16 @@
-"""How the ranks of a graded answer are confined, and how they communicate: the third engine.
+"""The third engine: it confines the ranks of a graded answer, and carries their messages.
 
 `simlib.run` connects its ranks by Gloo, and `simlib.simulate` by a simulated network. A graded rank
 has only one connection: a socket to the *relay*, a thread of the process that grades. The relay
-carries tensors from rank to rank by the rules of the simulation, and counts them itself. So the
-grader can compare a rank's record with the tensors that were really carried.
+carries tensors from rank to rank by the rules of the simulation, and counts these tensors itself.
+So the grader can compare a rank's record with the tensors that the relay has really carried.
 
-- `relay` is the side of the grader: which ranks meet, and which tensors were carried.
+- `relay` is the side of the grader: it decides which ranks meet, and counts the carried tensors.
 - `relay_transport` is the side of a rank: the transport of its groups.
 - `process_sandbox` isolates a process, and keeps other processes of the same user out.
 - `system_calls` makes the filters of system calls that a process loads.
 
-`OfStudents` joins them: it is the `Confinement` that `core.engines` asks at each step.
+`OfStudents` combines these modules. It is the `Confinement` that `core.engines` asks at each step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class OfStudents(Confinement):
         return Broker(world_size)
 
     def join(self, recorder, rank, world_size, ties, plain):
-        """Make this rank a member; the relay compares ops itself, without fingerprints."""
+        """Make this rank a member of its world. The relay itself compares the ranks' ops, so ranks
+        need no fingerprints."""
         from ...core.record import backend as recorded
         from .relay_transport import Connection, brokered_member, join_world
 

@@ -1,9 +1,9 @@
-"""A sandbox for each process of a student, inside the sandbox of a grading run (Linux).
+"""Make a sandbox for each process of a student, inside the sandbox of a grading run (Linux).
 
-The kernel that grades and its server have their own user namespace, with the right to make further
-namespaces. `close_to_others` keeps processes of the same user from looking into this process. The
-server's children have their own process ids. Before such a child gets any code, it leaves all other
-processes (`enter`) and gives up its rights (`close`).
+The kernel that grades and its server of processes are in a user namespace in which they may make
+further namespaces. `close_to_others` keeps processes of the same user from looking into this
+process. The server's children are in a separate namespace of process ids. Before such a child gets
+any code, it separates itself from all other processes (`enter`) and gives up its rights (`close`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ PR_SET_DUMPABLE = 4
 def close_to_others():
     """Keep processes of the same user from reading or changing this one's memory (Linux).
 
-    They cannot open its descriptors either. The children of this process are closed, too.
+    Other processes cannot open its descriptors either. The same protects the children of this
+    process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)
 
 
 def give_up_output():
-    """From here on, throw away the text that is written to stdout and stderr."""
+    """From now on, throw away all text that this process writes to stdout and stderr."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
         os.dup2(nowhere, fd)
@@ -47,9 +48,10 @@ def give_up_output():
 
 
 def do_without_tracker():
-    """Do not start Python's resource tracker, and throw away its messages.
+    """Prevent the start of Python's resource tracker, and throw away messages to it.
 
-    The tracker would be open to all processes of the user, and would hold this one's stderr.
+    All processes of the user could look into the tracker, and the tracker would have the stderr of
+    this process.
     """
     tracker = multiprocessing.resource_tracker._resource_tracker
     if tracker._fd is None:
@@ -57,10 +59,11 @@ def do_without_tracker():
 
 
 def keep_one_server(start):
-    """Start the server of processes by ``start()``. No other process can replace it (Linux).
+    """Start the server of processes with ``start()``, so that no other process can replace it
+    (Linux).
 
-    While the server lives, no other process can bind its address. If the server ends, this process
-    ends when it next asks for the server, because another process may have replaced the server.
+    While the server lives, no other process can use its address. If the server has ended, another
+    process may have replaced it. So this process then ends at its next request to the server.
     """
     if sys.platform != "linux":
         start()
@@ -84,7 +87,7 @@ def end_without_server():
 def go_home():
     """In a grading run, enter the notebook's folder and import from it, as in JupyterLab.
 
-    The kernel of such a run and its server of processes stay in another folder.
+    The kernel of such a run and the kernel's server of processes stay in another folder.
     """
     if not are_ranks_trusted():
         os.chdir(os.environ["HOME"])
@@ -92,9 +95,10 @@ def go_home():
 
 
 OWN_SANDBOX = "SIMLIB_OWN_SANDBOX"
-"""Set if each process of a student makes its own sandbox inside the sandbox of the run."""
+"""An environment variable. It is set if each process of a student makes its own sandbox inside the
+sandbox of the run."""
 SCRATCH = "/scratch"
-"""Where the kernel keeps its files in the sandbox. A student's files in /tmp cannot fill it."""
+"""The folder in the sandbox for the kernel's files. A student's files in /tmp cannot fill it."""
 NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_PIDS, NEW_NETWORK = (
     0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000,
 )  # fmt: skip
@@ -108,28 +112,32 @@ SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 HOME, FONTS = "/home/student", "/tmp/matplotlib"
 MB = 1 << 20
 ROOM = {"/tmp": 16 * MB, "/dev/shm": 16 * MB, HOME: 8 * MB, SCRATCH: MB}
-"""The private folders of a process, with their sizes. Their memory is charged to no process."""
+"""The private folders of a process, with their sizes. Linux does not count their memory for any
+process."""
 FILES_PER_MB = 256
 MAX_FILES = 2048
-"""The most files that are copied from a folder. A private folder has room for no more."""
+"""simlib copies at most this many files from a folder, because a private folder has room for no
+more."""
 PYTHONS = (sys.prefix, sys.base_prefix)
-"""Folders that stay visible below a private folder, because a process may import from them."""
+"""The folders that stay visible inside a private folder, because a process may import from them."""
 KEPT = (FONTS, HOME)
-"""Private folders with the files of the original, which a student's cell may have written."""
+"""Private folders that get copies of the original folder's files, because a student's cell may have
+written these files."""
 OF_CELLS, OF_RANKS = 1 / 2, 3 / 4
 """The share of the run user's processes and threads that student processes may have together.
 
-The grader may have all of them. So may simulations, which have a thread for each rank.
+The first number is for cells and the second for ranks. The grader may use all processes and
+threads. So may simulations, which need a thread for each rank.
 """
 
 
 def is_asked_for():
-    """Whether each process of a student makes its own sandbox here."""
+    """Whether each process of a student makes its own sandbox in this run."""
     return OWN_SANDBOX in os.environ
 
 
 def fork_apart():
-    """From now on, all children of this process get their own process ids."""
+    """From now on, put all children of this process into a separate namespace of process ids."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     fork = os.fork
 
@@ -152,7 +160,7 @@ def enter(keeps_home=False):
     Parameters
     ----------
     keeps_home : bool
-        Whether files in the home folder stay after this process has ended.
+        Whether files that this process writes into the home folder stay after its end.
     """
     if not is_asked_for():
         return
@@ -178,12 +186,13 @@ def enter(keeps_home=False):
 
 
 def close(share=1, calls="strict"):
-    """Give up all rights, and the right to make system calls that no student needs.
+    """Give up all rights, including the right to make system calls that no student needs.
 
     Parameters
     ----------
     share : float
-        The share of the run user's processes and threads at which this process gets no more.
+        This process gets no more processes and threads when the run's user has this share of the
+        limit.
     calls : str
         The name of the list of permitted system calls, see `system_calls`.
     """
@@ -202,14 +211,16 @@ def _is_below(place, folders):
 
 
 def _opened(places):
-    """``{place: descriptor}`` of folders. A descriptor finds a folder that another one covers."""
+    """Return ``{place: descriptor}`` of folders. A descriptor still leads to a folder after another
+    folder covers it."""
     return {place: os.open(place, os.O_PATH | os.O_CLOEXEC) for place in dict.fromkeys(places)}
 
 
 def _files_below(place):
-    """``{name: bytes}`` of the files below a folder. Other processes may change it meanwhile.
+    """Return ``{name: bytes}`` of the files below a folder. Other processes may change the folder
+    meanwhile.
 
-    Folders are opened by descriptor. Only regular files are read, and no links.
+    So the function opens folders by descriptor, and reads only regular files and no links.
     """
     found, room = {}, ROOM[HOME]
     for above, _, names, folder in os.fwalk(place):
@@ -237,7 +248,8 @@ def _write_below(place, files):
 
 
 def _begin_loopback():
-    """Give Gloo a network interface. It needs one, even if nothing is at the other end."""
+    """Start a network interface for Gloo. Gloo needs an interface even if nothing is at the other
+    end."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         request = struct.pack("16sh14x", b"lo", IFF_UP)
         fcntl.ioctl(one, SIOCSIFFLAGS, request)
@@ -265,7 +277,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def begin():
-    """Isolate this process, and start the one server that forks a student's processes."""
+    """Isolate this process, and start the only server that forks a student's processes."""
     from ...core.engines.workers.server import start_server
 
     close_to_others()

@@ -1,9 +1,9 @@
 """Carries tensors between the ranks of a graded world, and counts them: the grader's side.
 
-`Exchange` decides which ranks meet, by the rules of the simulation (`clockwork`). No time passes in
-it: it answers an op as soon as the op has everything that it needs. The thread `Broker` reads the
-requests of ranks and sends the answers, over one socket for each rank. `Broker` counts the tensors
-that it carries. So a rank's own record can be compared with the truth.
+`Exchange` decides which ranks meet, by the rules of the simulation (`clockwork`). It has no clock:
+it answers an op as soon as all data for the op are there. The thread `Broker` reads the requests of
+ranks and sends the answers, over one socket for each rank. `Broker` counts the tensors that it
+carries. So the grader can compare a rank's own record with this count.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ COLLECTIVES = frozenset(
     "barrier".split()
 )
 LARGEST_BYTES = 256 << 20
-"""The most bytes of one op."""
+"""One op may carry at most this many bytes."""
 MAX_WAITING = 100_000
-"""The most ops of one rank that are not answered yet."""
+"""One rank may have at most this many ops without an answer."""
 
 
 class WrongWords(ValueError):
-    """A rank has sent words that torch.distributed never sends."""
+    """A rank has sent a request that torch.distributed never makes."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """One op as it was carried.
+    """One op as the relay has carried it.
 
     Attributes
     ----------
@@ -55,9 +55,10 @@ class Carried:
     ranks : tuple of int
         The group's members, as ranks of the world.
     peer : int or None
-        The other side of a message, if the op names it, or the root; as a rank of the world.
+        The other side of a message, if the op names one, or the root of a collective. It is a rank
+        of the world.
     nbytes : int
-        The bytes that the rank contributes; for a receive, the bytes that it takes.
+        The bytes that the rank contributes. For a receive, the bytes that the rank receives.
     """
 
     kind: str
@@ -70,7 +71,8 @@ GROUP_MADE = Carried("new_group", (), None, 0)
 
 
 class Asked:
-    """An op of a rank that waits for its answer. `Mailbox` and `Meeting` call it a request."""
+    """An op of a rank that waits for an answer. `Mailbox` and `Meeting` call such an op a
+    request."""
 
     limit_s = None
 
@@ -83,7 +85,7 @@ class Asked:
         self._takes = takes
 
     def finish(self, end_s):
-        """Complete the op, if the rank takes as much as the message has."""
+        """Complete the op if the rank's tensor is as large as the message."""
         try:
             if self.deliver is not None:
                 self.deliver()
@@ -93,7 +95,7 @@ class Asked:
         self._exchange.tell(self.rank, self._number, None, self._takes, self.source)
 
     def fail(self, words, time_s):
-        """Fail the op, which can never complete."""
+        """Let the op fail, because it can never complete."""
         self._exchange.tell(self.rank, self._number, words, [], None)
 
 
@@ -135,11 +137,12 @@ class Exchange:
 
     @staticmethod
     def have_met(receive):
-        """A message has found its receiver, which learns this when the message has arrived."""
+        """Do nothing when a message has found its receiver. The receiver gets an answer when the
+        message has arrived."""
 
     @staticmethod
     def when_seen(dead, time_s, action):
-        """Ranks notice a death at once."""
+        """Call ``action`` at once, because here ranks notice a death at once."""
         action(time_s)
 
     def tell(self, rank, *words):
@@ -148,12 +151,12 @@ class Exchange:
         self._answer(rank, *words)
 
     def post(self, rank, number, words):
-        """A rank begins an op.
+        """Begin an op of a rank.
 
         Raises
         ------
         WrongWords
-            If no op begins with these words.
+            No op begins with these words.
         """
         self._waiting[rank] += 1
         if self._waiting[rank] > MAX_WAITING:
@@ -252,7 +255,7 @@ class Exchange:
         return meeting
 
     def _go_on(self, meeting):
-        """Answer all members whose data have come."""
+        """Answer all members whose data have arrived."""
         for position, call in enumerate(meeting.calls):
             if call is None or call.request is None or meeting.is_held:
                 continue
@@ -261,7 +264,7 @@ class Exchange:
                 call.request = None
 
     def _fail(self, meeting):
-        """A member is dead: ranks that wait for it stop waiting."""
+        """Let ops fail that wait for a dead member."""
         for call in meeting.calls:
             if call is not None and call.request is not None:
                 dead = next(rank for rank in call.group.ranks if rank in self.dead)
@@ -269,7 +272,8 @@ class Exchange:
                 call.request = None
 
     def _meet(self, rank, number, name, how_many):
-        """Ranks that make a group wait for each other. The record of each rank has this, too."""
+        """Let the ranks that make a group wait for each other. The record of each rank contains
+        this wait, too."""
         if type(name) is not str or type(how_many) is not int:
             raise WrongWords("this is not a meeting")
         if not 1 <= how_many <= self._world_size:
@@ -283,7 +287,7 @@ class Exchange:
             del self._here[name]
 
     def died(self, rank):
-        """A rank has ended."""
+        """Handle the end of a rank."""
         self.dead.add(rank)
         self.deaths[rank] = 0.0
         for mailbox in list(self._mailboxes.values()):
@@ -295,7 +299,7 @@ class Exchange:
 
 
 def empty(kind, elements):
-    """The tensor in which a message is received.
+    """Return the tensor that receives a message.
 
     Parameters
     ----------
@@ -312,7 +316,7 @@ def empty(kind, elements):
 
 
 def all_empty(takes):
-    """The tensors that a collective fills. Together they must not be too large."""
+    """Return the tensors that a collective fills. Refuse them if they are too large together."""
     results = [empty(*one) for one in takes]
     if sum(map(count_bytes, results)) > LARGEST_BYTES:
         raise WrongWords(f"an op of more than {LARGEST_BYTES >> 20} MB")
@@ -320,14 +324,14 @@ def all_empty(takes):
 
 
 def bounded(tensor):
-    """The value, if it is a tensor and not too large."""
+    """Return the value if it is a tensor and not too large."""
     if not isinstance(tensor, torch.Tensor) or count_bytes(tensor) > LARGEST_BYTES:
         raise WrongWords(f"this is not a tensor, or it has more than {LARGEST_BYTES >> 20} MB")
     return tensor.detach()
 
 
 def reduction(name):
-    """The reduction of torch with this name; None for None."""
+    """Return torch's reduce op of this name; None for None."""
     if name is None:
         return None
     found = getattr(dist.ReduceOp, name, None) if type(name) is str else None
@@ -339,7 +343,8 @@ def reduction(name):
 def difference(carried, ops):
     """A sentence if a rank's record differs from the ops carried for it, else None.
 
-    The order does not count, because several threads of a rank may have recorded another order.
+    The order does not count, because several threads of a rank may have recorded the ops in another
+    order.
 
     Parameters
     ----------
@@ -360,7 +365,7 @@ def difference(carried, ops):
 
 
 def as_carried(op):
-    """The `Carried` that belongs to an op of a record."""
+    """Return the `Carried` that corresponds to an op of a record."""
     if op.kind == GROUP_MADE.kind:
         return GROUP_MADE
     brings_nothing = op.kind in ("broadcast", "scatter") and op.peer != op.rank
@@ -374,14 +379,15 @@ def as_carried(op):
 
 LENGTH = struct.Struct("<Q")
 LARGEST = 300 << 20
-"""Bytes of one message to the broker."""
+"""A message to the broker may have at most this many bytes."""
 CHUNK = 1 << 18
 PATIENCE_S = 20
-"""Seconds in which a rank must take an answer. A thread of the rank does nothing else."""
+"""Seconds in which a rank must receive an answer. A thread of the rank does only this."""
 
 
 def framed(message):
-    """A message as bytes: plain data and tensors, which `safe_pickle.loads_tree` reads."""
+    """Return a message as bytes. It consists of plain data and tensors, which
+    `safe_pickle.loads_tree` can read."""
     data = safe_pickle.dumps_tree(message)
     return LENGTH.pack(len(data)) + data
 
@@ -396,7 +402,7 @@ class Broker:
     Attributes
     ----------
     theirs : list of socket
-        The ranks' ends, until all have `began`.
+        The ranks' ends of the sockets, until `began` is called.
     """
 
     def __init__(self, world_size):
@@ -418,17 +424,17 @@ class Broker:
         self._thread.start()
 
     def of_rank(self, rank):
-        """The descriptor of a rank's end, to send to the rank."""
+        """Return the descriptor of a rank's end, to send it to the rank."""
         return (self.theirs[rank].fileno(),)
 
     def began(self):
-        """All ranks have started and have their ends of the sockets."""
+        """Close the ranks' ends of the sockets here, after all ranks have started and have them."""
         for theirs in self.theirs:
             theirs.close()
         self.theirs = []
 
     def begin_run(self):
-        """Another run begins: forget the last one."""
+        """Forget the last run, because another run begins."""
         with self._lock:
             self._exchange = Exchange(self._world_size, self._answer)
 
@@ -442,7 +448,7 @@ class Broker:
         return None
 
     def close(self):
-        """Stop carrying."""
+        """Stop carrying messages."""
         self._wake.close()
         self._thread.join()
         self._selector.close()
@@ -483,7 +489,7 @@ class Broker:
             self._drop(rank)
 
     def _drop(self, rank):
-        """A rank has ended or has sent wrong words: nothing is carried for it any more."""
+        """Carry nothing more for a rank that has ended or has sent wrong words."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._ours[rank])
             with contextlib.suppress(OSError):

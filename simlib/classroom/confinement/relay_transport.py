@@ -1,4 +1,4 @@
-"""The side of a rank: its connection to the relay, and the transport of its groups."""
+"""The side of a rank: the rank's connection to the relay, and the transport of its groups."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ...core.record.transports.plain_group import REDUCING, PlainGroup, put, sta
 from .relay import LENGTH, framed
 
 NOBODY_SETS_S = timedelta(seconds=1)
-"""The longest time for which a rank may wait for a missing key of its own store."""
+"""The longest time for which a rank may wait for a missing key of its own store. Nobody else would
+set it."""
 
 
 class Connection:
-    """The one connection of a rank to all others.
+    """The only connection of a rank to all other ranks.
 
-    A thread takes the answers of the broker. Their data are put into the learner's tensors only
-    when the rank waits for the op.
+    A thread receives the answers of the broker. The data of an answer are copied into the learner's
+    tensors only when the rank waits for the op.
     """
 
     def __init__(self, sock):
@@ -38,7 +39,7 @@ class Connection:
         threading.Thread(target=self._listen, name="simlib-broker", daemon=True).start()
 
     def ask(self, words, takes=(), result=()):
-        """Begin an op; returns its `BrokeredRequest`."""
+        """Begin an op. Return its `BrokeredRequest`."""
         with self._lock:
             number = self._numbers = self._numbers + 1
             request = self._asked[number] = BrokeredRequest(takes, result)
@@ -68,7 +69,8 @@ class Connection:
 
 
 class BrokeredRequest:
-    """One op that is under way or complete. A recorded request passes its calls to this object."""
+    """An op that has begun, and perhaps completed. A recorded request passes its calls on to this
+    object."""
 
     def __init__(self, takes, result):
         self._takes = takes
@@ -81,7 +83,7 @@ class BrokeredRequest:
         self._future = None
 
     def answered(self, failure, tensors, source):
-        """The broker has reported the result of the op."""
+        """Take the result of the op, which the broker has reported."""
         with self._lock:
             if self._has_come.is_set():
                 return
@@ -91,7 +93,7 @@ class BrokeredRequest:
                 self._complete_future()
 
     def wait(self, timeout=None):
-        """Block until the op completes; returns True. Raises an error if the op has failed."""
+        """Block until the op completes, and return True. Raise an error if the op has failed."""
         limit_s = timeout.total_seconds() if timeout else None
         if not self._has_come.wait(limit_s):
             raise RuntimeError(
@@ -119,7 +121,8 @@ class BrokeredRequest:
         return self.is_completed() and self._failure is None
 
     def get_future(self):
-        """A future for which C++ code may wait. It gets the data when they arrive."""
+        """Return a future for which C++ code may wait. The future gets the data when they
+        arrive."""
         with self._lock:
             if self._future is None:
                 self._future = torch.futures.Future()
@@ -135,15 +138,15 @@ class BrokeredRequest:
             self._future.set_result(self._result)
 
     def exception(self):
-        """The error of a failed op, else None."""
+        """Return the error of a failed op, else None."""
         return None if self._failure is None else RuntimeError(self._failure)
 
     def result(self):
-        """The tensors of the op."""
+        """Return the tensors of the op."""
         return self._result
 
     def synchronize(self):
-        """The same as `wait`."""
+        """Do the same as `wait`."""
         self.wait()
 
     def _source_rank(self):
@@ -151,7 +154,7 @@ class BrokeredRequest:
 
 
 class BrokeredGroup(PlainGroup):
-    """One group. Its calls go to the broker.
+    """A group of ranks whose calls go to the broker.
 
     Parameters
     ----------
@@ -159,9 +162,9 @@ class BrokeredGroup(PlainGroup):
     name : str
         The group's name in torch.
     ranks : tuple of int
-        Its members as ranks of the world.
+        The group's members, as ranks of the world.
     position : int
-        This rank's place in it.
+        This rank's position in the group.
     """
 
     def __init__(self, connection, name, ranks, position):
@@ -201,7 +204,7 @@ class BrokeredGroup(PlainGroup):
 
 
 def brokered_member(recorder, connection):
-    """How a graded rank becomes a member of a group, for `backend.install`."""
+    """Return a function that makes a graded rank a member of a group, for `backend.install`."""
     backend = stand_in_backend()
 
     def create(options, ranks, name):
@@ -213,9 +216,9 @@ def brokered_member(recorder, connection):
 
 
 def join_world(connection, rank, world_size):
-    """Make the default group; returns its store, which is this rank's own.
+    """Make the default group. Return its store, which belongs to this rank alone.
 
-    When ranks make a group, its members meet at the broker.
+    Ranks need no common store, because the members of a new group meet at the broker.
     """
 
     def meet(rank, store, group_name, how_many, *args, **kwargs):

@@ -2,9 +2,9 @@
 
 There are three kinds of filters. ``"outer"`` is for the grader's own processes in the sandbox. They
 may make namespaces and mounts, to confine each process of a student. ``"cells"`` is for a student's
-cells, which may start their own ranks. ``"strict"`` is for ranks. They communicate only through
-inherited connections: they may use no sockets except pairs, and no locks on files that all ranks
-see.
+cells, which may start their own ranks. ``"strict"`` is for ranks. Ranks communicate only through
+inherited connections. They may use no sockets except socket pairs, and no locks on files that all
+ranks see.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ clone3 435 435, memfd_create 319 279, memfd_secret 447 447, openat2 437 437, pre
 pwritev2 328 287, process_madvise 440 440, cachestat 451 451, map_shadow_stack 453 453,
 io_uring_setup 425 425, userfaultfd 323 282, landlock_create_ruleset 444 444
 """
-"""System calls that the filter reports as missing, so that callers do without them."""
+"""System calls that the filter reports as missing, so that programs use something else."""
 FIRST_UNKNOWN = 454
 """Calls from this number on are newer than this list. The filter reports them as missing, too."""
 
@@ -86,13 +86,15 @@ NETLINK_ROUTE = 0
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEW* of linux/sched.h."""
 TERMINAL_INPUT = (0x5412, 0x541C)
-"""TIOCSTI, TIOCLINUX: with these calls a process can type input for another process."""
+"""TIOCSTI and TIOCLINUX. With these requests, a process can type input for another process."""
 BY_FORCE = (32, 33)
-"""SO_SNDBUFFORCE, SO_RCVBUFFORCE: buffers beyond all limits, for a namespace's administrator."""
+"""SO_SNDBUFFORCE and SO_RCVBUFFORCE. With these options, a namespace's administrator gets buffers
+beyond all limits."""
 WATCHED_FILES = (1024, 1026)
 """F_SETLEASE, F_NOTIFY."""
 LOCKED_FILES = (5, 6, 7, 36, 37, 38)
-"""F_GETLK to F_OFD_SETLKW: other processes can read a lock on a shared file as a message."""
+"""F_GETLK to F_OFD_SETLKW. These calls are forbidden because other processes can read a lock on a
+shared file as a message."""
 
 LOAD, RETURN, AND, JUMP = 0x20, 0x06, 0x54, 0x05
 IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT = 0x15, 0x35, 0x45
@@ -103,14 +105,15 @@ PR_SET_NO_NEW_PRIVS, SET_MODE_FILTER, ALL_THREADS = 38, 1, 1
 
 
 def numbers_of(table, machine):
-    """``{name: number}`` on a machine, from a table above. Calls that it lacks are left out."""
+    """Return ``{name: number}`` on a machine, from a table above. Leave out calls that the machine
+    lacks."""
     column = 1 + list(ARCHITECTURES).index(machine)
     lines = (entry.split() for entry in table.split(",") if entry.strip())
     return {line[0]: int(line[column]) for line in lines if line[column] != "-"}
 
 
 def filter_for(kind, machine=None):
-    """A seccomp filter as bytes: an array of ``struct sock_filter``.
+    """Return a seccomp filter as bytes, an array of ``struct sock_filter``.
 
     Parameters
     ----------
@@ -132,7 +135,7 @@ def filter_for(kind, machine=None):
 
 @functools.cache
 def assembled(kind, machine):
-    """The filter of a kind for a known machine."""
+    """Return the filter of a kind for a known machine."""
     program = [
         (LOAD, 0, 0, AT_ARCHITECTURE),
         (IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -144,7 +147,7 @@ def assembled(kind, machine):
 
 
 def verdicts(kind, machine):
-    """``{number: program}`` for calls whose number alone decides."""
+    """Return ``{number: program}`` for calls that the filter judges by their number alone."""
     found = dict.fromkeys(range(FIRST_UNKNOWN), ((RETURN, 0, 0, FORBIDDEN),))
     permitted = numbers_of(PERMITTED, machine)
     if kind == "outer":
@@ -155,7 +158,7 @@ def verdicts(kind, machine):
 
 
 def rules(kind):
-    """``{name: program}`` of calls that depend on their arguments."""
+    """Return ``{name: program}`` for calls that the filter judges by their arguments."""
     found = {
         "ioctl": unless_one_of(1, TERMINAL_INPUT),
         "fcntl": unless_one_of(1, WATCHED_FILES),
@@ -187,7 +190,8 @@ def rules(kind):
 
 
 def argument(number):
-    """Load the lower half of an argument. Linux looks at no more for the arguments checked here."""
+    """Return the instruction that loads the lower half of an argument. For the arguments checked
+    here, Linux uses only this half."""
     return ((LOAD, 0, 0, AT_ARGUMENTS + 8 * number),)
 
 
@@ -206,7 +210,8 @@ def only_one_of(number, values, then=((RETURN, 0, 0, ALLOW),)):
 
 
 def plain_sockets():
-    """Permit streams and datagrams of the protocols of every machine. Others would load modules."""
+    """Permit only streams and datagrams of protocols that every machine has. Other protocols would
+    load modules of Linux."""
     streams, datagrams, packets = 1, 2, 5
     any_protocol, tcp, udp = 0, 6, 17
     protocol = only_one_of(2, (any_protocol, tcp, udp))
@@ -215,7 +220,8 @@ def plain_sockets():
 
 
 def spans(found):
-    """``[(first number, program)]``, in order, with one entry for a run with the same program."""
+    """Return ``[(first number, program)]`` in order. Neighbouring numbers with the same program
+    share one entry."""
     runs = []
     for number in sorted(found):
         if not runs or runs[-1][1] != found[number]:
@@ -224,7 +230,8 @@ def spans(found):
 
 
 def searched(runs):
-    """A program that finds the run of a number by halving, and then does the same as that run."""
+    """Return a program that finds the entry of a number by bisection, and then runs the program of
+    this entry."""
     if len(runs) == 1:
         return runs[0][1]
     middle = len(runs) // 2
@@ -247,7 +254,7 @@ def enforce(kind="strict"):
     Returns
     -------
     bool
-        False if no filter is known for this machine. Nothing was done then.
+        False if simlib knows no filter for this machine. Then it has done nothing.
 
     Raises
     ------

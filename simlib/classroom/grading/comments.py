@@ -1,7 +1,7 @@
-"""A student's feedback on one notebook as a cell of Moodle's grading worksheet.
+"""Write a student's feedback on one notebook as a cell of Moodle's grading worksheet.
 
 Moodle keeps such a comment as HTML (mod/assign/feedback/comments of moodle/moodle), so all texts
-are escaped. The cell is short and has one line. No spreadsheet takes a part of it for a formula.
+are escaped. The cell is short and has one line. No spreadsheet treats a part of it as a formula.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from .late import late_by, penalty_in_words
 from .texts import clean, sentence
 
 LONGEST_TEXT, LONGEST_COMMENT = 400, 16_000
-"""The most characters of a text, and of a comment. A spreadsheet's cell has 32,767."""
+"""The most characters of a text, and of a comment. A spreadsheet's cell may contain 32,767."""
 SIGNS = re.compile(r"(?<!\w)[=+\-@]")
-"""Signs that may begin a formula, if a spreadsheet splits the cell. They become numbers."""
+"""Signs that may begin a formula if a spreadsheet splits the cell. simlib writes them as HTML's
+numbers."""
 
 
 def comment_on(book):
-    """The content of a notebook's page, in short, as HTML, without contents of hidden tests."""
+    """Return the content of a notebook's page in short form, as HTML, without contents of hidden
+    tests."""
     lines, length = [], 0
     for line in lines_on(book):
         if length > LONGEST_COMMENT:
@@ -33,7 +35,7 @@ def comment_on(book):
 
 
 def lines_on(book):
-    """Lists of texts. Each list is a paragraph."""
+    """Return lists of texts. Each list becomes a paragraph."""
     if book["late"]:
         yield [short(f"Late {late_by(book)}".strip()), short(penalty_in_words(book))]
     if book["comment"]:
@@ -46,7 +48,7 @@ def lines_on(book):
 
 
 def told_of(question, is_graded):
-    """The remarks on one question, in sentences."""
+    """Return the remarks on one question, in sentences."""
     title = clean(question["title"] or question["question"])[:LONGEST_TEXT]
     yield f"{title}: {question['points']:g} of {question['of']}, {question['status']}."
     if question["known"]:
@@ -61,7 +63,7 @@ def told_of(question, is_graded):
 
 
 def short(text):
-    """A text as one sentence of limited length. An empty text stays empty."""
+    """Return a text as one sentence of limited length. An empty text stays empty."""
     text = " ".join(clean(text).split())
     return (
         sentence(text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ...")

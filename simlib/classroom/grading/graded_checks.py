@@ -1,4 +1,5 @@
-"""`check` and `measure` of a grading run. They replace the functions that a notebook calls."""
+"""The functions `check` and `measure` of a grading run. They replace the functions that a notebook
+calls."""
 
 from __future__ import annotations
 
@@ -32,19 +33,21 @@ from .score import ALLOWED, LOST, MARK
 from .texts import clean
 
 FLOOR = 1 / 8
-"""The least share of the solution's bytes. uint8 instead of int64 is an honest saving."""
+"""An honest answer sends at least this share of the solution's bytes. For example, it may use uint8
+instead of int64."""
 
 SLOWER = 2
-"""The factor by which a check waits longer for its ranks, because others share the machine."""
+"""The factor by which a check waits longer for its ranks, because other notebooks share the
+machine."""
 
 
 class GradedChecks:
-    """The results of a run's checks and hidden cells, by question.
+    """Runs the checks and hidden cells of a grading run, and keeps their results by question.
 
     Parameters
     ----------
     patience : float
-        The factor on the default time for which ranks may make no progress.
+        The factor by which ranks may be without progress longer than by default.
     """
 
     def __init__(self, patience=1):
@@ -55,11 +58,11 @@ class GradedChecks:
         self._cell = self._question = ""
 
     def names(self):
-        """The names that replace `simlib.checks` in the namespace of the cells."""
+        """Return the names that replace those of `simlib.checks` in the namespace of the cells."""
         return {"check": self.check, "measure": self.measure}
 
     def check(self, question, answer, inputs, expected, *rules, **options):
-        """`simlib.checks.check`. It keeps the rules for `measure`."""
+        """Do the same as `simlib.checks.check`, and keep the rules for `measure`."""
         self._rules[question] = rules
         self._timed[question] = [*options.get("timed", ()), *options.get("memory", ())]
         self._within[question] = options.get("within", EXACT)
@@ -74,11 +77,12 @@ class GradedChecks:
         return GradedVerdict(verdict)
 
     def measure(self, answer, inputs, worlds=WORLDS, in_place=False, timeout_s=20, start=None):
-        """The results of an answer as text, and whether it kept the rules of its check.
+        """Return the results of an answer as text, and whether the answer kept the rules of its
+        check.
 
-        If values are as expected, to the precision of a check, they are printed as the expected
-        ones. So a sum in another order makes no difference. ``timeout_s`` replaces the time that
-        `start` asks for.
+        If a value equals the expected value within the precision of the check, the text contains
+        the expected value. So the order of a sum makes no difference. ``timeout_s`` replaces the
+        time that `start` requests.
         """
         question = self._question  # an answer that a cell has wrapped does not say
         measured = []
@@ -120,24 +124,27 @@ class GradedChecks:
         return broken_rules(run, given, rules) + ([Complaint(too_few)] if too_few else [])
 
     def begin(self, cell, question):
-        """Announce the next hidden cell: its measurements are compared with that cell's."""
+        """Announce the next hidden cell. Its measurements are compared with those of the solution
+        in this cell."""
         self._cell, self._question = cell, question
 
     def expect(self, question, recorded):
-        """From the beginning, compare with the results of `recorded` in a run of the solution."""
+        """From the first hidden cell on, compare with the results of `recorded` in a run of the
+        solution."""
         self._measured.pop(question, None)
         self._expected[question] = pickle.loads(lzma.decompress(base64.b64decode(recorded)))
 
     def recorded(self, question):
-        """All measurements for a question, as text."""
+        """Return all measurements for a question, as text."""
         data = pickle.dumps(self._measured.get(question, {}))
         return base64.b64encode(lzma.compress(data)).decode()
 
 
 def end_where_all_is_taken(error):
-    """End this process if it gets no more threads, processes or memory.
+    """End this process if the system gives it no more threads, processes or memory.
 
-    An answer has taken them, perhaps an answer to another question. The grader finds out which.
+    An answer has used them up, perhaps an answer to another question. The grader finds out which
+    answer it was.
     """
     is_ours = not isinstance(error, SimlibError)
     words = "can't start new thread"
@@ -146,7 +153,7 @@ def end_where_all_is_taken(error):
 
 
 class GradedVerdict:
-    """A verdict in a form that is the same for every right answer."""
+    """A verdict whose text is the same for every right answer."""
 
     def __init__(self, verdict):
         self._verdict = verdict
@@ -160,13 +167,13 @@ class GradedVerdict:
 
 
 def snapped(got, want, within=EXACT):
-    """A value as text. If it is as expected, the text shows the expected value."""
+    """Return a value as text. If the value is as expected, the text shows the expected value."""
     wrong = difference(got, want, within)
     return describe(want) if wrong is None else in_one_line(f"{describe(got)} ({wrong})")
 
 
 def rule_line(found, parts):
-    """The words for a world's complaints: `ALLOWED`, or the parts that they cost."""
+    """Return a line for a world's complaints: `ALLOWED`, or the parts that they cost."""
     if not found:
         return ALLOWED
     lost, said = parts_lost(found, parts), in_one_line(worst_of(found, parts).reason)
@@ -174,17 +181,18 @@ def rule_line(found, parts):
 
 
 def in_one_line(text):
-    """A text that may contain a student's words, in a form that looks like no other line."""
+    """Return a text that may contain a student's words, in a form that cannot look like another
+    line."""
     return " ".join(clean(text).split("\n"))
 
 
 def in_their_words(error):
-    """An error that may contain a student's words. No other lines begin like its lines."""
+    """Return an error that may contain a student's words. Its lines begin like no other lines."""
     return clean(f"{type(error).__name__}: {error}").replace("\n", f"\n{MARK}")
 
 
 def sent(run):
-    """The bytes that the ranks of a run have sent in all."""
+    """Return how many bytes the ranks of a run have sent in total."""
     collectives = run.trace.collectives
     return {
         "messages": sum(run.messages),
@@ -194,10 +202,10 @@ def sent(run):
 
 
 def too_little(found, solution, world_size):
-    """A sentence if ranks sent less than an honest answer needs, else None.
+    """Return a sentence if ranks sent less than an honest answer needs, else None.
 
-    This finds ranks that communicate by files or sockets instead of torch.distributed. A rank that
-    is alone need not send anything.
+    This finds ranks that communicate by files or sockets instead of torch.distributed. In a world
+    of one rank, the rank need not send anything.
     """
     calls, needed_calls = (one["messages"] + one["collectives"] for one in (found, solution))
     needed = math.ceil(FLOOR * solution["bytes"])

@@ -1,8 +1,9 @@
-"""Grade a whole class: each notebook once, several at a time. Each result is kept at once.
+"""Grade a whole class: each notebook once, several notebooks at a time. Keep each result at once.
 
-The solution of an exercise runs once, for the expected results (`Expected`). A known wrong answer
-runs once, too, if a student got its question wrong. A verdict that a limit caused is final only if
-the notebook was graded alone (`SharedExclusiveLock`).
+The solution of an exercise runs once, to get the expected results (`Expected`). If a student's
+answer to a question is wrong, the known wrong answers to this question run once, too. If a limit
+caused a verdict, the verdict is final only if the notebook was graded alone
+(`SharedExclusiveLock`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .texts import clean, digest, digest_of_simlib, one_line
 
 
 class SharedExclusiveLock:
-    """The visits that are graded at the moment."""
+    """Lets notebooks be graded together, or one notebook alone. Knows all notebooks (visits) that
+    are graded at the moment."""
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -38,7 +40,7 @@ class SharedExclusiveLock:
 
     @contextlib.contextmanager
     def shared(self):
-        """Grade while others are graded; gives the `Visit`."""
+        """Within the block, grade a notebook beside others. Yields the `Visit`."""
         visit = Visit(self)
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
@@ -54,7 +56,7 @@ class SharedExclusiveLock:
                 self._changed.notify_all()
 
     def make_alone(self, visit):
-        """Wait until all others have ended. No other visit begins meanwhile."""
+        """Wait until all other visits have ended. No other visit begins meanwhile."""
         with self._changed:
             had_company = self._here.pop(visit)
             self._waiting += 1
@@ -64,13 +66,14 @@ class SharedExclusiveLock:
         return had_company
 
     def had_company(self, visit):
-        """Whether other visits ran at the same time."""
+        """Whether other visits have run at the same time as this visit."""
         with self._changed:
             return self._here[visit]
 
 
 class Visit:
-    """The time of one notebook among others. A call returns whether others ran meanwhile."""
+    """The grading of one notebook beside others. A call of the object returns whether others ran
+    meanwhile."""
 
     def __init__(self, lock):
         self._lock = lock
@@ -80,17 +83,18 @@ class Visit:
         return self._lock.had_company(self)
 
     def alone(self):
-        """From now on the visit is alone; returns whether others ran before."""
+        """Wait until this visit is alone, and keep it alone. Return whether others ran before."""
         return not self.is_alone and self._lock.make_alone(self)
 
 
 RECORDED_CHARS = 50_000_000
-"""The most output of a recorded run. It contains all values."""
+"""The most characters of output in a recorded run. This output contains all values."""
 
 VALUES_LINE = re.compile(r"(\d+): (?!.* \((?:has|at|returns) )")
-"""A line of a hidden cell: a world and its values, without a complaint."""
+"""Matches a line of a hidden cell that contains a world and its values, and no complaint."""
 MAX_NAMES = 3
-"""If more known wrong answers than this give the same results, their names mean little."""
+"""If more known wrong answers than this give the same results, simlib names none of them, because
+their names mean little."""
 PLACES = re.compile(
     rf"""
     [^\s(]+,\ line\ \d+    # (function, line 4)
@@ -101,11 +105,11 @@ PLACES = re.compile(
     """,
     re.VERBOSE | re.MULTILINE,
 )
-"""A place in a source, in the form of `Site.place` and of error messages."""
+"""Matches a place in a source, in the form of `Site.place` and of error messages."""
 
 
 class SolutionFails(Exception):
-    """The solution itself fails. So nothing can be graded, and no student is at fault."""
+    """The solution itself fails. So simlib can grade nothing, and no student is at fault."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +119,16 @@ class Expected:
     Attributes
     ----------
     outputs : dict of str to list
-        nbformat outputs of check and hidden cells, by cell id.
+        The outputs of check and hidden cells in nbformat's form, by cell id.
     recorded : dict of str to str
-        The results of `measure`, by question: values and counts of messages.
+        The results of `measure` for each question: values and counts of messages.
     """
 
     outputs: dict
     recorded: dict
 
     def text(self, identity):
-        """The output of a cell as text."""
+        """Return the output of a cell as text."""
         return CellResult("same", outputs=self.outputs.get(identity, [])).text
 
 
@@ -134,8 +138,8 @@ def record(exercise, seed, limits, isolate=True):
     Raises
     ------
     SolutionFails
-        If a cell fails, or the solution does not pass its own check. Also if the solution raises an
-        error in a hidden cell, gives a value that does not equal itself, or breaks a rule.
+        A cell fails, or the solution does not pass its own check. Or in a hidden cell, the solution
+        raises an error, returns a value that does not equal itself, or breaks a rule.
     """
     solutions = {name: question.solution for name, question in exercise.questions.items()}
     steps = hidden_last(steps_with(exercise.cells, solutions))
@@ -176,7 +180,8 @@ def record(exercise, seed, limits, isolate=True):
 
 
 def steps_with(cells, answers):
-    """The steps through pristine cells, with ``answers[question]`` in place of an answer."""
+    """Return the steps through pristine cells, with ``answers[question]`` in place of each
+    answer."""
     return [
         Step("answer", cell, answers[cell.question])
         if cell.role == "answer"
@@ -186,9 +191,11 @@ def steps_with(cells, answers):
 
 
 def complaint_in(text):
-    """The first line of a hidden cell that complains about the solution; None if there is none.
+    """Return the first line of a hidden cell that complains about the solution; None without a
+    complaint.
 
-    `GradedChecks.measure` prints two lines for each world: its values, and that it kept the rules.
+    `GradedChecks.measure` prints two lines for each world. The first contains the values, and the
+    second says that the answer kept the rules.
     """
     lines = text.splitlines()
     for values, rule in zip(lines[::2], [*lines[1::2], ""], strict=False):
@@ -201,11 +208,11 @@ def complaint_in(text):
 
 
 def sources_of(folder, exercise, question):
-    """``{words: source}`` of the known wrong answers to a question.
+    """Return ``{words: source}`` of the known wrong answers to a question.
 
-    They are functions in ``NN_question.py``. The keys of its dict ``WRONG`` are the functions that
-    are answers. The words continue "This is": a function's docstring if it begins with a small
-    letter, else its name.
+    The known wrong answers are functions in ``NN_question.py``. They are the keys of the dict
+    ``WRONG`` in this file. The words complete a sentence that begins with "This is". They are a
+    function's docstring if it begins with a small letter, else the function's name.
     """
     path = Path(folder) / f"{number_of(exercise.name)}_{question}.py"
     if not path.is_file():
@@ -223,7 +230,8 @@ def sources_of(folder, exercise, question):
 
 
 def words_of(function):
-    """The name of a known wrong answer: the first line of its docstring, else its own name."""
+    """Return the name of a known wrong answer: the first line of its docstring, else the function's
+    name."""
     words = (ast.get_docstring(function) or "").partition("\n")[0].rstrip(".")
     return (
         words if words[:1].islower() else f'the answer "{function.name.replace("_", " ").strip()}"'
@@ -231,7 +239,8 @@ def words_of(function):
 
 
 def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
-    """``{words: signature}``: the results of each known wrong answer under a seed, in one run."""
+    """Run all known wrong answers under a seed, in one run. Return ``{words: signature}`` of their
+    results."""
     setup = [cell for cell in exercise.cells if cell.role == "setup"]
     own = [cell for cell in exercise.cells if cell.question == question]
     merged = MergedNotebook(steps_with(setup, {}), {}, [])
@@ -253,7 +262,8 @@ def outputs_of(sources, exercise, question, expected, seed, limits, isolate):
 
 
 def name_of(outputs, signatures):
-    """The known wrong answer with these outputs; empty if there is none, or too many.
+    """Return the known wrong answer that gives these outputs; empty if there is none, or if there
+    are too many.
 
     Parameters
     ----------
@@ -268,7 +278,8 @@ def name_of(outputs, signatures):
 
 
 def signature(outputs):
-    """The outputs of an answer without places in sources. Equal answers have equal outputs.
+    """Return the outputs of an answer without places in sources, so that equal answers have equal
+    signatures.
 
     Parameters
     ----------
@@ -279,9 +290,9 @@ def signature(outputs):
 
 
 TICK_S = 1.0
-"""Seconds between two changes of the bar's clock."""
+"""Seconds between two updates of the clock in the progress bar."""
 LONGEST_NAME = 30
-"""The most characters of a student's name in the bar."""
+"""The most characters of a student's name in the progress bar."""
 
 
 @dataclass
@@ -294,7 +305,7 @@ class GradedFile:
     exercise : str
     late : bool
     when : str
-        The time of the file's last change, in ISO 8601; may be empty.
+        The time of the file's last change, in ISO 8601; empty if it is unknown.
     result : NotebookResult
     notes : list of str
     platform : str
@@ -304,7 +315,7 @@ class GradedFile:
     number : str
         That platform's number of the student.
     deadline : str
-        The deadline, in ISO 8601; may be empty.
+        The deadline, in ISO 8601; empty if there is none.
     """
 
     student: str
@@ -332,7 +343,7 @@ class ClassGrader:
     limits : sandbox.Limits
     isolate : bool
     wrong_answers : Path or None
-        Folder of known wrong answers.
+        The folder of known wrong answers.
     """
 
     def __init__(self, exercises, cache, seed, limits, isolate=True, wrong_answers=None):
@@ -348,7 +359,7 @@ class ClassGrader:
         self._lock = SharedExclusiveLock()
 
     def run(self, files, jobs, advance, regrade=()):
-        """``[GradedFile]`` of files, in their order.
+        """Grade files. Return ``[GradedFile]`` in the order of the files.
 
         Parameters
         ----------
@@ -356,7 +367,7 @@ class ClassGrader:
         jobs : int
             The number of notebooks to grade at a time.
         advance : callable
-            It is called with each `GradedFile`.
+            simlib calls this function with each `GradedFile`.
         regrade : collection of str
             The students whose notebooks are graded again.
         """
@@ -425,9 +436,10 @@ class ClassGrader:
         return result
 
     def _graded(self, content, exercise):
-        """The result of a submission. If others may have cost it time, the result of a second look.
+        """Return the result of a submission. If other notebooks may have slowed it down, grade it a
+        second time.
 
-        Both looks together take no more time than one notebook may.
+        Both gradings together take no more time than one notebook may take.
         """
 
         def look():
@@ -449,13 +461,14 @@ class ClassGrader:
             return look()
 
     def _name_known_mistakes(self, result, exercise):
-        """Say for wrong answers which known wrong answer gives the same results."""
+        """For each wrong answer, record which known wrong answer gives the same results."""
         for one in result.questions:
             if one.status in (WRONG, PARTLY) and one.outputs and self._wrong_answers:
                 one.known = name_of(one.outputs, self._known_wrong(exercise, one.question))
 
     def _known_wrong(self, exercise, question):
-        """``{words: signature}`` of the known wrong answers to a question, from a single run."""
+        """Return ``{words: signature}`` of the known wrong answers to a question. Run them only
+        once."""
         sources = sources_of(self._wrong_answers, exercise, question)
         with self._lock.shared() as had_lock:
             expected = self.expected(exercise)
@@ -472,7 +485,7 @@ class ClassGrader:
         return stored
 
     def expected(self, exercise):
-        """The results of the solution, from a single run."""
+        """Return the results of the solution. Run the solution only once."""
         with self._locks[exercise.name]:
             if exercise.name not in self._expected:
                 key = ("expected", *self._key(exercise))
@@ -499,9 +512,9 @@ class ClassGrader:
 
 @contextlib.contextmanager
 def progress(total):
-    """A function to call with each `GradedFile`. It shows the progress on stderr.
+    """Yield a function to call with each `GradedFile`. It shows the progress on stderr.
 
-    On a terminal it shows a bar, and elsewhere a line for each notebook.
+    On a terminal, the function shows a bar. Elsewhere, it prints a line for each notebook.
 
     Parameters
     ----------
@@ -546,5 +559,5 @@ def progress(total):
 
 
 def label(one):
-    """The student and the exercise of a notebook, in one line."""
+    """Return the student and the exercise of a notebook, in one line."""
     return one_line(f"{one.student} {one.exercise or one.file}")
