@@ -1,6 +1,6 @@
 """``simlib doctor``, ``submit``, ``jobs``, ``follow``, ``result`` and ``cancel``.
 
-Each batch system names its own options. The commands find wrong calls before torch is loaded.
+Each batch system defines its own options. The commands detect wrong calls before torch is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .batch.folder import JOBS, GoneError
 from .batch.mpiexec import Mpiexec
 
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
-"""The names of all backends, without loading torch."""
+"""The names of all backends. This list needs no import of torch."""
 FOLDER = f"folder that contains the folders of jobs ({JOBS})"
 BACKEND = f"backend that moves the data: {', '.join(BACKENDS)} (gloo)"
 STAGE = "copy the job to hosts that share no filesystem"
@@ -139,12 +139,12 @@ def _add(parser, table):
 
 
 def _queue_flags():
-    """The flags of all batch systems, beginning with the flags that every system has."""
+    """Return the flags of all batch systems, beginning with the flags that every system has."""
     return list(dict.fromkeys(flag for place in SYSTEMS.values() for flag in place.flags))
 
 
 def _launchers():
-    """The possible values of ``--launcher``, in words."""
+    """Return the possible values of ``--launcher``, in words."""
     systems = {name: place.launchers for name, place in SYSTEMS.items() if len(place.launchers) > 1}
     words = [f"with --{name}: {' or '.join(launchers)}" for name, launchers in systems.items()]
     return "; ".join(["command to use instead of mpiexec", *words])
@@ -201,7 +201,7 @@ def _submit(options):
 
 
 def _wrong_call(options):
-    """A sentence on a wrong call, as far as it can be found without torch; or None."""
+    """Return a sentence on a wrong call, as far as this can be found without torch; or None."""
     if not os.path.isfile(options.script):
         return f"there is no file {options.script}"
     if options.n < 1:
@@ -217,7 +217,7 @@ def _wrong_call(options):
 
 
 def _wrong_flag(options):
-    """A sentence on a queue's wrong options, by the options of each batch system."""
+    """Return a sentence on options that do not belong to the queue in the call; or None."""
     systems = " or ".join(f"--{name}" for name in SYSTEMS)
     known = {flag.name: flag for flag in _queue_flags()}
     if options.system is None and (given := _given(options, known)):
@@ -241,13 +241,13 @@ def _listed(names):
 
 
 def _given(options, names):
-    """The first of these options in a call, as it is written; or None."""
+    """Return the first of these options that the call contains, as it is written; or None."""
     found = [name for name in names if getattr(options, name) is not None]
     return f"--{found[0].replace('_', '-')}" if found else None
 
 
 def _place(options):
-    """The place of the job: the result of `_place_there`, or a `Ssh` around it."""
+    """Return the place of the job: the result of `_place_there`, or a `Ssh` around it."""
     to = _place_there(options)
     if options.ssh is None:
         return to
@@ -257,7 +257,7 @@ def _place(options):
 
 
 def _place_there(options):
-    """A `Mpiexec`, or the place of a batch system."""
+    """Return a `Mpiexec`, or the place of a batch system."""
     place, per_node = SYSTEMS.get(options.system, Mpiexec), options.ranks_per_node
     given = {one.name: getattr(options, one.name, None) for one in fields(place) if one.init}
     given["env"] = dict(text.split("=", 1) for text in options.env or ())
@@ -273,7 +273,7 @@ def _place_there(options):
 
 
 def _over(count, by):
-    """The least number of groups of ``by`` that have room for all."""
+    """Return the smallest number of groups of size ``by`` that together have room for ``count``."""
     return -(-count // max(1, by))
 
 
@@ -298,7 +298,8 @@ def _jobs(options):
 
 
 def _row(job):
-    """The state of a job, in cells; None if its folder was deleted meanwhile."""
+    """Return the state of a job as the cells of a table; None if its folder was deleted
+    meanwhile."""
     try:
         where = "; ".join(filter(None, (job.place, job.trouble)))
         return job.name, job.status, f"{job.world_size} ranks", where
@@ -322,7 +323,7 @@ def _looked_at(job):
 
 
 def _ended(job):
-    """Wait for a job's end; returns the exit code, and its `Run`, if it has one."""
+    """Wait for a job's end. Return the exit code, and the job's `Run` if there is one."""
     try:
         return 0, job.result()
     except SimlibError as error:
@@ -357,7 +358,7 @@ def _cancel(options):
 
 
 def _with_job(options, do):
-    """Call ``do(job)`` for the job that a call names; returns the exit code."""
+    """Call ``do(job)`` for the job that the call names. Return the exit code."""
     places = (options.job, os.path.join(options.folder, options.job))
     path = next((one for one in places if os.path.isfile(os.path.join(one, "job.json"))), None)
     if path is None:
@@ -368,7 +369,8 @@ def _with_job(options, do):
 
 
 def _no_such_job(options):
-    """A sentence that there is no such job. It names jobs of this name with a number."""
+    """Return a sentence that says that there is no such job. It names jobs NAME-NUMBER with this
+    name."""
     numbered = glob.glob(os.path.join(glob.escape(options.folder), f"{glob.escape(options.job)}-*"))
     names = sorted(os.path.basename(one) for one in numbered if os.path.isdir(one))
     if not names:
@@ -379,6 +381,6 @@ def _no_such_job(options):
 
 
 def _refuse(wrong):
-    """If the call is wrong, end the command with this sentence."""
+    """If ``wrong`` is a sentence on a wrong call, end the command with it."""
     if wrong:
         raise InvalidCallError(wrong)

@@ -1,4 +1,4 @@
-"""`LAUNCHERS`: all differences between programs that start ranks. A new MPI is one entry.
+"""`LAUNCHERS` describes how the programs that start ranks differ. To add an MPI, add one entry.
 
 This file also has the sentences on failures that launchers and schedulers share, UCX's one setting,
 and `hosts_in`, which reads hostfiles. Every MPI has its own form of hostfiles, and misreads other
@@ -49,12 +49,12 @@ OUT_OF_MEMORY = (
 
 
 FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
-"""Variables that Open MPI is told to pass on. The other MPIs pass on all variables."""
+"""The variables that simlib tells Open MPI to pass on. The other MPIs pass on all variables."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of ranks: on hosts, on nodes from a scheduler, or here.
+    """The place of the ranks: on hosts, on nodes from a scheduler, or on this machine.
 
     Attributes
     ----------
@@ -90,27 +90,29 @@ class Launcher:
     name : str
         The name of the MPI, as its users write it.
     place : callable
-        A function from a `Placement` to the options for it.
+        A function that returns the launcher's options for a `Placement`.
     identity : tuple of (str, str)
         The variables with a rank's number and the world's size, in the order in which simlib looks
         for them. The last pair always exists.
     marks : tuple of str
-        One of them is in the answer to ``--version``. Without marks it is no mpiexec.
+        The output of ``--version`` contains one of these texts. A launcher without marks is no
+        mpiexec.
     version : str
-        A pattern for the number in that answer.
+        A pattern for the version number in that output.
     library : str
-        The name that the library gives itself.
+        The name by which the MPI library calls itself.
     failures : tuple of (str, str)
-        Patterns for its words when it fails, with their meaning, as in `NO_MPI`.
+        Patterns for the launcher's error messages, with their meaning, as in `NO_MPI`.
     hopeless : tuple of str
-        Patterns for words after which at least one rank will never start.
+        Patterns for output after which at least one rank will never start.
     gone : tuple of str
-        Patterns for its words on a process that was ended from outside: the ``host``, and its
-        number there (``starter``), or its ``rank``.
+        Patterns for the launcher's output about a process that was ended from outside. They find
+        the ``host`` and the process id there (``starter``), or the ``rank``.
     environ : callable
-        A function from a time limit in seconds to variables for it and its ranks.
+        A function that returns environment variables for the launcher and its ranks. Its argument
+        is a time limit in seconds.
     proxy : str, optional
-        The program beside mpiexec that it starts on every host.
+        The program next to mpiexec that mpiexec starts on every host.
     wheel : str, optional
         The package that pip installs for `scripts/every_mpi.py`; None if the course has it.
     """
@@ -129,7 +131,7 @@ class Launcher:
     wheel: str | None = None
 
     def version_in(self, text: str) -> str | None:
-        """The number in an answer to ``--version``."""
+        """Return the version number in the output of ``--version``."""
         number = re.search(self.version, text)
         return number[1] if number else None
 
@@ -172,7 +174,8 @@ def _place_srun(at: Placement) -> list[str]:
 
 
 def _environ_mpiexec(time_limit: float) -> dict[str, str]:
-    """A second limit, in case that ours has no effect."""
+    """Return variables that give mpiexec a time limit of its own, in case simlib's limit has no
+    effect."""
     return {"MPIEXEC_TIMEOUT": str(int(time_limit) + 30)}
 
 
@@ -235,23 +238,23 @@ SRUN = Launcher(
 )
 
 MPIS = (MPICH, INTEL_MPI, OPEN_MPI)
-"""The MPIs with an mpiexec. If an answer has marks of several MPIs, the last one is right: Intel's
-answer names HYDRA, too."""
+"""The MPIs with an mpiexec. If the output of ``--version`` contains marks of several MPIs, the last
+of these MPIs is right, because Intel MPI's output also names HYDRA."""
 LAUNCHERS = (*MPIS, SRUN)
 
 
 def mpi_of_version(text: str) -> Launcher | None:
-    """The MPI that an answer to ``--version`` names."""
+    """Return the MPI that the output of ``--version`` names."""
     return next((mpi for mpi in reversed(MPIS) if any(mark in text for mark in mpi.marks)), None)
 
 
 def mpi_of_library(text: str) -> Launcher | None:
-    """The MPI that a library's own words name."""
+    """Return the MPI that the text from a library names."""
     return next((mpi for mpi in reversed(MPIS) if mpi.library in text), None)
 
 
 def mpi_named(name: str) -> Launcher:
-    """The MPI of this name."""
+    """Return the MPI of this name."""
     return next(mpi for mpi in MPIS if mpi.name == name)
 
 
@@ -260,12 +263,12 @@ DEVICES = Path("/sys/class/infiniband")
 
 
 def ucx_settings():
-    """Variables that MPI_Init should find in addition to existing ones: a dict.
+    """Return a dict of variables that MPI_Init should find in addition to the existing ones.
 
     UCX sends long messages as if network cards could copy them from memory to memory (RDMA). TCP
-    cannot. Hosts that exchange large tensors then send one after the other: an all_reduce of 10 MB
-    takes up to 1.7 times as long (docs/design/cluster.md). If there is such a card, UCX chooses the
-    best way itself.
+    cannot. Hosts that exchange large tensors then send one after the other, and not at the same
+    time: an all_reduce of 10 MB takes up to 1.7 times as long (docs/design/cluster.md). If there is
+    such a card, UCX itself chooses the best way.
     """
     has_card = DEVICES.is_dir() and any(DEVICES.iterdir())
     return {} if has_card or SCHEME in os.environ else {SCHEME: "am"}
@@ -277,7 +280,8 @@ FORMS = "write each host on its own line, as `node1`, `node1:2` or `node1 slots=
 
 
 def hosts_in(path: str | os.PathLike[str]) -> list[tuple[str, int | None]]:
-    """The hosts of a hostfile, in order and without repetitions, with the number of ranks on each.
+    """Return the hosts of a hostfile, in order and without repetitions, with the number of ranks on
+    each.
 
     The number is None if the file does not contain it. If a host is repeated, simlib adds up its
     numbers.
@@ -313,7 +317,7 @@ def refuse_text(hosts: object) -> None:
 
 
 def check_name(name: object, where: str) -> None:
-    """Refuse an impossible name of a host; ``where`` is its place."""
+    """Refuse an impossible name of a host. ``where`` says where the name comes from."""
     if not isinstance(name, str) or not HOST.fullmatch(name) or ":" in name or name[0] == "-":
         raise InvalidCallError(
             f"{where} is {name!r}, which is not a host name (give the number of ranks with "
@@ -352,7 +356,7 @@ def _count(text: str, where: str) -> int:
 
 
 def _added_up(found: list[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
-    """Each host once. The numbers of a repeated host are added up."""
+    """Return each host once. Add up the numbers of a repeated host."""
     counts: dict[str, list[int | None]] = {}
     for name, slots in found:
         counts.setdefault(name, []).append(slots)

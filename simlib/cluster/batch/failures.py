@@ -1,7 +1,7 @@
-"""Why a job failed, from the words of launchers, ssh, shells, queues and checks of hosts.
+"""Find out why a job failed, from the output of launchers, ssh, shells, queues and checks of hosts.
 
-If a rank's process dies, its supervisor reports this. The supervisor may end, too, with its host or
-by itself. Then the check of the hosts, ``start.py`` or the launcher reports it.
+If a rank's process dies, its supervisor reports the death. But the supervisor may end, too, with
+its host or by itself. Then the check of the hosts, ``start.py`` or the launcher reports the death.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ CAUSES = [
     *dict.fromkeys(failure for launcher in LAUNCHERS for failure in launcher.failures),
     *SHELL,
 ]
-"""Patterns for words, with sentences. `know` adds the patterns of batch systems."""
+"""Patterns for output, with sentences that explain it. `know` adds the patterns of batch
+systems."""
 SHELL_HOPELESS = (
     r"start\.py': \[Errno 2\]|rank\.sh: No such file",
     "command not found",
@@ -79,15 +80,16 @@ SHELL_HOPELESS = (
 HOPELESS = "|".join(
     dict.fromkeys([*SHELL_HOPELESS, *(words for each in LAUNCHERS for words in each.hopeless)])
 )
-"""The words if a rank cannot even be started."""
+"""A pattern for the output if a rank cannot even start."""
 NOISE = re.compile(r"\[W.* The hostname of the client socket cannot be retrieved")
-"""Words of torch if DNS does not answer. They report no fault."""
+"""torch prints these words if DNS does not answer. They report no fault."""
 BY_QUEUE: list[str] = []
-"""Patterns for a batch system's words about a job that it has ended; `know` adds them."""
+"""Patterns for a batch system's output about a job that it has ended. `know` adds them."""
 
 
 def know(scheduler: Any) -> None:
-    """From now on, understand the words of a batch system: a `Scheduler` of `batch_system`."""
+    """From now on, understand the output of a batch system. It is a `Scheduler` from
+    `batch_system`."""
     CAUSES.extend(scheduler.failures)
     BY_QUEUE.append(scheduler.ended_by_queue)
 
@@ -98,10 +100,12 @@ def ended_by_queue(text: str) -> bool:
 
 
 def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
-    """``(sentence, line)``: the meaning of the launcher's words, and its first line.
+    """Return ``(sentence, line)``: the meaning of the launcher's output, and the first line of this
+    output.
 
-    The sentence is None if the words are unknown. ``doctor`` is `doctor_for` the job. The sentence
-    names it if the launcher does not say which host it means.
+    The sentence is None if simlib does not know the output. ``doctor`` is the result of
+    `doctor_for` for the job. The sentence names this command if the launcher does not name the
+    host.
     """
     which = f" (`{doctor}` names the host)" if doctor else ""
     lines = [line.strip() for line in text.splitlines() if line.strip(" =\t")]
@@ -117,14 +121,15 @@ def cause_in(text: str, doctor: str = "") -> tuple[str | None, str]:
 
 
 def doctor_for(hosts: Sequence[str] | None, folder: Path) -> str:
-    """The command that checks a job's hosts; empty if they are too many or unknown."""
+    """Return the command that checks a job's hosts; empty if the hosts are unknown or too many."""
     if not hosts or len(hosts) > MAX_HOSTS:
         return ""
     return shlex.join(["simlib", "doctor", "--hosts", ",".join(hosts), "--folder", str(folder)])
 
 
 def refusal_in(said: str) -> str | None:
-    """A rank's report to the launcher after the job's folder refused a file, and its cause."""
+    """Return what a rank reported to the launcher after the job's folder refused a file, and the
+    cause."""
     _, found, words = said.partition(UNWRITTEN)
     return "\n".join(words.splitlines()[:2]) if found else None
 
@@ -133,7 +138,8 @@ OVERLOADED = "log in by hand to see whether the host is overloaded, or the login
 
 
 def mute_hosts(folder: JobFolder) -> str | None:
-    """Words on hosts that accept a connection, for a job that could not begin; or None."""
+    """For a job that could not begin, return a text on hosts whose ssh server is silent; or
+    None."""
     hosts = folder.read_json("mute.json")
     if not hosts:
         return None
@@ -142,7 +148,7 @@ def mute_hosts(folder: JobFolder) -> str | None:
 
 
 def refused(begin: str, said: str) -> str:
-    """A sentence on a scheduler's refusal, and below it the scheduler's own words."""
+    """Return a sentence on a scheduler's refusal, and below it the scheduler's own output."""
     sentence, line = cause_in(said)
     return f"{begin}: {sentence or 'the queue gives this reason'}\n    {line}"
 
@@ -155,13 +161,14 @@ HOW = {
 }
 PATTERNS = [pattern for launcher in LAUNCHERS for pattern in launcher.gone]
 DIED = -signal.SIGKILL
-"""How a rank without a supervisor ends."""
+"""The exit code of a rank without a supervisor."""
 
 
 def waits_in_words(
     waits: Mapping[int, Any], places: Mapping[int, Mapping[str, Any]], seconds: float
 ) -> str:
-    """``rank 0 has waited for 40 s in all_reduce for rank 1 on node2``; empty if none waits."""
+    """Return a text such as ``rank 0 has waited for 40 s in all_reduce for rank 1 on node2``; empty
+    if no rank waits."""
     if not waits:
         return ""
     kinds = " or ".join(dict.fromkeys(wait.op.kind for wait in waits.values()))
@@ -174,7 +181,8 @@ def waits_in_words(
 
 
 def lost_hosts(folder: JobFolder, places: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Words on hosts that answered at the beginning of the job, and no longer answer; or None."""
+    """Return a text on hosts that answered at the beginning of the job and no longer answer; or
+    None."""
     lost = folder.read_json("lost.json") or {}
     parts = []
     for host, found in sorted(lost.items()):
@@ -190,13 +198,13 @@ def lost_ranks(
     running: list[int],
     said: str,
 ) -> dict[int, str]:
-    """The rank that vanished with its supervisor, and its name: ``{1: "rank 1 on ..."}``.
+    """Return the rank that vanished with its supervisor, and its name: ``{1: "rank 1 on ..."}``.
 
     Parameters
     ----------
     folder : JobFolder
     places : dict
-        By rank, the contents of its ``rank-N.json``.
+        The contents of each rank's ``rank-N.json``.
     running : list of int
         Ranks that have neither answered nor died.
     said : str
@@ -216,16 +224,17 @@ def lost_ranks(
 
 
 def _named_in(said: str) -> list[dict[str, Any]]:
-    """The process that ended first, in the launcher's words: ``host``, ``starter`` or ``rank``.
+    """Return the process that ended first, as the launcher names it: ``host``, ``starter`` or
+    ``rank``.
 
-    The launcher ended the other processes that it names.
+    The launcher itself ended the other processes that it names.
     """
     found = [match for pattern in PATTERNS for match in re.finditer(pattern, said)]
     return [match.groupdict() for match in sorted(found, key=re.Match.start)[:1]]
 
 
 def _is_at(rank: int, place: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """Whether these words mean this rank."""
+    """Whether the launcher's output (``where``) means this rank."""
     if where.get("rank") is not None:
         return int(where["rank"]) == rank
     if where["host"].partition(".")[0] != place["host"].partition(".")[0]:

@@ -1,8 +1,8 @@
-"""One rank of a job: ``start.py`` runs this on a node, once per rank.
+"""Run one rank of a job. ``start.py`` runs this program on a node, once per rank.
 
-The process that the launcher has started stays the *supervisor*. It forks before MPI is loaded, and
-its child is the rank. So the supervisor can report the rank's death, end the rank when another one
-has failed, and ask it for its stack, even if the rank is busy.
+The process that the launcher has started becomes the *supervisor*. It forks before MPI is loaded,
+and its child process is the rank. So the supervisor can report the rank's death, end the rank when
+another one has failed, and ask it for its stack, even if the rank is busy.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from .mpiexec import check_versions
 from .supervisor import FOLLOWED, LEFT, REFUSED, SERVE, Supervisor, die_with_the_supervisor
 
 LEAVE_S = 5
-"""The longest time for exit handlers."""
+"""The most seconds that exit handlers may take."""
 
 
 def main(path):
-    """Be a rank of the job in this folder."""
+    """Run a rank of the job in this folder."""
     folder = JobFolder(path)
     job = folder.about()
     reader, writer = os.pipe()
@@ -80,7 +80,7 @@ def main(path):
 
 
 def _look_after(folder, pid, reader):
-    """Be a rank's supervisor, in a folder that may refuse files; returns the exit code."""
+    """Supervise a rank, in a folder that may refuse files. Return the exit code."""
     supervisor = Supervisor(folder, pid, reader)
     try:
         return supervisor.until_the_end()
@@ -94,8 +94,9 @@ def _look_after(folder, pid, reader):
 def _leave_mpiexec(writer):
     """End this process by the C library, because MPICH logs off from mpiexec in an exit handler.
 
-    Otherwise mpiexec takes the end for a crash, and kills the other ranks' supervisors. Handlers of
-    other libraries run as well. They can do no harm, because the rank has reported that it is done.
+    Otherwise mpiexec treats the end as a crash, and kills the other ranks' supervisors. Exit
+    handlers of other libraries run, too. They can do no harm, because the rank has already reported
+    that it is done.
     """
     os.write(writer, f"{LEFT}\n".encode())
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -104,7 +105,7 @@ def _leave_mpiexec(writer):
 
 
 def _refuse(folder, words):
-    """Report why this rank cannot continue; returns its exit code."""
+    """Report why this rank cannot continue. Return its exit code."""
     try:
         folder.write_once(words.encode(), "refused")  # what others say later follows from it
     except OSError as error:
@@ -113,7 +114,7 @@ def _refuse(folder, words):
 
 
 def _be_rank(folder, job, writer, starter):
-    """Join the others, run the function, end together with them; returns the exit code."""
+    """Join the other ranks, run the function, and end together with them. Return the exit code."""
     survives = job["on_death"] == "continue"
     place = rendezvous.find_place(job["uses_mpi"], job["versions"]["mpi4py"], survives)
     rendezvous.check_size(place, job["world_size"])
@@ -144,7 +145,8 @@ def _be_rank(folder, job, writer, starter):
 
 
 def code_of(answer):
-    """The exit code for an answer. An answer that cannot be rebuilt here has 0, too."""
+    """Return the exit code for an answer. It is 0 also for an answer that cannot be rebuilt
+    here."""
     try:
         word, content = logs.load_answer(answer, may_call=True)
     except Exception:
@@ -206,7 +208,8 @@ def _join(place, folder, memory, job, starter):
 
 
 def _this_host():
-    """A name that no other host has, because two machines may have the same name (Linux)."""
+    """Return a name that no other host has, because two machines may have the same host name
+    (Linux)."""
     try:
         start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -215,13 +218,13 @@ def _this_host():
 
 
 def _hosts(store, rank, size):
-    """The host of each rank."""
+    """Return the host of each rank."""
     store.set(f"host/{rank}", _this_host())
     return [store.get(f"host/{other}").decode() for other in range(size)]
 
 
 def _connect_output(folder, rank):
-    """From here on, write this rank's output into its own files."""
+    """From now on, write this rank's output into the rank's own files."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     files = [os.open(folder.file(name, rank), flags, 0o600) for name in ("out", "err")]
     Output(*files)
@@ -229,7 +232,7 @@ def _connect_output(folder, rank):
 
 
 def _call(folder, rank, size, recorder):
-    """Run the learner's function, or script; returns the answer as bytes."""
+    """Run the learner's function or script. Return the answer as bytes."""
     request = loads_tree(folder.read("request.pkl"))
     sys.path[:] = request["path"]
     sys.argv[:] = request["argv"]

@@ -10,12 +10,12 @@ from ..launchers import OUT_OF_MEMORY, OUT_OF_TIME, TOO_MUCH
 from .batch_system import BatchJob, JobStatus, Queued, QueueError, Scheduler
 
 STATES = {"queued": "Q H T W M", "active": "R E S U B", "over": "F X"}
-"""The states of jobs, by the letters that qstat prints."""
+"""The states of jobs, with the letters that qstat prints for them."""
 STATE_OF = {letter: state for state, letters in STATES.items() for letter in letters.split()}
 DELETED = "91"
 """The substate of a job that ended because somebody deleted it."""
 NAME_LENGTH = 15
-"""Older versions of PBS refuse longer names of jobs."""
+"""The most characters in a job's name. Older versions of PBS refuse longer names."""
 FORGOTTEN = r"Unknown Job Id|has finished|history"
 NEVER = "Can Never Run"
 
@@ -84,7 +84,8 @@ class PbsScheduler(Scheduler):
 
 
 def _selection(job: BatchJob) -> str:
-    """One chunk for each node, with the resources that all ranks of the node need."""
+    """Return the words that select one chunk for each node, with the resources that all ranks of
+    the node need."""
     needs, ranks, memory = job.needs, job.needs.ranks_per_node, job.memory_of_node()
     parts = [f"select={needs.nodes}", f"ncpus={ranks * (needs.cpus_per_rank or 1)}"]
     parts.append(f"mpiprocs={ranks}")
@@ -97,7 +98,8 @@ def _selection(job: BatchJob) -> str:
 
 
 def _attributes(answer: str) -> dict[str, str]:
-    """The attributes of a job that ``qstat -f`` prints. A line with a tab continues a value."""
+    """Return the attributes of a job that ``qstat -f`` prints. A line that begins with a tab
+    continues a value."""
     lines = re.sub(r"\n\t", "", answer).splitlines()
     pairs = (line.strip().partition(" = ") for line in lines)
     return {name: value for name, equals, value in pairs if equals}

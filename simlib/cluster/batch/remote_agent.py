@@ -1,7 +1,8 @@
 """The program that answers on the remote side. ssh starts it by ``python -m`` and its name.
 
-It submits jobs as `submit` does here, rewrites facts that depend on the place, and reads the
-folders of jobs. It has no state of its own: jobs continue without it, and a new one knows as much.
+It submits jobs on the remote side as `submit` does on this side, adapts facts that depend on the
+place, and reads the folders of jobs. It keeps no state: jobs continue without it, and a new agent
+knows as much as the old one.
 """
 
 from __future__ import annotations
@@ -33,30 +34,31 @@ from .state import JobState
 from .submission import noting_refusal, prepare
 
 IDLE_S = 600.0
-"""Seconds without a message after which it ends. The next message starts a new one."""
+"""The agent ends after this many seconds without a message. The next message starts a new agent."""
 TWIN_S = 60.0
-"""Seconds that another remote side may take for the same job, if the connection broke."""
+"""If the connection broke, another agent may still work on the same job. It may take this many
+seconds."""
 BEAT_S = 5.0
-"""Seconds between two empty lines. They show that an answer is being prepared."""
+"""Seconds between two empty lines. These lines show that the agent still prepares an answer."""
 WORK = "work"
 
 Answer = tuple[dict, bytes]
 
 
 class Far:
-    """Answers messages. The method with the name of a message answers it."""
+    """Answers messages. For each message, the method of the same name gives the answer."""
 
     def __init__(self) -> None:
         self._states: dict[Path, JobState] = {}
 
     def hello(self, message: dict, body: bytes) -> Answer:
-        """An answer that shows that this side is alive."""
+        """Return an answer that shows that this side is alive."""
         return {}, b""
 
     def submit(self, message: dict, body: bytes) -> Answer:
         """Make a job's folder here and start the job. A job that already exists stays as it is.
 
-        ``is_known`` is False if another remote side is still about to start it.
+        ``is_known`` is False if another agent is still about to start the job.
         """
         check_versions(message["about"]["versions"])
         path = _path(message["folder"])
@@ -74,7 +76,7 @@ class Far:
                 return {"is_known": is_known}, b""
 
     def look(self, message: dict, body: bytes) -> Answer:
-        """The state of a job, and the news in its files."""
+        """Return the state of a job, and the new parts of its files."""
         path, here = _path(message["folder"]), message["here"]
         about = JobFolder(path).read_json("job.json")
         if about is None:  # not there yet, refused before it had one, or deleted
@@ -90,7 +92,7 @@ class Far:
         return {"state": state, "queue": said if said["state"] else None, "files": files}, content
 
     def cancel(self, message: dict, body: bytes) -> Answer:
-        """End a job. If it is still on its way here (not ``is_known``), it will not begin."""
+        """End a job. If the job has not arrived here yet (not ``is_known``), it will not begin."""
         path = _path(message["folder"])
         folder = JobFolder(path)
         if message["is_known"] or folder.has("job.json"):
@@ -104,12 +106,13 @@ class Far:
 
 
 def _path(name: str) -> Path:
-    """A folder of this account, below its home unless the path is absolute."""
+    """Return a folder of this account. A relative path begins at the account's home."""
     return Path.home() / Path(name).expanduser()
 
 
 def _await_twin(folder: JobFolder) -> bool | None:
-    """Whether another remote side has submitted the job by now; None if it took it all back."""
+    """Wait and return whether another agent has submitted the job; None if that agent has removed
+    it again."""
     deadline = time.monotonic() + TWIN_S
     while not folder.has("submitted"):
         if folder.has("refused"):
@@ -156,7 +159,8 @@ def _submit(folder: JobFolder, message: dict, parts: dict[str, Any]) -> None:
 
 
 def _moved(places: list[str], before: str, after: Path) -> list[str]:
-    """The folders of the import path in the working folder, as places in its copy."""
+    """Return the folders of the import path that are in the working folder, as places in the
+    folder's copy."""
     if not after.is_dir():
         return []
     found = [str(after)]
@@ -177,7 +181,7 @@ def main() -> None:
 
 
 def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
-    """Answer messages until there are no more. The method of a message's name answers it."""
+    """Answer messages until no more arrive. The method with a message's name answers it."""
     out.write(b"\n" + HELLO + b"\n")
     out.flush()
     while select.select([asked], [], [], IDLE_S)[0]:
@@ -196,7 +200,8 @@ def serve(far: Any, asked: BinaryIO, out: BinaryIO) -> None:
 
 @contextmanager
 def beating(out: BinaryIO) -> Iterator[None]:
-    """Write an empty line now and then, so that a long silence means a broken connection."""
+    """Within the block, write an empty line now and then. So a long silence means a broken
+    connection."""
     is_done = threading.Event()
 
     def beat() -> None:

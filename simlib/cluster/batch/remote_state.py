@@ -1,8 +1,9 @@
-"""`RemoteState`: the state of a job on another host, and copies of its files here.
+"""`RemoteState`: the state of a job on another host, and copies of the job's files on this side.
 
-A look says to the remote side which parts of the files are here (`held`). The remote side answers
-with new parts (`news`), as many as one answer may have, and `take` puts them in place. Logs arrive
-when the job is over, because they reserve 256 MB, and only their used part is sent.
+For each look, this side tells the remote side which parts of the files it has (`held`). The remote
+side answers with new parts (`news`), as many as fit into one answer, and `take` puts them in place.
+Logs arrive only when the job is over: while it runs, they reserve 256 MB, and the remote side sends
+only their used part.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ OWN = {
     "job.json", "request.pkl", "start.py", "rank.sh", "launch.json", "batch.sh", "restarts.pkl",
     "native.json", "state.json", "remote.json", "submitted", "beat",
 }  # fmt: skip
-"""Files that each side has for itself, because they depend on the place."""
+"""Files of which each side has its own version, because they depend on the place."""
 STARTING = {"native.json", "remote.json"}
-"""Files with words for programs of this side. They are not written for an attempt."""
+"""Files with commands for programs on this side. simlib does not write them for an attempt."""
 GROWING = (".out", ".err", ".log")
-"""Kinds of files that only grow, so the part that is here stays valid."""
+"""The endings of files that only grow, so that the part on this side stays valid."""
 NAME = re.compile(r"(attempt-\d+/)?\w[\w.-]*", re.ASCII)
-"""The only names that are written here, even if the remote side sends others."""
+"""simlib writes only files with such names here, even if the remote side sends others."""
 DRAFT = ".part"
 """The ending of an incomplete file. The file's name begins with a dot."""
 PIECE_BYTES = 8 << 20
 
 Held = Mapping[str, list[int]]
-"""File name -> the number of bytes that are here, and their time (ns)."""
+"""Maps a file's name to the number of bytes that are here, and to their time in ns."""
 
 
 def held(folder: Path) -> dict[str, list[int]]:
-    """The parts of travelling files that are here. A draft counts more than its old file."""
+    """Return which parts of copied files are here. If there is a draft of a new version, it counts
+    instead of the old file."""
     found = {}
     for path in sorted(_files(folder), key=_is_draft):
         name = path.name[1 : -len(DRAFT)] if _is_draft(path) else path.name
@@ -64,10 +66,10 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def news(folder: Path, here: Held, is_over: bool) -> tuple[list[dict[str, Any]], bytes]:
-    """Messages that bring files up to date, as many as one answer may have, and their bytes.
+    """Return messages that bring files up to date, as many as fit into one answer, and their bytes.
 
     Each message has the file's ``name``, the first byte of its part (``at``) and the part's length.
-    ``of`` is the number of bytes of the file, and its time.
+    ``of`` contains the file's number of bytes and its time.
     """
     messages: list[dict[str, Any]] = []
     body = bytearray()
@@ -98,8 +100,9 @@ def news(folder: Path, here: Held, is_over: bool) -> tuple[list[dict[str, Any]],
 def take(folder: Path, messages: list[dict[str, Any]], body: bytes) -> None:
     """Put the parts from the remote side in place.
 
-    Growing files get the new part at their end. Other files appear as a whole, with the time of the
-    remote file, which shows later whether it has changed. So a new kernel needs only the folder.
+    Growing files get the new part at their end. Other files appear only when they are complete.
+    They get the time of the remote file, which shows later whether the remote file has changed. So
+    a new kernel needs nothing except the folder.
     """
     for message in messages:
         name, at, (size, time_ns) = message["name"], message["at"], message["of"]
@@ -133,20 +136,23 @@ def _write(path: Path, offset: int, content: bytes) -> None:
 
 LOOK_S = 0.5
 PATIENT_S = 15.0
-"""For so long, simlib does not report a lost remote side, because most losses are short."""
+"""simlib reports a lost remote side only after this many seconds, because most losses are short."""
 CANCEL_S = 40.0
-"""Seconds to wait for a connection. The answer arrives when the remote job has ended."""
+"""Seconds to wait for a connection when a job is cancelled. The answer arrives when the remote job
+has ended."""
 
 
 class RemoteState:
-    """The same as `JobState`, for a job of the remote side. Each look brings news.
+    """Does the same as `JobState` for a job of the remote side. Each look brings new parts of
+    files.
 
-    While the remote side cannot be reached, its last state counts. It is its own ``queue``.
+    While simlib cannot reach the remote side, the last known state counts. This object also serves
+    as its own ``queue``.
 
     Parameters
     ----------
     folder : JobFolder
-        The folder here.
+        The job's folder on this side.
     """
 
     def __init__(self, folder: JobFolder) -> None:
@@ -161,9 +167,9 @@ class RemoteState:
 
     @property
     def trouble(self) -> str:
-        """A sentence if the remote side has been out of reach for some time; else empty.
+        """A sentence if simlib has not reached the remote side for some time; else empty.
 
-        The sentence comes at once if the remote side has never confirmed the job.
+        If the remote side has never confirmed the job, the sentence appears at once.
         """
         patient_s = PATIENT_S if self.folder.has("submitted") else 0.0
         if self._since_s is None or time.monotonic() < self._since_s + patient_s:
@@ -189,7 +195,7 @@ class RemoteState:
         return self.written()
 
     def written(self) -> dict[str, Any]:
-        """The state at the last look, with the words of its queue."""
+        """Return the state at the last look, with the output of the job's queue."""
         return self.folder.read_json("state.json") or {"state": "queued"}
 
     def _note(self, why: str) -> None:

@@ -21,7 +21,7 @@ STATES = {
     "failed": "BF DL F NF OOM PR TO",
     "cancelled": "CA",
 }
-"""The states of jobs, by the short names that squeue prints."""
+"""The states of jobs, with the short names that squeue prints for them."""
 STATE_OF = {short: state for state, names in STATES.items() for short in names.split()}
 USUAL = {
     "Resources": "the nodes that the job needs are busy",
@@ -121,7 +121,7 @@ class SlurmScheduler(Scheduler):
             time.sleep(LOOK_S)
 
     def _options(self, job: BatchJob) -> list[str]:
-        """Slurm's options for the resources that ranks need.
+        """Return Slurm's options for the resources that ranks need.
 
         simlib requests GPUs per node. With ``--gpus-per-task``, each rank would see only its own
         GPU, as number 0. A script for torchrun, which uses GPU number LOCAL_RANK, would then fail.

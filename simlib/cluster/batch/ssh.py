@@ -43,11 +43,12 @@ OPTIONS = (
 )  # fmt: skip
 HELLO = b"simlib is here: "
 START_S = 90.0
-"""Seconds in which the remote side must have loaded torch, even from a slow filesystem."""
+"""Seconds in which the remote side must load torch, even from a slow filesystem."""
 LATER_S = 2.0
 """Seconds for which a request waits while simlib makes the connection again."""
 ANSWER_S = 20.0
-"""simlib gives up the connection if no byte of a message or an answer moves for so many seconds."""
+"""simlib gives up the connection if no byte of a message or an answer moves for this many
+seconds."""
 RETRY_S = 2.0
 CHUNK = 1 << 16
 NO_PYTHON = r"No such file or directory|not found|Permission denied$|cannot execute"
@@ -58,7 +59,8 @@ class UnreachableError(JobError):
     """simlib cannot reach the remote side. The text of the error says why."""
 
     was_sent = False
-    """Whether the whole message was sent. If so, the remote side may have acted on it."""
+    """Whether the whole message was sent. If so, the remote side may already have carried it
+    out."""
 
 
 class Line:
@@ -211,13 +213,13 @@ class Line:
         self._buffer += content
 
     def _lost(self, words: str | None = None) -> UnreachableError:
-        """The error of a connection that has broken."""
+        """Return the error for a connection that has broken."""
         words = words or self._why()
         self._failed = time.monotonic(), words
         return UnreachableError(words)
 
     def _why(self) -> str:
-        """Why ssh has ended, in words."""
+        """Return in words why ssh has ended."""
         with_errors = self._process
         try:
             with_errors.wait(1)
@@ -247,13 +249,14 @@ class Line:
 
 
 def quoted(word: str) -> str:
-    """A word, quoted for the remote shell. The shell still reads ``~/`` as the home folder."""
+    """Return a word, quoted for the remote shell. The shell still treats ``~/`` as the home
+    folder."""
     return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
 @functools.cache
 def line_to(host: str, ssh: tuple[str, ...], python: tuple[str, ...]) -> Line:
-    """The connection that all jobs of this kernel share."""
+    """Return the connection that all jobs of this kernel share."""
     return Line(host, ssh, python)
 
 
@@ -397,7 +400,7 @@ class Ssh:
                 time.sleep(0.5)
 
     def _script_in(self, request: bytes) -> tuple[str, str] | None:
-        """The path of a whole script, and its path below the remote working folder."""
+        """Return the path of a submitted script, and its path below the remote working folder."""
         asked = loads_tree(request)
         if not asked["is_script"]:
             return None
@@ -406,7 +409,7 @@ class Ssh:
         return path, os.path.basename(path) if within.startswith(os.pardir) else within
 
     def _place_of(self, path: str) -> str:
-        """The same path, relative to this working folder."""
+        """Return the same path, relative to this working folder."""
         place = os.path.relpath(os.path.abspath(path))
         if not os.path.exists(path):
             raise InvalidCallError(f"sync={list(self.sync)}: there is no {path!r} here")
@@ -418,7 +421,8 @@ class Ssh:
         return place
 
     def _packed(self, script: tuple[str, str] | None) -> bytes | None:
-        """A tar file of the script and the files of ``sync``; None if there are none."""
+        """Return a tar file with the script and the files of ``sync``; None if there are no such
+        files."""
         if not self.sync and script is None:
             return None
         content = io.BytesIO()
