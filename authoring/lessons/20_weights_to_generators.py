@@ -15,8 +15,8 @@
 #
 # With FSDP, each trainer holds some **rows** of a matrix. They are its shard. A generator's model is often cut by
 # tensor parallelism, so each generator also holds some rows. They are its slice. But the borders differ, because the
-# numbers of ranks differ. And there are several **replicas**. A replica is a group of generators that together hold
-# all weights.
+# numbers of ranks differ. There are several **replicas**. A replica is a group of generators that together hold all
+# weights.
 #
 # Here four trainers, ranks 0 to 3, hold 24 rows. Six generators, ranks 4 to 9, form two replicas of three ranks. In
 # the code, `held[r]` is the pair (first row, last row + 1) that rank r holds, and `wanted[r]` is the pair that it
@@ -250,8 +250,8 @@ for k, guessed in {0: seconds_0, 1: seconds_1, 2: None}.items():
 #
 # Several generators can write one rollout, with several versions of the weights. In a **partial rollout** a generator
 # writes at most `segment` tokens, and sends what it has. Any generator may continue, with the newest weights. Kimi
-# k1.5 (2025, arXiv 2501.12599) trains in this way. But it must first read all tokens so far. Here writing a token
-# takes 10 ms, and reading one takes 0.1 ms.
+# k1.5 (2025, arXiv 2501.12599) trains in this way. But the next generator must first read all tokens so far. Here
+# writing a token takes 10 ms, and reading one takes 0.1 ms.
 #
 # In the next program rank 0 hands out such parts of 32 rollouts. A generator asks by sending (number, tokens), or
 # (-1, 0) if it has nothing. The answer is (number, tokens so far), (-1, 0) for "ask again in 5 s", or (-2, 0) for
@@ -267,7 +267,7 @@ for k, guessed in {0: seconds_0, 1: seconds_1, 2: None}.items():
 # `choose` returns the number of the rollout to lend now.
 #
 # - `written[number]` is the number of tokens written so far. A rollout is finished at `TOKENS[number]` tokens.
-# - `lent[number]` is the time when it was lent. Rollouts that nobody has are not in `lent`.
+# - `lent[number]` is the time when the rollout was lent. Rollouts that nobody has are not in `lent`.
 # - Return the first rollout that is not finished and is free: nobody has it, or it was lent more than `lease` seconds
 #   ago. If there is none, return -1.
 
@@ -355,7 +355,7 @@ for name, segment, lease, options in (
 # Without a lease only 31 rollouts are finished after 1,000 s. Training would wait for ever. With a lease of 60 s the
 # run takes 27 s longer than without a death. The lease must be longer than the longest part, or rank 0 thinks that
 # living generators are dead. A rollout of 4,096 tokens takes 41 s. A part of 512 tokens takes 5.5 s at most, so here
-# 10 s are enough. And the death costs only the tokens of one part.
+# 10 s are enough. The death costs only the tokens of one part.
 #
 # Parts also keep weights fresh. A generator takes new weights after 5.5 s at the latest, in place of 41 s. The tokens
 # of one rollout then have different versions. So each token keeps its probability $q$, and gets an importance weight
@@ -363,8 +363,8 @@ for name, segment, lease, options in (
 #
 # ## A lab: the split and the bound together
 #
-# In the lab, a model computes the times of 64 ranks as in the first part. Before each question, go back to the
-# settings below.
+# In the lab, a model computes times of 64 ranks as in the first part. Before each question, go back to the settings
+# below.
 #
 # 1. Set k to 0, to 1, and to 4. How many trainers are best?
 # 2. Take equal lengths and k = 0. Which is now the best number of trainers?
