@@ -431,12 +431,12 @@ for R, ep in ((4, 1), (4, 2), (4, 4), (8, 4)):
 # ## Exit ticket
 #
 # 1. A token has the weights 0.7 and 0.3, and its second choice is dropped. What is y?
-# 2. R = 64 and ep = 8. A framework averages experts' gradients in their edp group. What do you do with them?
+# 2. R = 64 and ep = 16. A framework averages experts' gradients in their edp group. What do you do with them?
 #
 # <details><summary>Answers</summary>
 #
 # 1. y is x plus 0.7 times the result of the first expert.
-# 2. Divide them by ep = 8. AVG has divided the sum by R / ep = 8, but it must be divided by 64.
+# 2. Divide them by ep = 16. AVG has divided the sum by R / ep = 4, but it must be divided by 64.
 #
 # </details>
 #
