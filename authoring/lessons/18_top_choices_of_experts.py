@@ -64,10 +64,10 @@ print("largest differences:", *(f"{pair} {size:.7f};" for pair, size in largest.
 simlib.guess(same, min(largest, key=largest.get), of=list(largest))
 
 # %% [markdown]
-# A and C are the same. C divides two probabilities of the same softmax, so the sum over all experts cancels. In way B
-# the weights sum up to less than 1, so the experts add less to x. If you load a trained model and take the wrong way,
-# no error is raised. We use way A. It needs k of at least 2: for k = 1 the weight is always 1, and the router gets no
-# gradient.
+# A and C are the same. A softmax divides by a sum over all experts. C divides a probability by probabilities of the same
+# softmax, so this sum cancels. In way B the weights add up to less than 1, so the experts add less to x. If you load a
+# trained model and take the wrong way, no error is raised. We use way A. It needs k of at least 2: for k = 1 the weight
+# is always 1, and the router gets no gradient.
 #
 # The picture shows two tokens of each of four ranks. Rank r holds experts 2r and 2r + 1. Each token has two arrows. A
 # thick arrow means a large weight.
@@ -107,7 +107,7 @@ class Model(nn.Module):
             if e * ep // E == place:
                 self.experts[str(e)] = expert
         for p in self.parameters():
-            p.grad = torch.zeros_like(p)
+            p.grad = torch.zeros_like(p)  # instead of None
 
     def forward(self, x, layer, group=None, k=2):
         x = self.dense(x)
@@ -153,14 +153,12 @@ simlib.guess(right, is_right.sum())
 # **Now you write it:** the experts' part on R ranks. `Exchange` is that of the third part. `computed` lets each expert
 # of this rank compute the rows that have arrived for it.
 #
-# 1. List the choices, and sort them by expert: `order` lists their numbers.
-# 2. Count the choices for each expert, as a table with a row for each rank. `Exchange` with the splits 1, 1, ... sends
-#    row s to rank s, and `theirs` arrives.
-# 3. Send a copy for each choice, in the sorted order. Let the experts compute. Send the results back.
+# 1. List the choices, and sort them by expert. `order` is the numbers of the choices in this order.
+# 2. Count the choices for each expert, as a table: row s is for the `len(experts)` experts of rank s. `Exchange` with the
+#    splits 1, 1, ... sends row s to rank s. The table that arrives is `theirs`.
+# 3. Send a copy of the token for each choice, in the sorted order. Let the experts compute. Send the results back.
 # 4. Undo the sort. Bring the results into the shape (tokens, k, WIDTH).
 # 5. Multiply by the weights, and sum over the k choices.
-#
-# The check compares values and all gradients with one process.
 
 
 # %%
@@ -259,7 +257,7 @@ def forward(rank, R, k):
 scores, owner = model.router(model.dense(tokens)), torch.arange(4).repeat_interleave(240)
 for k in (1, 2, 4, 8):
     run = simlib.simulate(forward, 4, (k,), all_to_all="pairwise", expand=True)
-    ranks = route(scores, k)[1] // 2  # that hold the chosen experts
+    ranks = route(scores, k)[1] // 2  # of the chosen experts
     by_hand = 2 * 4 * WIDTH * (ranks != owner[:, None]).sum() + 4 * 3 * 2 * 8  # and the counts
     sent = sum(message.nbytes for message in run.wire)
     copies = sum(len(set(row)) for row in ranks.tolist()) / len(tokens)
@@ -270,10 +268,10 @@ simlib.guess(enough, copies)
 # The bytes grow in proportion to k. A choice costs 4 WIDTH bytes there and as many back, if its expert is on another
 # rank. The backward pass sends the same bytes again.
 #
-# Four copies would be enough: half of those that we send. DeepSeek-V3 uses this. A token goes to at most 4 nodes. It
-# travels once to each node over InfiniBand, and then over NVLink to its experts. A copy has 7,168 numbers, of 1 byte
-# on the way there and 2 bytes on the way back. So 8 copies would need 8 x 7,168 x 3 = 172,032 bytes in each of 58
-# layers.
+# Four copies would be enough: half of those that we send. DeepSeek-V3 saves copies in this way. A token goes to at most 4
+# nodes. It travels once to each node over InfiniBand, and then over NVLink to its experts. A copy has 7,168 numbers, of 1
+# byte on the way there and 2 bytes on the way back. So 8 copies of a token need 8 x 7,168 x 3 = 172,032 bytes in each of
+# 58 layers.
 #
 # ## Full experts drop choices
 #
@@ -283,19 +281,17 @@ simlib.guess(enough, copies)
 # offers two policies: `position` drops the last choices of a full expert, and `probs` drops those with the smallest
 # weights. The appendix compares them.
 #
-# Loads are balanced as in the third part. The load of an expert is now its number of choices, also in the auxiliary
-# loss. DeepSeek-V3 adds a bias to the scores, finds the k best, and makes their weights without the bias (arXiv
-# 2408.15664). It drops no tokens.
+# For balancing (third part), the load of an expert is now its number of choices. DeepSeek-V3 adds a bias to the scores,
+# finds the k best, and makes their weights without the bias (arXiv 2408.15664). It drops no tokens.
 #
 # ## Experts with replicas
 #
-# So far, all ranks together held each expert once. A large job has more ranks, so its experts have replicas. The ranks
-# form a mesh:
+# So far, all ranks together held each expert once. In a large job the experts have replicas, and the ranks form a mesh:
 #
 # - A row is an **ep group**. Its ranks together hold each expert once. Tokens travel inside the row.
 # - A column is an **expert-data-parallel group** (edp group). Its ranks hold the same experts, and see different tokens.
 #
-# The dense layer and the router are on all ranks. Here are 8 ranks with ep = 4:
+# Here are 8 ranks with ep = 4:
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
@@ -326,8 +322,8 @@ plt.show()
 # - `avg_in_group`: in addition, experts are averaged in their edp group.
 # - `avg_everywhere`: all parameters are averaged over all ranks, as DDP does.
 #
-# The cell compares rank 0 with one process, as in the third part. With `avg_in_group`, how many times too large is the
-# gradient of an expert?
+# The cell compares rank 0 of these 8 ranks with one process, as in the third part. With `avg_in_group`, how many times
+# too large is the gradient of an expert?
 
 # %%
 times = None  # avg_in_group: how many times too large?
@@ -416,10 +412,10 @@ for R, ep in ((4, 1), (4, 2), (4, 4), (8, 4)):
 # | an expert | R / ep | the R / ep ranks of its edp group | R |
 #
 # [Megatron-Core](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/distributed/distributed_data_parallel.py)
-# does the same: it scales an expert's gradient by (R / ep) / R, and then averages in the edp group.
+# divides an expert's gradient by ep, and then averages in the edp group. That is the same.
 #
 # **Unequal numbers of tokens.** An expert's gradient adds up the losses of several ranks. If each of these losses is
-# divided by another number of tokens, you cannot correct the sum afterwards. So divide *before* the backward pass: the
+# divided by a different number of tokens, you cannot correct the sum afterwards. So divide *before* the backward pass: the
 # loss of a rank is the sum over its tokens, divided by the number of tokens of *all* ranks. Then sum all gradients, and
 # divide none.
 #
@@ -469,7 +465,7 @@ for policy in ("position", "probs"):
     share = 100 * a[~stays].sum().item() / len(tokens)
     print(f"{policy:8}: {(~stays).sum()} of {stays.numel()} choices dropped, ", end="")
     print(f"{share:.1f} % of the weight; {(~stays).all(1).sum()} tokens lost both")
-simlib.guess(lost, share, within=0.1)
+simlib.guess(lost, share, within=0.3)
 
 # %% [markdown]
 # Both policies drop the same number of choices, because the same experts are full.
