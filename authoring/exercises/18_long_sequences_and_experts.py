@@ -8,7 +8,7 @@
 # experts, and sum gradients on a mesh. These tasks need the
 # [fourth part](../notebooks/18_top_choices_of_experts.ipynb).
 #
-# A check calls your function on worlds of 1 to 5 ranks. The check looks at the value on every rank, at
+# A check calls your function on worlds of 1 to 5 ranks, in task 4 on 6 ranks. The check looks at the value on every rank, at
 # the messages or collectives, and at their bytes. Each task has folded hints.
 
 # %% role="setup"
@@ -572,9 +572,9 @@ print(measure(kept_choices, drawn_choices))
 # ## 4. Gradients on a mesh (★★, 20 minutes, 3 points)
 #
 # The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
-# ranks of a column hold the same experts. A rank has two gradients: `dense`, of a
-# layer that all ranks hold, and `experts`, of its own experts. Each rank's loss is the mean over its own
-# tokens, and all ranks have equally many. Return both gradients for the mean over all tokens. Each rank
+# ranks of a column hold the same experts. A rank has two gradients: `dense` for a layer that all ranks
+# hold, and `experts` for its own experts. Each rank's loss is the mean over its own tokens, and all ranks
+# have the same number of tokens. Return both gradients for the mean over all tokens. Each rank
 # calls at most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs
 # as they are. You get 2 points for the value and 1 for the traffic.
 
@@ -647,6 +647,12 @@ verdict = check(
         ),
         "The experts' gradients are summed in the column, but not divided: the losses of all ranks "
         "are in this sum.": averaged(by=lambda ep, n: 1),
+        "The experts' gradients are summed in the column and divided by ep: this is right after AVG, but a "
+        "sum must be divided by the number of all ranks.": averaged(by=lambda ep, n: ep),
+        "The experts' gradients are summed over ranks that hold different experts: a row has ep ranks, so "
+        "the mesh has the shape (world_size // ep, ep).": averaged(
+            columns=lambda r, ep, n: r % (n // ep)
+        ),
         "The experts' gradients are those of this rank: their replicas have seen other tokens.": (
             averaged(columns=lambda r, ep, n: r, by=lambda ep, n: 1)
         ),

@@ -36,6 +36,16 @@ def only_summed(rank, world_size, dense, experts, ep):
     return right(rank, world_size, dense, experts, ep, by=1)
 
 
+def by_ep(rank, world_size, dense, experts, ep):
+    """the sum over the column, divided as if it were a mean"""
+    return right(rank, world_size, dense, experts, ep, by=ep)
+
+
+def turned_mesh(rank, world_size, dense, experts, ep):
+    """a mesh with rows of world_size / ep ranks"""
+    return right(rank, world_size, dense, experts, world_size // ep)
+
+
 def left_out(rank, world_size, dense, experts, ep):
     """the data parallelism that leaves experts out"""
     dense = dense.clone()
@@ -121,6 +131,8 @@ ALSO_RIGHT = [right, own_groups]
 WRONG = {
     by_the_column: "in the column and divided by its size",
     only_summed: "in the column, but not divided",
+    by_ep: "divided by ep: this is right after AVG",
+    turned_mesh: "so the mesh has the shape",
     left_out: "are those of this rank: their replicas",
     only_divided: "but the sum over the column is missing",
     over_all_ranks: "averaged over all ranks: those are different experts",
