@@ -574,7 +574,7 @@ print(measure(kept_choices, drawn_choices))
 # The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
 # ranks of a column hold the same experts. A rank has two gradients: `dense` for a layer that all ranks
 # hold, and `experts` for its own experts. Each rank's loss is the mean over its own tokens, and all ranks
-# have the same number of tokens. Return both gradients for the mean over all tokens. Each rank
+# have equally many tokens. Return both gradients for the mean over all tokens. Each rank
 # calls at most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs
 # as they are. You get 2 points for the value and 1 for the traffic.
 
