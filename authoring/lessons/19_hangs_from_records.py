@@ -213,7 +213,8 @@ def calls_of(dumps):
 #    the ranks that differ are the **odd ranks**.
 # 3. If nobody differs, but ranks are missing, the missing ranks are the odd ranks.
 #
-# Return `(number, odd ranks)` for the first number with odd ranks. Return None if there is no such number.
+# Find the first number with odd ranks. Return `(number, odd)`, where `odd` is a sorted list of these odd ranks. If
+# no number has odd ranks, return None.
 #
 # The check knows the truth, because it made the faults. In the run `skips`, rank 5 leaves out the MLP's all_reduce
 # of layer 1 in step 1. This all_reduce would be call 10. At which number does the first difference show?
@@ -226,13 +227,14 @@ def your_difference(ranks, calls):
     return None  # yours
 
 
-no_fault = your_difference(range(8), calls_of(dumps_of("nothing"))) is None
+if no_fault := your_difference(range(8), calls_of(dumps_of("nothing"))):
+    print(f"no fault: not yet: {no_fault}")
 last = max(calls_of(dumps_of("skips"))[0])
 for fault, number in {"leaves": 10, "other op": 10, "other size": 10, "skips": last}.items():
     cases = ((5, 100), (2, 5))  # the odd rank, and how many calls a buffer holds
     found = [your_difference(range(8), calls_of(dumps_of(fault, *case))) for case in cases]
-    is_right = no_fault and found == [(number, [5]), (number, [2])]
-    print(f"{fault}:", "right" if is_right else "not yet")
+    is_right = found == [(number, [5]), (number, [2])]
+    print(f"{fault}:", "right" if is_right else f"not yet: {found}")
 simlib.guess(shows_at, last)
 
 # %% [markdown]
@@ -273,8 +275,9 @@ def other_line(calls, odd):
 
 right = {5: 10, 2: 10}  # the call that the odd rank left out
 found = {odd: other_line(calls_of(dumps_of("skips", odd)), odd) for odd in right}
-nowhere = other_line(calls_of(dumps_of("leaves")), 5) is None
-print("right" if found == right and nowhere else "not yet")
+nowhere = other_line(calls_of(dumps_of("leaves")), 5)
+is_right = found == right and nowhere is None
+print("right" if is_right else f"not yet: {found}; if rank 5 leaves: {nowhere}")
 calls = calls_of(dumps_of("skips"))
 for number in (9, 10, 11, 12):
     print(f"call {number}: rank 4 at line {calls[4][number][3]}, rank 5 at {calls[5][number][3]}")
