@@ -2,18 +2,18 @@
 # # 19 Hangs from records
 #
 # In this course you have always seen the timeline of a run. On a real cluster there is no timeline. A job of 256 GPUs
-# stops, and after ten minutes it ends with an error. Then you only have the **records** that each rank wrote. In this
-# part (60 minutes) you will
+# stops, and after ten minutes it ends with an error. You only have the **records** that each rank wrote. In this part
+# (60 minutes) you will
 #
 # - read the record of one rank by hand,
 # - learn what the error of a watchdog says, and what it does not say,
-# - write a program that compares the records of all ranks, and finds the odd one,
+# - write a program that compares the records of all ranks, and finds the odd rank,
 # - find a call that was left out long before the job stopped,
 # - see where such rules name the wrong rank.
 #
-# You need [lesson 03](03_when_it_hangs.ipynb) about hangs. In this part all ranks belong to one group. The [second
-# part](19_hangs_of_many_groups.ipynb) reads the records of a job with many groups. The [third
-# part](19_slow_steps_from_traces.ipynb) is about steps that end, but too late.
+# You need [lesson 03](03_when_it_hangs.ipynb) about hangs. Here all ranks belong to one group. The [second
+# part](19_hangs_of_many_groups.ipynb) is about many groups, and the [third part](19_slow_steps_from_traces.ipynb)
+# is about slow steps.
 
 # %%
 import json
@@ -44,10 +44,10 @@ FOLDER = Path(tempfile.mkdtemp())
 # buffer is full, a new call replaces the oldest one. When a call takes too long, each rank writes its buffer to a
 # file, the **dump**. The recorder costs almost nothing, so large jobs leave it on.
 #
-# `main` below makes two all_reduces and two broadcasts in turn. First it runs on four real ranks of Gloo, and each
-# rank returns what torch has recorded. Then the same function runs in `simulate`. There, `to_recorder` writes the
-# dumps that a job of NCCL would have left. The recorder gives each collective a number. Which number does the
-# second broadcast have?
+# `main` below calls all_reduce and broadcast in turn, twice each. First it runs on four real ranks with Gloo,
+# and each rank returns what torch has recorded. Then the same function runs in `simulate`. There, `to_recorder`
+# writes the dumps that a job with NCCL would have left. The cell prints both records of rank 2. The recorder gives
+# each collective a number. Which number does the second broadcast have?
 
 # %%
 last_number = None  # of the second broadcast
@@ -69,16 +69,16 @@ def read(folder):
 
 from_gloo = json.loads(simlib.run(main, 4).results[2])
 simulated = read(simlib.simulate(main, 4).to_recorder(FOLDER / "small"))[2]
+shown = "collective_seq_id", "profiling_name", "input_sizes", "state"
 for dump in (from_gloo, simulated):
     for entry in dump["entries"]:
-        shown = "collective_seq_id", "profiling_name", "input_sizes", "state"
         print(*(entry[name] for name in shown))
 simlib.guess(last_number, simulated["entries"][-1]["collective_seq_id"])
 
 # %% [markdown]
 # Both records have the same calls with the same **sequence numbers**. All collectives of a group share one count,
 # whatever the op. So the second broadcast has the number 4. Calls with the same number on different ranks belong
-# together. All rules of this lesson build on these numbers.
+# together.
 #
 # With NCCL, the `state` of a call is `scheduled`, `started` or `completed`. With Gloo the state stays `scheduled`.
 # So we use another field, `retired`. With both backends, `retired` becomes True when a call is over.
@@ -86,9 +86,9 @@ simlib.guess(last_number, simulated["entries"][-1]["collective_seq_id"])
 # ## A job that hangs
 #
 # In `train`, eight ranks share the matrices of three layers (lesson 12). Each layer makes two all_reduces of the
-# same size, one after attention and one after the MLP. Rank 5 is the odd one: in layer 1 of step 1 something goes
-# wrong there. `fault` says what goes wrong. First rank 5 leaves the job after attention. For each rank, the cell
-# prints the number of its last call. Which number do you expect for rank 5, and which number for the others?
+# same size, one after attention and one after the MLP. Rank 5 is the odd rank: it does something wrong in step 1, in
+# layer 1. (Steps and layers count from 0.) `fault` says what it does. In the first job, rank 5 leaves after attention.
+# Which number does the last call of rank 5 have, and which number does the last call of the others have?
 
 # %%
 of_rank_5, of_others = None, None
@@ -98,15 +98,15 @@ def train(rank, world_size, fault=None, odd=5):
     x = torch.zeros(512)
     for step in range(4):
         for layer in range(3):
-            has = fault if rank == odd and (step, layer) == (1, 1) else None
+            own_fault = fault if rank == odd and (step, layer) == (1, 1) else None
             dist.all_reduce(x)  # attention
-            if has == "leaves":
+            if own_fault == "leaves":
                 return
-            if has == "other op":
+            if own_fault == "other op":
                 dist.broadcast(x, src=rank)
-            elif has == "other size":
+            elif own_fault == "other size":
                 dist.all_reduce(x[:511])
-            elif has != "skips":
+            elif own_fault != "skips":
                 dist.all_reduce(x)  # the MLP
 
 
@@ -128,30 +128,27 @@ simlib.guess(of_rank_5, lasts[5])
 simlib.guess(of_others, lasts[0])
 
 # %% [markdown]
-# Now we read the end of two dumps: of rank 4, and of rank 5.
+# Now we read the last two calls in the dumps of ranks 4 and 5.
 
 # %%
 for rank in (4, 5):
     print(f"rank {rank}, groups: {[one['ranks'] for one in job[rank]['pg_config'].values()]}")
     for entry in job[rank]["entries"][-2:]:
         frame = entry["frames"][-1]  # of two: torch's own line, and the line of our program
-        print("   ", entry["collective_seq_id"], entry["profiling_name"], end=" ")
-        print(
-            f"{entry['input_sizes']} {entry['state']}, in {frame['name']} at line {frame['line']}"
-        )
+        print("   ", *(entry[name] for name in shown), f"in {frame['name']}, line {frame['line']}")
 
 # %% [markdown]
-# Rank 4 has an **open call**: call 10 has started, and it is not over. Rank 4's dump also says who belongs to the
-# group. But it does not say who is missing. In rank 5's dump all calls are over. Nothing in it looks wrong.
-# **No dump explains the hang.** You have to compare dumps.
+# The lines count from the top of the cell with `train`. (Press Esc, then Shift+L: JupyterLab shows line numbers.)
+# Rank 4 has an **open call**: call 10 has started, and it is not over. Rank 4's dump lists the ranks of the group,
+# but does not say which rank is missing. In rank 5's dump all calls are over, and nothing looks wrong. **No dump
+# explains the hang.**
 #
 # ## What the watchdog says
 #
 # With NCCL, a thread on each rank watches the open calls: the **watchdog**. If a call is open for longer than the
-# time-out, the watchdog prints an error and ends the process. The time-out is 10 minutes unless you choose another
-# one. The cell prints the texts of our job, in the form that [users
-# report](https://github.com/NVIDIA/Megatron-LM/issues/1207). Eight ranks run. How many of them print a text? And how
-# many texts name rank 5?
+# time-out, the watchdog prints an error and ends the process. The time-out is 10 minutes by default. The cell prints
+# the texts of our job, in the form that [users report](https://github.com/NVIDIA/Megatron-LM/issues/1207). How many
+# of the eight ranks print a text? And how many texts name rank 5?
 
 # %%
 texts, name_5 = None, None
@@ -175,15 +172,16 @@ simlib.guess(name_5, sum("Rank 5" in text for text in said))
 
 # %% [markdown]
 # A watchdog only knows the calls of its own rank. So it reports a **victim**: a rank that waited, and the op in
-# which it waited. It does not say for which rank the victim waited. Here the silent rank is the cause. But this is
-# only a first hint: a rank that calls another op has an open call, too. Then all eight watchdogs print a text.
+# which it waited. It does not say for which rank the victim waited. Here rank 5 is the cause, and only rank 5 prints
+# no text. But a missing text is only a hint. A rank that calls another op has an open call, too, and then all eight
+# watchdogs print a text.
 #
-# Do not simply choose a longer time-out after such an error. If a rank has left, you only wait longer.
+# A longer time-out is no fix: if a rank has left, you only wait longer.
 #
 # ## Compare the ranks
 #
-# `calls_of` takes from each dump what we compare. A call is `(op, sizes, is over, line)`. On a GPU, a rank can queue
-# further calls behind an open one. The GPU has not begun them, so `calls_of` stops at the open call.
+# `calls_of` takes from each dump what we compare. It describes a call as `(op, sizes, is over, line)`. On a GPU, a
+# rank can queue further calls behind an open call. The GPU has not begun them, so `calls_of` stops at the open call.
 
 
 # %%
@@ -195,8 +193,7 @@ def calls_of(dumps):
         for entry in dump["entries"]:
             op, sizes = entry["profiling_name"].split(":")[1], str(entry["input_sizes"])
             frames = entry.get("frames", ())  # the innermost comes first; Gloo's dumps have none
-            lines = [one["line"] for one in frames if "/torch/" not in one["filename"]]
-            line = lines[0] if lines else None
+            line = next((one["line"] for one in frames if "/torch/" not in one["filename"]), None)
             found[rank][entry["collective_seq_id"]] = op, sizes, entry["retired"], line
             if not entry["retired"]:
                 break
@@ -211,13 +208,13 @@ def calls_of(dumps):
 #    the last number that *any* of them has.
 # 2. For each number, compare op and sizes of the ranks that made the call. If some of these ranks differ from most,
 #    the ranks that differ are the **odd ranks**.
-# 3. If nobody differs, but ranks are missing, the missing ranks are the odd ranks.
+# 3. If no rank differs, but ranks are missing, the missing ranks are the odd ranks.
 #
 # Find the first number with odd ranks. Return `(number, odd)`, where `odd` is a sorted list of these odd ranks. If
 # no number has odd ranks, return None.
 #
-# The check knows the truth, because it made the faults. In the run `skips`, rank 5 leaves out the MLP's all_reduce
-# of layer 1 in step 1. This all_reduce would be call 10. At which number does the first difference show?
+# The check runs five jobs. In the job `skips`, rank 5 leaves out the MLP's all_reduce of layer 1 in step 1. This
+# all_reduce would be call 10. At which number will `your_difference` find the first difference?
 
 # %%
 shows_at = None  # the number at which the first difference shows in `skips`
@@ -246,15 +243,14 @@ simlib.guess(shows_at, last)
 #         for number in range(first, last + 1):
 #             made = {r: own[number][:2] for r, own in calls.items() if number in own}
 #             usual = Counter(made.values()).most_common(1)[0][0]
-#             other = [rank for rank in made if made[rank] != usual]
-#             missing = [rank for rank in ranks if rank not in made]
-#             if other or missing:
-#                 return number, other or missing
+#             odd = [r for r in made if made[r] != usual] or [r for r in ranks if r not in made]
+#             if odd:
+#                 return number, sorted(odd)
 #
 # </details>
 #
-# Some collectives may rightly differ in size: scatter, gather, and all_to_all with splits. Leave their sizes out of
-# the comparison. Roots and reduce ops are in no dump, so you cannot compare them.
+# In scatter, gather, and all_to_all with splits, ranks may have different sizes without a fault. Do not compare the
+# sizes of these collectives. Roots and reduce ops are in no dump, so you cannot compare them.
 #
 # ## The call that was left out long ago
 #
@@ -263,9 +259,10 @@ simlib.guess(shows_at, last)
 # already in its next layer. From then on, the numbers of rank 5 are **shifted by one**, and the ranks sum tensors
 # that do not belong together. Only at the very end a call is missing.
 #
-# Op and sizes do not show the place. But the dumps also have the lines: attention's all_reduce and the MLP's are at
-# two lines of the program. **Now you write it:** `other_line(calls, odd)` returns the first number at which rank
-# `odd` called from another line than most ranks. If there is no such number, it returns None.
+# Op and sizes do not show which call was left out. But the dumps also contain the line of each call. Attention's
+# all_reduce and the MLP's all_reduce are on different lines of the program. **Now you write it:**
+# `other_line(calls, odd)` returns the first number at which rank `odd` called from another line than most ranks. If
+# there is no such number, it returns None.
 
 
 # %%
@@ -293,16 +290,16 @@ for number in (9, 10, 11, 12):
 #
 # </details>
 #
-# Between the cause and the hang are 14 calls. All training in between was wrong, and no rank raised an error. Note
-# that lines are a hint, and not a proof. A right program may make one collective from two lines:
+# The hang came 14 calls after its cause. All training in between was wrong, and no rank raised an error. Lines
+# are a hint, not a proof. A right program may make one collective from two lines:
 # `if rank == 0: dist.broadcast(...)`, `else: dist.broadcast(...)`.
 #
-# **A lab:** the picture shows what the buffers of the eight ranks hold. A letter is a call, and its column is its
-# number. Try three changes:
+# **A lab:** the picture shows the calls in the buffers of the eight ranks. Each letter is a call, and its column is
+# the call's number. Try three changes:
 #
-# - Move "at call" to 4 and to 22. At which call does the first difference show?
-# - Let a buffer hold 8 calls, with "at call" at 4. What can you still find out, and what is lost?
-# - Take the other faults. Which of these faults does the last column show at once?
+# - Set "at call" to 4, and then to 22. At which call does the first difference show?
+# - Set "at call" to 4 and "a buffer holds" to 8. What can you still find out, and what is lost?
+# - Choose the other faults. What do they have in common?
 
 # %%
 labs.draw_records("skips", odd=5, call=10)
@@ -312,13 +309,13 @@ labs.records_lab("skips", odd=5, call=10)
 
 # %% [markdown]
 # The first difference of `skips` always shows at call 24. With short buffers you still see that the letters of rank 5
-# are shifted, but not where the shift began. The other three faults stop the job at the call itself.
+# are shifted, but not where the shift began. The other three faults stop the job at the call that goes wrong.
 #
 # ## When a rule names the wrong rank
 #
-# A rule compares ranks, and then it has to decide which side is right. In the next program, a file of settings says
-# whether a rank calls a broadcast. The new file switches the broadcast off, and a rank with an old file still calls
-# it. The program runs twice. First rank 0 alone has the old file. Then ranks 1, 2 and 3 have it.
+# A rule compares ranks, and then it has to decide which side is right. In the next program, each rank reads settings
+# from a file. A rank with the old file calls a broadcast, and a rank with the new file does not. In the first run,
+# only rank 0 has the old file. In the second run, only rank 0 has the new file.
 #
 # torch comes with an analyser of dumps, `torchfrtrace`. It assumes that the first rank that it reads is right. We let
 # it read rank 0 first. Which ranks does the analyser name in the first run? And which ranks does the rule of the
@@ -357,8 +354,8 @@ simlib.guess(majoritys, found)
 
 # %% [markdown]
 # torch's analyser names all ranks that differ from the first one. So it names three ranks that are right. A comment
-# in its source warns of this (`flight_recorder/components/utils.py`, torch 2.13). The majority is wrong in the second
-# run. And in a group of two ranks there is no majority at all.
+# in its source warns of this (`components/utils.py`, torch 2.13). In the second run, three ranks have
+# the old file. So the majority is wrong, and names rank 0. In a group of two ranks there is no majority at all.
 #
 # **A rule only says where ranks differ.** Then go to the two lines of the program, and decide which side is wrong.
 #
@@ -373,8 +370,8 @@ simlib.guess(majoritys, found)
 #
 # 1. You know that 63 ranks waited in an all_reduce. The 64th may have left, or it may be slow. You have to read its
 #    dump, and its output.
-# 2. Compare the lines of all earlier calls. The two ranks left out a call at the first number at which their line
-#    differs from that of the others.
+# 2. Compare the lines of all earlier calls. Find the first number at which the lines of the two ranks differ from
+#    the lines of the others. That is the call that the two ranks left out.
 # 3. You find out that rank 3 is one call behind, and that its lines are shifted by one in the whole buffer. You
 #    do not find out which call it left out.
 #
