@@ -30,10 +30,11 @@ def everywhere(function):
 # ## 1. The call that was left out (★★, 15 minutes, 2 points)
 #
 # All ranks of a job belong to one group, and all their calls have the same op and size. `lines[r]` is a
-# dict `{number: line}`. It contains the calls that are still in the buffer of the job's rank r. The
-# buffers may begin at different numbers. One rank left out one call. All other ranks made the same calls.
-# Return `(odd, number)`. `odd` is the rank that left out the call. `number` is the first number at which
-# its line differs from the line of most ranks that have this number. Leave `lines` as it is.
+# dict for rank r of the job: `{number: line}`. It contains the calls that are still in the rank's buffer.
+# The buffers may begin at different numbers. One rank left out one call, and all other ranks made the same
+# calls. Return `(odd, number)`. `odd` is the rank that left out the call. `number` is the first number at
+# which the line of `odd` differs from the line of most ranks that have this number. Some buffers may begin
+# after this number. Leave `lines` as it is.
 
 
 # %% role="answer" question="left_out" points=2
@@ -64,7 +65,7 @@ def a_record(rank, world_size):
     records = [
         job_of((20, 24, 31), 6, 4, 2, 8, (1, 3, 2, 4)),
         job_of((7, 9), 9, 5, 0, 5, (2, 1, 1, 3, 4)),
-        job_of((11, 13, 17, 11), 5, 6, 5, 11, (4, 9, 1, 2, 3, 10)),
+        job_of((11, 13, 17, 11), 5, 6, 5, 11, (4, 13, 1, 2, 3, 10)),
     ]
     return (records[(world_size - 1) % 3],)
 
@@ -103,6 +104,12 @@ def by_position(lines):
     return None
 
 
+def where_all_buffers_begin(lines):
+    """The odd rank, and the first other line from the number on that all buffers have."""
+    begin = max(map(min, lines))
+    return at_first_other_line([{n: own[n] for n in own if n >= begin} for own in lines])
+
+
 def against_rank_0(lines):
     for number in sorted(lines[0]):
         for r, own in enumerate(lines):
@@ -128,6 +135,8 @@ verdict = check(
         "That is one call too early: there the lines are still equal.": everywhere(one_before),
         "That compares the first calls of all buffers, then the second ones. Buffers begin at different "
         "numbers: compare calls of the same number.": everywhere(by_position),
+        "That begins at the first number that all buffers have. The lines differ earlier: use each number "
+        "that some of the ranks have.": everywhere(where_all_buffers_begin),
         "That takes rank 0 as right. It may be the odd one: compare with the line of most ranks.": (
             everywhere(against_rank_0)
         ),
@@ -166,14 +175,13 @@ def another_record(rank, world_size):
 print(measure(left_out, another_record))
 
 # %% [markdown]
-# ## 2. Two groups in unlike order (★★★, 25 minutes, 3 points)
+# ## 2. Two groups in different orders (★★★, 25 minutes, 3 points)
 #
-# `groups` is a dict from the name of a group to the list of its ranks. `orders[r]` is the list of the
-# names of the groups in which rank r makes its calls, one call after the other. A call ends when *all*
-# ranks of its group are in it. Then each of these ranks goes on to its next call. All calls have the same
-# op and size. Which ranks never finish? Return a dict `{rank: group}`. For each of these ranks, it
-# contains the group in whose call the rank waits. Return `{}` if all ranks finish. Leave the inputs as
-# they are.
+# `groups` is a dict. It maps the name of each group to the list of its ranks. Rank r makes one call after
+# the other, and `orders[r]` lists the names of the groups of these calls. A call ends when *all* ranks of
+# its group are in it. Then each of these ranks goes on to its next call. All calls have the same op and size.
+# Which ranks never finish? Return a dict that maps each of these ranks to the name of the group in which the
+# rank waits. Return `{}` if all ranks finish. Leave the inputs as they are.
 
 
 # %% role="answer" question="who_waits" points=3
@@ -298,14 +306,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Keep a number for each rank: how many of its calls have ended. Then `orders[r][at[r]]` is the group in
-# which rank r waits now.
+# Keep a number for each rank: `at[r]` says how many of its calls have ended. Then `orders[r][at[r]]` is the
+# group in which rank r waits now. If `at[r] == len(orders[r])`, rank r has finished.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Look at one group after the other. If all its ranks are in its call, let all of them go on. Repeat this
-# until a whole round changes nothing.
+# Look at one group after the other. If all its ranks wait in it, let all of them go on. Repeat this until a
+# whole round changes nothing.
 #
 # </details>
 

@@ -43,6 +43,12 @@ def by_place(rank, world_size, lines):
     return None
 
 
+def after_all_have_begun(rank, world_size, lines):
+    """the first other line among the numbers that all buffers have"""
+    begin = max(min(own) for own in lines)
+    return first([{n: line for n, line in own.items() if n >= begin} for own in lines])
+
+
 def beside_rank_0(rank, world_size, lines):
     """the first rank that differs from rank 0"""
     for number in lines[0]:
@@ -68,6 +74,7 @@ WRONG = {
     where_a_rank_is_missing: "At this number the fault shows",
     too_early: "one call too early",
     by_place: "compare calls of the same number",
+    after_all_have_begun: "first number that all buffers have",
     beside_rank_0: "That takes rank 0 as right",
     shortest_buffer: "A short buffer is no fault",
     agreed: "Every rank has all records",
