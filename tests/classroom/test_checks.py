@@ -316,6 +316,15 @@ def test_ranks_that_do_not_communicate_where_they_must_are_told():
     assert "No rank communicates" in reason(lambda rank, n, x: x + 7 * (n > 1))
 
 
+def test_a_changed_list_of_numbers_is_called_a_list():
+    def pops(rank, world_size, numbers):
+        return [numbers.pop(0)]
+
+    lists = lambda rank, world_size: ([[1], [2]],)  # noqa: E731
+    verdict = check("pops", pops, lists, lambda given: [[one[0]] for one in given], points=1)
+    assert "changed the list it was given: work on a copy (deepcopy)" in verdict.reason
+
+
 def test_new_tensors_put_into_a_list_do_not_count_as_a_change_in_place():
     def exchanges(rank, world_size, tensors):
         tensors[0] = 2 * tensors[0]
@@ -399,6 +408,7 @@ def test_same_answer_gives_the_same_text():
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "at 'b' has the wrong value"),
         ({"a": 1}, {"a": 1, "b": 3}, "has {'a': 1}, but a dict with a, b is expected"),
+        ({"a": 1}, {}, "has {'a': 1}, but an empty dict is expected"),
         ("adam", "adam", None),
         ("adam", "sgd", "has 'adam', but 'sgd' is expected"),
         (2.0, 1.98, "has the wrong value"),

@@ -117,7 +117,8 @@ def difference(got: Any, want: Any, within: float = EXACT) -> str | None:
         return list_difference(got, want, within)
     if isinstance(want, dict):
         if not isinstance(got, dict) or got.keys() != want.keys():
-            return f"has {describe(got)}, but a dict with {', '.join(map(str, want))} is expected"
+            expected = f"a dict with {', '.join(map(str, want))}" if want else "an empty dict"
+            return f"has {describe(got)}, but {expected} is expected"
         wrong = {key: text for key in want if (text := difference(got[key], want[key], within))}
         return next((f"at {key!r} {text}" for key, text in wrong.items()), None)
     if isinstance(want, str):

@@ -254,11 +254,22 @@ def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
                 f"Rank {rank} changed the tensor it was given. Does the rank receive into x while "
                 "it sends x? Receive into another tensor."
             )
+        pairs = zip(now, before, strict=True)
+        was = next(was for value, was in pairs if difference(value, was))
+        kind, way = ("tensor", "clone") if has_tensor(was) else (type(was).__name__, "deepcopy")
         return (
-            f"Rank {rank} changed the tensor it was given: "
-            "work on a copy (clone) and leave the input as it is."
+            f"Rank {rank} changed the {kind} it was given: "
+            f"work on a copy ({way}) and leave the input as it is."
         )
     return None
+
+
+def has_tensor(value: object) -> bool:
+    """Whether a value is a tensor, or contains one."""
+    parts = value.values() if isinstance(value, dict) else value
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, (list, tuple, dict)) and any(map(has_tensor, parts))
+    )
 
 
 def has_come(now: Sequence, before: Sequence, others: Sequence[Sequence]) -> bool:
