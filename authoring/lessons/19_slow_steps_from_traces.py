@@ -381,7 +381,7 @@ plt.show()
 # ## Your turn
 #
 # [Exercises 19](../exercises/19_hangs_from_records.ipynb) belong to all three parts. Their tasks are about a call
-# that was left out, two groups in unlike order, the overlap in a trace, and a time-out.
+# that was left out, two groups in different orders, the overlap in a trace, and a time-out.
 #
 # ## Exit ticket
 #
