@@ -162,6 +162,6 @@ def _words_of(fault, odd, call, held):
     title = f"rank {odd} {FAULTS[fault].format(call)}; at call {shown} it {what}"
     if line is None:
         return title, "its lines are those of the others in all calls that both have"
-    lost = line > call
-    note = f"its lines differ from call {line} on"
-    return title, note + f": the buffers have lost call {call}" * lost
+    if line > call:
+        return title, f"its lines differ in the whole buffer: the buffers have lost call {call}"
+    return title, f"its lines differ from call {line} on"
