@@ -155,14 +155,15 @@ simlib.guess(placement_of_z, names[1], of=("Shard", "Replicate", "Partial"))
 #
 # ## The table of changes
 #
-# `x.redistribute(mesh, [placement])` changes a placement. **A redistribute is a collective**, or it is free. With two
-# ways to shard a matrix there are 4 x 4 changes. For each change, ask: which numbers does a rank still need?
+# `x.redistribute(mesh, [placement])` changes a placement. **A redistribute is a collective**, or it is free. We shard
+# a matrix along dimension 0 or 1, so we have four placements and 4 x 4 changes. Ask for each change: which numbers does
+# a rank need after the change that it does not hold before?
 #
 # **Now you write it:** `cost` returns the name of the collective, and the bytes that each rank sends. The name is
 # `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `src` and `dst` are 0, 1, `"R"` or
 # `"P"`. The whole tensor has `nbytes` bytes. An all_to_all sends each piece straight to its rank, and the other
-# collectives are rings (lesson 05). The check compares 11 of the 16 entries with what torch sends. You check the others
-# below.
+# collectives are rings (lesson 05). This check compares 11 of the 16 entries with what torch sends. The next check
+# compares all 16 with what your own program sends.
 
 
 # %%
@@ -262,7 +263,7 @@ def assembled(locals_of_ranks, placement):
 # %% [markdown]
 # The check runs all 16 changes twice. On real ranks, the new local tensors must keep the new contract. On simulated
 # ranks, rank 0 must send no more bytes than with torch. For a change to Partial, which torch refuses, rank 0 must send
-# nothing. The check prints what rank 0 sends. Does your `cost` say the same?
+# nothing. The check prints what rank 0 sends, and where your `cost` differs from it.
 
 # %%
 moved = simlib.run(every_change, 4, args=(whole,)).results
@@ -273,7 +274,8 @@ for src in TORCHS:
         _, kind, sent = measured(move, 4, whole, src, dst)
         most = 0 if dst == "P" else measured(by_torch, 4, whole, src, dst)[2]
         ok = new is not None and torch.equal(new, whole) and sent <= most
-        row.append(f"to {dst} {'right' if ok else 'not yet'} ({kind} {sent})")
+        differs = ", cost differs" if ok and cost(src, dst, whole.nbytes, 4) != (kind, sent) else ""
+        row.append(f"to {dst} {'right' if ok else 'not yet'} ({kind} {sent}{differs})")
     print(f"from {src}:", "; ".join(row))
 
 # %% [markdown]
@@ -301,24 +303,22 @@ for src in TORCHS:
 #
 # </details>
 #
-# Between shards, our program sends fewer bytes than torch, which uses no all_to_all on CPUs. How many bytes does a rank
-# send if *torch* changes `Shard(0)` to `Shard(1)`? Our formula gives 72 of the 384 bytes.
+# Between shards, our program sends 72 of the 384 bytes. Torch sends more on CPUs, because it uses no all_to_all there:
 
 # %%
-torchs_bytes = None  # what a rank sends
 _, kind, sent = measured(by_torch, 4, whole, 0, 1)
 print(f"torch from Shard(0) to Shard(1): {kind}, each rank sends {sent} bytes")
-simlib.guess(torchs_bytes, sent)
 
 # %% [markdown]
-# On CPUs, torch gathers the whole tensor on every rank and keeps a chunk. So a rank sends 288 bytes, four times as many
-# as necessary. Torch's source says why: it assumes that Gloo has no all_to_all. On GPUs, torch calls all_to_all. So a
+# Each rank gathers the whole tensor and keeps a chunk of it. So a rank sends 288 bytes, four times as many as
+# necessary. Torch's source says why: it assumes that Gloo has no all_to_all. On GPUs, torch calls all_to_all. So a
 # placement says what ranks hold, but only a trace shows what they send.
 #
 # ## Gradients have placements, too
 #
-# Each rank takes some of the examples, and computes with the whole W. The gradient of its own examples is one
-# summand. So the gradient of W is a Partial. Each change in the forward pass has its own change in the backward pass:
+# In data parallelism, each rank has the whole matrix W, and some of the examples. Each rank computes the gradient of its
+# own examples. This is one summand, so the gradient of W is a Partial, although W is a Replicate. Each change in the
+# forward pass has its own change in the backward pass:
 #
 # | name in the first part | forward | backward |
 # |---|---|---|
@@ -328,8 +328,8 @@ simlib.guess(torchs_bytes, sent)
 #
 # A DTensor follows such rules by itself. But many programs take the local tensor out, to compute with plain torch. The
 # program below calls `W.to_local()`. It prints the placement of `W.grad`, and the first number of
-# `W.grad.full_tensor()`. In the second run, we tell torch the placement of the gradient:
-# `to_local(grad_placements=[Partial()])`.
+# `W.grad.full_tensor()`. Torch prints `R` for `Replicate()`, `S(0)` for `Shard(0)`, and `P(sum)` for `Partial()`. In
+# the second run, we tell torch the placement of the gradient: `to_local(grad_placements=[Partial()])`.
 #
 # Do both ranks see the same gradient in the first run?
 
@@ -372,8 +372,9 @@ for told in (False, True):
 # | (replicate, shard) | `[Replicate(), Shard(0)]` | HSDP, which the next part builds |
 # | (dp, tp) | `[Shard(0), Shard(1)]` | FSDP and tensor parallelism (`RowwiseParallel`) |
 #
-# The second axis cuts each part of the first axis. The mesh below has 2 x 2 ranks. In how many all_gathers does rank
-# 0 take part, if the ranks make a `full_tensor` from `[Shard(0), Shard(1)]`?
+# `RowwiseParallel` cuts the rows of A in x A. An `nn.Linear` stores A transposed, so these rows are dimension 1 of its
+# weight. The second axis cuts what the first one leaves. The mesh below has 2 x 2 ranks. In how many all_gathers does
+# rank 0 take part, if the ranks make a `full_tensor` from `[Shard(0), Shard(1)]`?
 
 # %%
 gathers = None  # of rank 0, from [Shard(0), Shard(1)]
