@@ -1006,10 +1006,10 @@ print(measure(fit_8b, drawn_cards))
 # ## 6. The collective of a redistribute (★★, 20 minutes, 2 points)
 #
 # A tensor of `nbytes` bytes is on a mesh of `shape`. `src` and `dst` have a placement for each axis:
-# `"S0"`, `"S1"`, `"R"` or `"P"`. `src` and `dst` differ on one axis. Return `(name, sent)`. `name` is the
-# collective: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`. `sent` is
-# the number of bytes that a rank sends, as in the lesson: an all_to_all sends each piece to its rank, and
-# the other collectives are rings. The axes have any size above 1, all cuts are even, and no dimension is
+# `"S0"`, `"S1"`, `"R"` or `"P"`. `src` and `dst` differ on exactly one axis. Return `(name, sent)`. `name`
+# is the collective: `"all_reduce"`, `"all_gather"`, `"reduce_scatter"`, `"all_to_all"` or `"nothing"`.
+# `sent` is the number of bytes that a rank sends, as in the lesson: an all_to_all sends each piece to its
+# rank, and the others are rings. The axes have any size above 1, all cuts are even, and no dimension is
 # cut twice. Send nothing.
 
 
@@ -1140,12 +1140,12 @@ print(measure(cost_of, drawn_change))
 # %% [markdown]
 # ## 7. FSDP or HSDP (★★, 20 minutes, 2 points)
 #
-# A job trains on nodes of several ranks. FSDP cuts the parameters over all ranks. HSDP cuts them over the
-# ranks of a node and replicates across nodes. Return a pair: the one that fits and sends for the shorter
-# time, `"FSDP"` or `"HSDP"`, and its time in seconds. If neither fits, return `(None, None)`. A ring over
-# k ranks with B bytes takes (k - 1) rounds of latency + B / k / bandwidth. For each micro-batch, both
-# gather twice and reduce_scatter once. At the end of a step, HSDP all_reduces its shards between the
-# nodes: all ranks of a node do so at once, and share the bandwidth. An all_reduce is two rings. Send
+# A job trains on nodes of several ranks. FSDP cuts over all ranks. HSDP cuts over the ranks of a node and
+# replicates across nodes. Return the one that fits and sends for the shorter time, `"FSDP"` or `"HSDP"`,
+# and its seconds. If neither fits, return `(None, None)`. A ring over k ranks with B bytes has (k - 1)
+# rounds. Each round takes latency + B / k / bandwidth. For each micro-batch, both gather twice and
+# reduce_scatter once. Once a step, after the last micro-batch, HSDP all_reduces its shards between the
+# nodes. All ranks of a node do so at once, and share the bandwidth. An all_reduce is two rings. Send
 # nothing.
 
 
@@ -1198,7 +1198,7 @@ HYBRIDS = [  # told apart by them
 
 def of_hybrid(
     job, times=3, all_reduces=2, fits=True, of_shard=True, shared=True, latency=True, each=True,
-    kept_by=8, fsdp_shares=False,
+    kept_by=8, fsdp_shares=False, once=True,
 ):  # fmt: skip
     """The answer; of a mistake, as somebody else counts."""
     n, G, N, M = (job[name] for name in ("nodes", "per_node", "N", "microbatches"))
@@ -1208,6 +1208,7 @@ def of_hybrid(
 
     micro = times * (M if each else 1)
     after = ring(n, N / G if of_shard else N, job["between"], G if shared else 1)
+    after *= 1 if once else M
     of = {
         "FSDP": (micro * ring(n * G, N, job["between"], G if fsdp_shares else 1), n * G),
         "HSDP": (micro * ring(G, N, job["inside"]) + all_reduces * after, G),
@@ -1256,6 +1257,7 @@ verdict = check(
             hybrids(all_reduces=0)
         ),
         "A micro-batch has two gathers and a reduce_scatter: three rings.": hybrids(times=2),
+        "HSDP all_reduces once a step, not for each micro-batch.": hybrids(once=False),
     },
     worlds=(5,),  # each rank has a job of its own: all five are looked at together
     points=2,
@@ -1301,12 +1303,12 @@ print(measure(hybrid, drawn_hybrid))
 # %% [markdown]
 # ## 8. The wrong clip (★★, 20 minutes, 3 points)
 #
-# The program below clips gradients: if their norm is above `limit`, it scales all of them down to this
-# limit. But each rank uses the norm of its own numbers. `kinds` says what a rank has of each gradient: a
-# shard (`"S"`), all of it (`"R"`), or one summand of it (`"P"`). Fix the program, so that `norm` is the
-# norm of all whole gradients together. Each rank returns its scaled shards, copies and *summands*. You
-# may all_reduce each Partial once, and then one number, in the dtype of the gradients. Leave the inputs
-# as they are. You get 2 points for the value and 1 for the traffic.
+# The program below clips gradients: if their norm is above `limit`, it scales all gradients so that
+# their norm is `limit`. But each rank uses the norm of its own numbers. `kinds` says what a rank has of
+# each gradient: a shard (`"S"`), all of it (`"R"`), or one summand of it (`"P"`). Fix the program, so
+# that `norm` is the norm of all whole gradients together. Each rank returns its shards, copies and
+# *summands*, scaled. You may all_reduce each Partial once, and then one number, in the dtype of the
+# gradients. Leave the inputs as they are. You get 2 points for the value and 1 for the traffic.
 
 
 # %% role="answer" question="clipped" points={"value": 2, "traffic": 1}

@@ -7,7 +7,7 @@ QUESTION = "hybrid"
 
 def chosen(
     job, rings=3, after=2, fits=True, cut=True, shared=True, latency=1, each=True, kept=8,
-    fsdp_shares=False,
+    fsdp_shares=False, once=True,
 ):  # fmt: skip
     """The answer; of a mistake, as it counts."""
     n, G, N, M = (job[name] for name in ("nodes", "per_node", "N", "microbatches"))
@@ -19,7 +19,7 @@ def chosen(
     between = ring(n, N / G if cut else N, job["between"], G if shared else 1)
     found = [
         (rings * ring(n * G, N, job["between"], G if fsdp_shares else 1), "FSDP", n * G),
-        (rings * ring(G, N, job["inside"]) + after * between, "HSDP", G),
+        (rings * ring(G, N, job["inside"]) + after * between * (1 if once else M), "HSDP", G),
     ]
     found = [one for one in found if kept * N / one[2] <= job["memory_bytes"] or not fits]
     seconds, name, _ = min(found, default=(None, None, None))
@@ -76,6 +76,11 @@ def gathers_once(rank, world_size, job):
     return chosen(job, rings=2)
 
 
+def reduces_each_time(rank, world_size, job):
+    """the choice that all_reduces between nodes for each micro-batch"""
+    return chosen(job, once=False)
+
+
 def asks_the_others(rank, world_size, job):
     """the right choice after a barrier"""
     dist.barrier()
@@ -93,6 +98,7 @@ WRONG = {
     half_an_all_reduce: "An all_reduce is two rings",
     nodes_apart: "have different gradients",
     gathers_once: "three rings",
+    reduces_each_time: "once a step",
     asks_the_others: "work this out for itself",
 }
 
