@@ -13,6 +13,7 @@
 #
 # [The second part](13_cost_of_staleness.ipynb) asks what old gradients cost.
 # [The third part](13_downpour_and_hogwild.ipynb) builds DistBelief's own algorithm.
+# [The fourth part](13_for_large_models.ipynb) shows how large models use these methods today.
 #
 # ## Two questions, four programs
 #
@@ -432,6 +433,7 @@ for guess, loss in zip((loss_alike, loss_own), show(lambda theta, *_: theta), st
 #
 # The **inner optimizer** takes the H steps. Here it is plain SGD, which has no state. In the paper it is
 # AdamW. AdamW's two means for each parameter stay on their own rank and are never averaged.
+# [The fourth part](13_for_large_models.ipynb) has AdamW inside.
 #
 # **Now you write it:** the outer step. It computes these three values in order. The third uses the new $m$.
 #

@@ -337,7 +337,7 @@ run.timeline(between=(0.027, 0.034))
 # calls `recv` with a source (`by_name`). The connection to the dead replica is closed, so a `recv` from it raises
 # an error. Then `except` removes this replica from the list. Otherwise the shard would wait for its goodbye for ever.
 #
-# The first appendix kills a real rank with a real SIGKILL. You may skip both appendices.
+# The appendix kills a real rank with a real SIGKILL. You may skip it.
 #
 # So Downpour keeps its promise. But if a *shard* dies, its part of theta is lost. And
 # Downpour gives up two guarantees:
@@ -455,12 +455,12 @@ for length in (P, 2_000_000):
 # | you must get the same result twice | synchronous SGD | the order of arrival is a race |
 #
 # Large models today are *pre-trained* synchronously, because accelerators are equal and networks are fast. But
-# **reinforcement learning** after pre-training is commonly asynchronous, with bounded staleness. The second appendix
-# describes one such system.
+# **reinforcement learning** after pre-training is commonly asynchronous, with bounded staleness.
+# [The fourth part](13_for_large_models.ipynb) shows this, and DiLoCo for large models.
 #
 # ## Your turn
 #
-# You can now do all tasks of [exercises 13](../exercises/13_asynchronous_training.ipynb).
+# You can now do tasks 1 to 4 of [exercises 13](../exercises/13_asynchronous_training.ipynb).
 #
 # ## Exit ticket
 #
@@ -476,7 +476,7 @@ for length in (P, 2_000_000):
 #
 # </details>
 #
-# **Next:** stragglers and failures, in [lesson 14](14_stragglers_and_failures.ipynb).
+# **Next:** asynchronous methods for large models, in [the fourth part](13_for_large_models.ipynb).
 #
 # ## Appendix: a real rank is killed
 #
@@ -486,10 +486,3 @@ for length in (P, 2_000_000):
 run = simlib.run(downpour, 5, (2, 400, 0.05), kill={4: 0.15}, on_death="continue")
 died = {rank: round(time_s, 2) for rank, time_s in run.deaths.items()}
 print(f"deaths {died}; loss {loss_of(torch.cat(run.results[:2])):.3f}")
-
-# %% [markdown]
-# ## Appendix: asynchronous reinforcement learning
-#
-# Some GPUs generate answers, and others train on them. Synchronous training waits for the longest answer of each
-# batch. In AReaL (Fu et al. 2025, arXiv 2505.24298) no GPU waits, so answers may come from old parameters. Its
-# option `max_head_offpolicyness` limits their age in versions.
