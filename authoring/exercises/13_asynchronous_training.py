@@ -1,14 +1,15 @@
 # %% [markdown]
 # # Exercises 13: asynchronous training
 #
-# This sheet has four tasks for [lesson 13](../notebooks/13_asynchronous_training.ipynb). In the first
+# This sheet has six tasks for [lesson 13](../notebooks/13_asynchronous_training.ipynb). In the first
 # task you write a server that knows how old its gradients are. In the second task you write shards:
 # workers ask a shard only for numbers that this shard holds. In the third task you write local SGD with
-# unequal shards. In the fourth task you decide whether workers should train together or apart. The first
-# task gives the order of the ranks. In the second task the order does not matter. So each task has one
-# right result.
+# unequal shards. In the fourth task you decide whether workers should train together or apart. The fifth
+# and the sixth task belong to [part d](../notebooks/13_for_large_models.ipynb): DiLoCo in fragments, and
+# a gradient of old answers. The first task gives the order of the ranks. In the second task the order
+# does not matter. So each task has one right result.
 #
-# Each task has folded hints. Task 3 uses `cost_gradient`.
+# Each task has folded hints. Tasks 3 and 5 use `cost_gradient`.
 
 # %% role="setup"
 import itertools
@@ -20,6 +21,7 @@ import simlib
 from simlib.checks import (
     OneOf,
     Rule,
+    brought,
     check,
     collective_nbytes,
     collectives,
@@ -698,3 +700,287 @@ hidden_clusters = [
     (2, 1e-3, 8_000, 1e-5, 1.25e9, 40, 500),
 ]
 print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))
+
+# %% [markdown]
+# ## 5. Fragments (★★★, 25 minutes, 4 points)
+#
+# Write DiLoCo with AdamW inside, in fragments: `theta.tensor_split(F)`. In each of the steps 1, ...,
+# `steps`, every rank takes a step of `torch.optim.AdamW` with `lr=0.1` along `cost_gradient` on its own
+# rows. After step s, fragment f is due if (s + f) % H is 0. For this fragment, all ranks average the
+# agreed numbers minus their own. This is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum
+# 0.9), which changes the agreed numbers. Each rank copies them into its own. AdamW's state stays on its
+# rank. Return the agreed theta. Use one `all_reduce` for each due fragment. Leave the inputs as they are.
+
+
+# %% role="answer" question="fragments" points=4
+def fragments(rank, world_size, theta, rows, targets, F, H, steps):
+    """Return the agreed theta after so many steps.
+
+    theta is float32, equal on all ranks; rows has shape (own rows, len(theta)), targets (own rows,).
+    Every rank has rows. F is at most len(theta), and at most H.
+    """
+    ### BEGIN SOLUTION
+    mine = torch.nn.Parameter(theta.clone())
+    inner, parts = torch.optim.AdamW([mine], lr=0.1), mine.data.tensor_split(F)
+    agreed = [torch.nn.Parameter(part.clone()) for part in parts]
+    outers = [torch.optim.SGD([one], lr=0.7, momentum=0.9, nesterov=True) for one in agreed]
+    for step in range(1, steps + 1):
+        mine.grad = cost_gradient(mine.detach(), rows, targets)
+        inner.step()
+        for f in range(F):
+            if (step + f) % H == 0:
+                agreed[f].grad = agreed[f].detach() - parts[f]
+                dist.all_reduce(agreed[f].grad, op=dist.ReduceOp.AVG)
+                outers[f].step()
+                parts[f].copy_(agreed[f].data)
+    return torch.cat([part.detach() for part in agreed])
+    ### END SOLUTION
+
+
+# %% role="check" question="fragments" points=4
+def fragment_problem(rank, world_size, sizes=(5, 2, 3, 9), seed=0):
+    length, F, H, steps = sizes
+    random = torch.Generator().manual_seed(10 * seed + rank)
+    x = torch.randn(rank + 2, length, generator=random)
+    return torch.linspace(1, -1, length), x, x.sum(1) + 2 * rank, F, H, steps
+
+
+def adamw_step(theta, g, m, v, t):
+    """AdamW as its paper has it, in place, with torch's own values and lr=0.1."""
+    m.mul_(0.9).add_(0.1 * g)
+    v.mul_(0.999).add_(0.001 * g * g)
+    theta.mul_(1 - 0.1 * 0.01)
+    theta -= 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
+def in_fragments(
+    thetas, xs, ys, Fs, Hs, counts, state="local", due=lambda s, f: s + f, how="Nesterov", parts=0
+):
+    """The agreed theta of all ranks; the last four say what is done in another way."""
+    agreed, momentum = thetas[0].clone(), torch.zeros_like(thetas[0])
+    mine = thetas[0].repeat(len(xs), 1)
+    m, v, t = torch.zeros_like(mine), torch.zeros_like(mine), 0
+    for step in range(1, counts[0] + 1):
+        t += 1
+        for one, x, y, its_m, its_v in zip(mine, xs, ys, m, v, strict=True):
+            adamw_step(one, cost_gradient(one, x, y), its_m, its_v, t)
+        for f, at in enumerate(torch.arange(len(agreed)).tensor_split(parts or Fs[0])):
+            if due(step, f) % Hs[0]:
+                continue
+            d = agreed[at] - mine[:, at].mean(0)
+            d = {"sum": d * len(xs), "uphill": -d}.get(how, d)
+            momentum[at] = 0.9 * momentum[at] + d
+            move = {"mean": d, "momentum": 0.7 * momentum[at]}
+            agreed[at] -= move.get(how, 0.7 * (0.9 * momentum[at] + d))
+            if how != "not copied":
+                mine[:, at] = agreed[at]
+            if state == "averaged":
+                m[:], v[:] = m.mean(0), v.mean(0)
+            if state == "reset":
+                m, v, t = torch.zeros_like(m), torch.zeros_like(v), 0
+    return [agreed] * len(xs)
+
+
+def fragments_due(thetas, xs, ys, Fs, Hs, counts):
+    """The bytes of the all_reduces, in order."""
+    parts = thetas[0].tensor_split(Fs[0])
+    steps = range(1, counts[0] + 1)
+    due = [part.nbytes for s in steps for f, part in enumerate(parts) if (s + f) % Hs[0] == 0]
+    return due if len(xs) > 1 else None
+
+
+def with_change(**change):
+    return lambda *given: in_fragments(*given, **change)
+
+
+verdict = check(
+    "fragments",
+    fragments,
+    fragment_problem,
+    in_fragments,
+    only("all_reduce"),
+    brought(fragments_due, hint="Only the numbers of the fragment that is due have to travel."),
+    mistakes={
+        "AdamW starts again after a meeting: keep one optimizer for all steps.": with_change(
+            state="reset"
+        ),
+        "AdamW's moments are averaged, too: they stay on their own rank.": with_change(
+            state="averaged"
+        ),
+        "The outer gradient has the wrong sign: it is the agreed numbers minus the rank's own.": (
+            with_change(how="uphill")
+        ),
+        "That is the sum of the differences: take their mean.": with_change(how="sum"),
+        "That is the plain mean of the parameters: an outer SGD with momentum takes the step.": (
+            with_change(how="mean")
+        ),
+        "That is plain momentum: the outer SGD has `nesterov=True`.": with_change(how="momentum"),
+        "Each rank goes on with its own numbers: copy the agreed ones into them.": with_change(
+            how="not copied"
+        ),
+        "All fragments meet after the same steps: each fragment f has its own, by (s + f) % H.": (
+            with_change(due=lambda s, f: s)
+        ),
+        "The fragments are due in another order: (s + f) % H has to be 0, not (s - f) % H.": (
+            with_change(due=lambda s, f: s - f)
+        ),
+    },
+    points=4,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `mine.data.tensor_split(F)` returns views. If you copy numbers into a view, `mine` changes, and AdamW
+# still has the same parameter.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Each fragment needs its own agreed parameter and its own outer optimizer. So its momentum changes only
+# if this fragment is due.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# For a due fragment: set `agreed[f].grad` to `agreed[f].detach() - parts[f]`. Average it with
+# `dist.ReduceOp.AVG`. Call `outers[f].step()`. Then call `parts[f].copy_(agreed[f].data)`.
+#
+# </details>
+
+# %% role="hidden" question="fragments"
+seed = 1
+hidden_sizes = (4 + seed % 3, 2 + seed % 2, 3 + seed % 2, 7 + seed % 4)
+print(measure(fragments, lambda rank, n: fragment_problem(rank, n, hidden_sizes, seed)))
+
+# %% [markdown]
+# ## 6. Old answers on many ranks (★★, 20 minutes, 3 points)
+#
+# The softmax of `theta` gives the probabilities p of a policy's answers. Each rank has some `answers` of
+# older policies, the probabilities `q` with which they were written, and their `rewards`. A rank may have
+# no answers. Return the gradient of [part d](../notebooks/13_for_large_models.ipynb): the mean of
+# weight · (reward - mean reward) · (onehot - p) over the answers of **all** ranks. The weight is p / q of
+# the answer, and at most `limit`. The mean reward is that of **all** answers. `onehot` has a 1 at the
+# answer and 0 elsewhere. Use one `all_reduce`. Its tensor may have at most 2 · len(theta) + 2 numbers.
+
+
+# %% role="answer" question="old_answers" points=3
+def old_answers(rank, world_size, theta, answers, q, rewards, limit):
+    """Return the gradient, of the shape of theta.
+
+    theta is float32, equal on all ranks; answers are int64, q and rewards float32, all three of shape
+    (own answers,). Leave them as they are.
+    """
+    ### BEGIN SOLUTION
+    p, A = torch.softmax(theta, 0), len(theta)
+    weights = (p[answers] / q).clamp(max=limit)
+    scores = torch.eye(A)[answers] - p
+    count = torch.tensor([float(len(answers))])
+    sums = [(weights * rewards) @ scores, weights @ scores, rewards.sum().view(1), count]
+    buffer = torch.cat(sums)
+    dist.all_reduce(buffer)
+    with_rewards, alone, reward, count = buffer.split([A, A, 1, 1])
+    return (with_rewards - reward / count * alone) / count
+    ### END SOLUTION
+
+
+# %% role="check" question="old_answers" points=3
+ANSWERS = [4, 0, 7, 2, 5]
+
+
+def old_batch(rank, world_size, counts=ANSWERS, A=4, seed=0):
+    common = torch.Generator().manual_seed(1000 + seed)
+    theta = torch.randn(A, generator=common)
+    random = torch.Generator().manual_seed(10 * seed + rank)
+    answers = torch.randint(A, (counts[rank],), generator=random)
+    q = torch.softmax(torch.randn(counts[rank], A, generator=random), 1)
+    q = q[torch.arange(counts[rank]), answers]
+    rewards = answers / A + torch.rand(counts[rank], generator=random) + 0.3 * rank
+    return theta, answers, q, rewards, 1.5
+
+
+def gradient_of_all(
+    thetas, answers, qs, rewards, limits, weight=None, own=False, base=True, over=None
+):
+    """The gradient on every rank, one answer after the other; the last four change the formula."""
+    p, limit = torch.softmax(thetas[0], 0), limits[0]
+    weight = weight or (lambda p, q: min(p / q, limit))
+    mean, found = torch.cat(rewards).mean(), []
+    for its_answers, its_qs, its_rewards in zip(answers, qs, rewards, strict=True):
+        total = torch.zeros_like(p)
+        for a, q, reward in zip(its_answers, its_qs, its_rewards, strict=True):
+            onehot = (torch.arange(len(p)) == a).float()
+            baseline = (its_rewards.mean() if own else mean) if base else 0
+            total += weight(p[a], q) * (reward - baseline) * (onehot - p)
+        found.append(total)
+    if over == "ranks":  # a mean of the ranks' means
+        parts = [total / max(len(a), 1) for total, a in zip(found, answers, strict=True)]
+        return [sum(parts) / len(parts)] * len(parts)
+    return [sum(found) / (1 if over == "none" else len(torch.cat(answers)))] * len(found)
+
+
+def with_formula(**change):
+    return lambda *given: gradient_of_all(*given, **change)
+
+
+verdict = check(
+    "old_answers",
+    old_answers,
+    old_batch,
+    gradient_of_all,
+    only("all_reduce"),
+    collectives(
+        lambda *given: 1,
+        hint="The mean reward can be subtracted after the sum: send the parts with and without it.",
+    ),
+    collective_nbytes(
+        lambda *given: 2 * given[0][0].nbytes + 8,
+        hint="Two sums as long as theta, the sum of the rewards and the count are enough.",
+    ),
+    mistakes={
+        "No weights are used: old answers count as if the new policy had written them.": (
+            with_formula(weight=lambda p, q: 1)
+        ),
+        "The weights have no limit: no weight may be larger than `limit`.": with_formula(
+            weight=lambda p, q: p / q
+        ),
+        "The weight is upside down: it is p / q, new over old.": lambda *given: gradient_of_all(
+            *given, weight=lambda p, q: min(q / p, given[4][0])
+        ),
+        "Each rank subtracts the mean of its own rewards: take that of all answers.": with_formula(
+            own=True
+        ),
+        "The mean reward is missing: subtract it from each reward.": with_formula(base=False),
+        "That is the mean of the ranks' means: every answer counts the same.": with_formula(
+            over="ranks"
+        ),
+        "That is the sum over all answers: divide by their number.": with_formula(over="none"),
+    },
+    points=3,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# `torch.eye(len(theta))[answers]` has one row for each answer, also if there are no answers.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# No rank knows the mean reward before the all_reduce. But the sum of weight · (reward - mean) · score is
+# the sum of weight · reward · score, minus the mean times the sum of weight · score.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# Put four things into one tensor: both sums of hint 2, the sum of the rewards, and the number of answers.
+# After the all_reduce, cut the tensor with `split`.
+#
+# </details>
+
+# %% role="hidden" question="old_answers"
+seed = 1
+hidden_counts = [3, seed % 3, 1 + seed % 4, 0, 6]
+print(measure(old_answers, lambda rank, n: old_batch(rank, n, hidden_counts, 3 + seed % 4, seed)))
