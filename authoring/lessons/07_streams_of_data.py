@@ -27,7 +27,7 @@ import simlib
 # ## One reader for each shard
 #
 # Our stream has 48 samples in 12 shards. The ranks do not know the shards' sizes. They can only `read` a shard from its
-# front. Sample 304 is at place 4 of shard 3.
+# front. Sample 304 is at place 4 of shard 3, counted from 0.
 #
 # In torch a stream is an `IterableDataset`. A `DataLoader` refuses a sampler for it, so each rank must choose its own
 # shards. Here rank r takes shards r, r + R, r + 2R, ... Two ranks read the stream. Each loader has two workers, which
@@ -140,10 +140,10 @@ def uneven(rank, world_size):
 simlib.run(uneven, 4)
 
 # %% [markdown]
-# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. In lesson 03's exercise, ranks counted
-# their batches first. A stream cannot be counted. So in each step the ranks all_reduce a flag, which is 1 if a rank has
-# a batch. With MIN, all ranks stop when the *first* stream ends. With MAX, they stop when the *last* stream ends, and a
-# rank without a batch brings zeros. How many of the 48 samples does the run with MIN use?
+# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. A stream has no length. So in each step
+# the ranks all_reduce a flag, which is 1 if a rank has a batch. With MIN, all ranks stop when the *first* stream ends.
+# With MAX, they stop when the *last* stream ends, and a rank without a batch brings zeros. How many of the 48 samples
+# does the run with MIN use?
 
 # %%
 used = None  # of 48, with MIN
@@ -170,8 +170,8 @@ simlib.guess(used, sum(counts))
 
 # %% [markdown]
 # MIN loses 8 samples, and the same ones in every epoch. MAX uses all 48, but its last batches are smaller, so divide
-# by the total count. Both make two all_reduces per step. You can save the flag: if the total count is 0, all streams
-# have ended (exercise 6). DDP has `join` for uneven ends (lesson 08).
+# by the total count. Both make two all_reduces per step. With MAX you need no flag: if the total count is 0, all
+# streams have ended (exercise 6).
 #
 # ## Continue on another number of ranks
 #
@@ -193,7 +193,7 @@ for R, skipped in ((4, 6), (3, 8)):
     print(f"4 ranks, then {R}: {len(times)} of {times.total()} samples are different")
 
 # %% [markdown]
-# Three ranks have other shards than four. So 5 samples are lost, and 5 come twice. The total of 48 hides this.
+# With three ranks, each rank has other shards. So 5 samples are lost, and 5 come twice. The total of 48 hides this.
 #
 # A position that fits any number of ranks says **how many samples of each shard are done**. Each rank counts a batch
 # when it has trained on it (`trained`). `__iter__` must not count. It runs in workers, and each worker reads two
@@ -204,8 +204,8 @@ for R, skipped in ((4, 6), (3, 8)):
 # - `__iter__` yields pairs `(shard, sample)`, for the shards in `self.shards()`. It skips the samples that are done:
 #   `itertools.islice(read(shard), n, None)`.
 # - `state_dict` returns the same dict `{shard: done}` on every rank. `dist.all_gather_object(found, self.done)` puts
-#   the dicts of all ranks into the list `found`. In a resumed run, a rank also has old numbers, for shards that other
-#   ranks read now.
+#   the dicts of all ranks into the list `found`. After a resume, each rank starts with the numbers of all shards. For
+#   shards that other ranks read now, its numbers soon are old.
 
 
 # %%
@@ -252,8 +252,8 @@ for engine, workers, *worlds in (
         results = engine(piece, R, args=(done, steps, workers)).results
         times.update(sum((seen for seen, _ in results), []))
         done = results[0][1]
-    once = len(times) == 48 == times.total()
-    print(f"{worlds} ranks, {workers} workers:", "right" if once else "not yet")
+    ok = "right" if len(times) == 48 == times.total() else "not yet"
+    print(f"{worlds} ranks, {workers} workers: {ok}, {len(times)} of {times.total()} are different")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -273,7 +273,7 @@ for engine, workers, *worlds in (
 # </details>
 #
 # [torchdata](https://docs.pytorch.org/data/0.11/torchdata.stateful_dataloader.html) collects the states of a rank's
-# workers, but not those of all ranks. If you shuffle a stream in a buffer, the samples in the buffer are state, too.
+# workers, but not those of all ranks. If a buffer shuffles the stream, the samples in the buffer are state, too.
 #
 # ## The same bits after a stop
 #
@@ -314,7 +314,7 @@ for name, states in saved.items():
 
 # %% [markdown]
 # Only the run with everything has the same bits. Rank 0's weights and optimizer's state are right for rank 1, too. Here
-# even the position is, because both ranks have had 3 samples. But each rank needs its own generator.
+# even its position is right, because both ranks have had 3 samples. But each rank needs its own generator.
 #
 # ## Other bits, and nothing is wrong
 #
@@ -356,8 +356,9 @@ for numbers, yours in ((x, random), ((10 * x).round(), whole)):
     simlib.guess(yours, sum(same.values()))
 
 # %% [markdown]
-# All five sums are right, but only the same program has the same bits. Small whole numbers are not rounded, so their
-# order does not matter. If sums of whole numbers differ, the program is wrong.
+# All five sums are right, but only the same program has the same bits. Two buckets have other bits because a ring adds
+# each chunk in another order of ranks, and a number is now in another chunk. Small whole numbers are not rounded, so
+# their order does not matter. If sums of whole numbers differ, the program is wrong.
 #
 # ## The same bits on every number of ranks
 #
@@ -446,7 +447,8 @@ for product in (matmul, fixed):
 #
 # 1. There are 32 readers, so 8 of them have no shard.
 # 2. It runs in workers. They have copies of the data set, and read ahead.
-# 3. Compare the samples of each step. If they differ, so must the weights. If not, use float64 (first part).
+# 3. Compare the samples of each step. If they differ, the weights must differ, too. If they are equal, repeat both runs
+#    in float64 (first part).
 #
 # </details>
 #

@@ -72,7 +72,7 @@ for row, ((name, dtype), colour) in enumerate(zip(FORMATS.items(), COLOURS, stri
     error.plot(x[:, 0], ((cast(x, dtype).float() - x).abs() / x).amax(1), color=colour, label=name)
 line.set(yticks=range(0, -4, -1), yticklabels=FORMATS, xlabel="value")
 error.set(xscale="log", yscale="log", xlabel="value", ylabel="largest relative error")
-error.legend()
+error.legend(loc=(0.02, 0.17))
 plt.show()
 
 # %% [markdown]
@@ -179,8 +179,9 @@ for block in (430_080, 1024, 128, 32):
 #
 # ## Why sums must be wide
 #
-# An all_gather only moves numbers. An all_reduce also adds them. Below, two ranks all_reduce 100 and 5, as int8 and as
-# int32. Then one rank adds 10 to 256, fifty times, and rounds to e4m3 after each addition. Which sums are wrong?
+# An all_gather only moves numbers. An all_reduce also adds them. Below, each of two ranks brings 100 and 5 to an
+# all_reduce, as int8 and as int32. Then one rank adds 10 to 256, fifty times, and rounds to e4m3 after each addition.
+# Which sums are wrong?
 
 
 # %%
@@ -218,8 +219,8 @@ for dtype in (torch.int8, E4M3):
 
 # %% [markdown]
 # The ring's error grows, because every hop rounds the whole partial sum. With 64 ranks in e4m3, it is 8.5 times the
-# error of the wide sum. There each gradient is rounded once, and the errors have different signs, so they partly
-# cancel.
+# error of the wide sum. In the wide sum each gradient is rounded once, and the errors have different signs, so they
+# partly cancel.
 #
 # So a quantised reduction uses no ring. Each rank cuts its gradient into R parts, and sends part r to rank r. This is
 # an **all_to_all** of blocks and scales. Rank r adds its R parts in float32. This makes a reduce_scatter, as in ZeRO++.
@@ -249,7 +250,7 @@ for dtype in (torch.int8, E4M3):
     print(f"error {error:.2%}, rank 0 sends {sent:,} bytes in {run.time_s * 1e3:.2f} ms")
 
 # %% [markdown]
-# In float32, rank 0 would send three parts of 430,080 bytes, which is 3.88 times as much. The price of 8 bits is a
+# In float32, rank 0 would send 1,290,240 bytes, which is 3.88 times as much. The price of 8 bits is a
 # second call with its latency.
 #
 # <details><summary>Answer</summary>
@@ -264,9 +265,9 @@ for dtype in (torch.int8, E4M3):
 # `torch.cpu.Stream` and `Event` stand for those of `torch.cuda`. A product of matrices takes 0.86 ms and writes the
 # gradient. A second stream, `side`, sends the gradient. In the second run, `side` does not wait for the product.
 #
-# The program returns the moment at which Python comes back from `work.wait()`, the time from the end of the product to
-# the begin of the all_reduce, and a number of the sum. With tensors of the CPU, Python stops in `wait()` until the sum
-# is there. Does it stop here, too?
+# Each line shows when Python comes back from `work.wait()`, how long after the end of the product the all_reduce
+# begins, and one number of the sum. With CPU tensors, Python stops in `wait()` until the sum is there. Does it stop
+# here, too?
 
 
 # %%
@@ -310,8 +311,8 @@ for waits in (True, False):
 # microseconds), its stream, and its name. A copy to the host has `DtoH` in its name.
 #
 # **Now you write it:** `early_us(work)` returns or yields a number for each copy to the host, in the order of launches.
-# Without a wait, a copy could begin when it is launched. Its data are complete when all work in stream 7 has ended that
-# was launched before the copy. By how many microseconds would the copy begin too early? If its data are already
+# Without a wait, a copy could begin when it is launched. Its data are complete when all work that was launched in
+# stream 7 before the copy has ended. By how many microseconds would the copy begin too early? If its data are already
 # complete, the number is 0.
 
 # %%
@@ -375,7 +376,7 @@ plt.show()
 
 # %% [markdown]
 # Six of the twelve waits were necessary. On rank 0 the GPU has little to do, and only one copy would have been too
-# early. On rank 1 a long kernel blocks stream 7 in the second step. Python runs ahead, and a copy would have come 5.7
+# early. On rank 1 a long kernel blocks stream 7 in the second step. Python runs ahead, and a copy would have begun 5.7
 # ms too early. **A missing wait shows only if the GPU lags behind Python**: not in a small test, but in the large job.
 #
 # ## What else a GPU changes
