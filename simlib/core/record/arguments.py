@@ -208,9 +208,10 @@ def _check_tensor(kind, method, tensor, able):
         )
     carries = able.reduces if kind in _REDUCING else able.carries
     if carries is not None and tensor.dtype not in carries:
+        as_bytes = ", or send its bytes with x.view(torch.uint8)" if kind not in _REDUCING else ""
         raise RefusedCall(
             f"{kind} cannot carry {_name(tensor)} with {able.name}: convert the tensor first, "
-            "for example with x.float()"
+            f"for example with x.float(){as_bytes}"
         )
 
 
