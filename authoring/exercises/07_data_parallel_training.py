@@ -1022,6 +1022,9 @@ verdict = check(
             lambda batches, R: sum(gradients / count for gradients, count in batches) / R
         ),
         "A rank that has ended brings its last batch again: it must bring zeros.": last_one_again,
+        "All elements of your list are 0. Are they one tensor that each step fills again?": means_by(
+            lambda batches, R: torch.zeros(3)
+        ),
     },
     points=2,
 )
@@ -1048,12 +1051,12 @@ print(measure(streamed(means_of_stream), uneven_streams(seed)))
 # %% [markdown]
 # ## 7. From 4 ranks to 3 (★★★, 25 minutes, 3 points)
 #
-# A job has stopped, and continues on `world_size` ranks. `states` has one dict `{shard: done}` for each rank
-# of the stopped job. It says how many samples of a shard are done, as far as this rank knows. The job had
-# been resumed, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard `s`
-# has `sizes[s]` samples, which are read from the front. Deal out the unfinished shards in turn: the first
-# one to rank 0, the next one to rank 1, and so on. Return the samples that this rank has to read, in order,
-# as pairs `(shard, place)`. Send nothing.
+# A job has stopped, and continues on `world_size` ranks. `states` has one dict `{shard: done}` for each
+# rank of the stopped job. The dict says how many samples of a shard are done, as far as that rank knew. The
+# job had been resumed, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard
+# `s` has `sizes[s]` samples, which are read from the front. Deal out the unfinished shards in the order of
+# their numbers: the first one to rank 0, the next one to rank 1, and so on in turn. Return the samples that
+# this rank has to read, in order, as pairs `(shard, place)`. Send nothing.
 
 
 # %% role="answer" question="still_to_read" points=3

@@ -694,11 +694,11 @@ print(
 # %% [markdown]
 # ## 5. An all_reduce in 8 bits (★★★, 30 minutes, 4 points)
 #
-# Return the sum of `x` over all ranks, the same numbers on every rank. `x` is float32 and one-dimensional. Its length is
-# a multiple of 8 x `world_size`. Numbers travel as int8, with a scale for each block of 8 numbers. `quantised` and
-# `restored` above make and undo this form. Each rank rounds its `x` once, your own part too. Rank r adds up part r **in
-# float32**, and rounds this sum once. Use only `all_to_all_single` and `all_gather`. A rank may send only the parts
-# that others need. `x` must not change.
+# Return the sum of `x` over all ranks, the same numbers on every rank. `x` is float32 and one-dimensional. Its length
+# is a multiple of 8 x `world_size`. Numbers travel as int8, with a scale for each block of 8 numbers. `quantised` and
+# `restored` at the top of this sheet make and undo this form. Each rank rounds its `x` once, your own part too. Rank r
+# adds up part r **in float32**, and rounds this sum once. Use only `all_to_all_single` and `all_gather`. A rank may
+# send only the parts that others need. `x` must not change.
 
 
 # %% role="answer" question="sum_in_8_bits" points=4
@@ -814,6 +814,10 @@ verdict = check(
         ),
         "That is the rank's own x, rounded: where are the others?": lambda xs: list(
             map(rounded, xs)
+        ),
+        "Each part is the last rank's. If your list for all_gather is one tensor R times, make a "
+        "new tensor for each rank.": (
+            lambda xs: [summed_up(xs)[0].chunk(len(xs))[-1].repeat(len(xs))] * len(xs)
         ),
     },
     points=4,

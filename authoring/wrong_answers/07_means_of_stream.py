@@ -66,6 +66,18 @@ def hangs(rank, world_size, batches, length):
     return found
 
 
+def one_tensor(rank, world_size, batches, length):
+    """the list of one tensor, which each step fills again"""
+    found, total = [], torch.zeros(length + 1)
+    while True:
+        total[:length], total[length] = next(batches, (torch.zeros(length), 0))
+        dist.all_reduce(total)
+        if total[-1] == 0:
+            return found
+        total[:-1] /= float(total[-1])
+        found.append(total[:-1])
+
+
 def asks_by_a_flag(rank, world_size, batches, length):
     """the flag in an all_reduce of its own"""
     found = []
@@ -115,6 +127,7 @@ WRONG = {
     mean_of_means_of_all: "ranks without a batch count as zero",
     last_again: "brings its last batch again",
     hangs: "has finished",
+    one_tensor: "All elements of your list are 0",
     asks_by_a_flag: "The number of samples can travel in the same tensor",
     flag_and_count: "bytes",
 }

@@ -97,6 +97,15 @@ def float32_on_the_wire(rank, world_size, x):
     return of_all(world_size, got.view(world_size, -1).sum(0))
 
 
+def one_tensor_for_all(rank, world_size, x):
+    """the all_reduce whose list for all_gather is one tensor R times"""
+    values, scales = quantised(part_of(world_size, x))
+    found = [[torch.empty_like(one)] * world_size for one in (values, scales)]
+    for into, one in zip(found, (values, scales), strict=True):
+        dist.all_gather(into, one)
+    return torch.cat([restored(*pair) for pair in zip(*found, strict=True)])
+
+
 def torchs_all_reduce(rank, world_size, x):
     """the all_reduce of rounded numbers that is torch's"""
     total = restored(*quantised(x))
@@ -115,6 +124,7 @@ WRONG = {
     everything_to_everybody: "into its all_gathers",
     float32_on_the_wire: "into its all_to_alls",
     torchs_all_reduce: "calls all_reduce",
+    one_tensor_for_all: "If your list for all_gather is one tensor R times",
 }
 
 
