@@ -776,10 +776,11 @@ print(
 # ## 6. The ring with the fastest slowest hop (★★, 20 minutes, 2 points)
 #
 # `seconds[a][b]` is the time of a chunk from rank a to rank b. A step of a ring takes as long as its
-# slowest hop. Return the order of all ranks of the table for which the slowest hop is fastest. The order
-# is a list that begins with 0, and the last rank sends to the first one. If there are several such orders,
-# choose the one whose hops have the smallest sum. If there are still several, choose the one that comes
-# first when Python sorts them. The table has up to 7 ranks. Send nothing.
+# slowest hop. Return the order of all ranks of the table for which the slowest hop is fastest. The table
+# has `len(seconds)` ranks, 7 at most, and not `world_size` ranks. The order is a list that begins with 0,
+# and the last rank sends to the first one. If there are several such orders, choose the one whose hops
+# have the smallest sum. If there are still several, choose the one that comes first when Python sorts
+# them. Send nothing.
 
 
 # %% role="answer" question="best_ring" points=2
