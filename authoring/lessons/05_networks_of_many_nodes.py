@@ -6,7 +6,7 @@
 # there are several layers of switches. In this part (50 minutes) you will
 #
 # - predict the time of an all_reduce from the bytes on each kind of link,
-# - find a program whose sums are right, but which sends eight times too many bytes between nodes,
+# - find a program whose sums are right, but which sends far too many bytes between nodes,
 # - write the hierarchical all_reduce, and count its bytes,
 # - see what slow links between switches do to a ring,
 # - compute the order of ranks that crosses the slow links least often.
@@ -27,6 +27,7 @@ import simlib
 
 NVLINK, CARD = simlib.Link(5e-6, 450e9), simlib.Link(2e-6, 50e9)
 N = 1_024_000_000  # bytes: 256 million float32 numbers
+BLOCK = [rank // 8 for rank in range(32)]  # the node of each rank, on four nodes
 RINGS = {"all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring"}
 
 
@@ -80,9 +81,10 @@ plt.show()
 # A ring through all 32 ranks leaves each node only once. Does it use only one of the eight cards?
 # NCCL builds several rings side by side, and each ring leaves the node by another card ([issue
 # 412](https://github.com/NVIDIA/nccl/issues/412)). simlib's `ring` does this, too. So a chunk that
-# goes to the next node is cut into as many parts as there are cards. A message to the next node
-# pays 5 us for NVLink and 2 us for the network. A chunk has N/32 bytes. The slowest hop sets the
-# pace of the whole ring.
+# goes to the next node is cut into as many parts as there are cards. As in the second part, a
+# message to the next node pays both latencies: the 5 us of its node and the 2 us of the network.
+# Its bytes do not use NVLink. A chunk has N/32 bytes. The slowest hop sets the pace of the whole
+# ring.
 #
 # **Now you write it**: the time of the flat ring on the four nodes, if a node has `cards` cards.
 # (In the second part you wrote such a formula for one shared link.)
@@ -96,10 +98,8 @@ def ring_s(nbytes, cards):
 for nbytes, cards in itertools.product((N, N // 1000), (1, 2, 4, 8)):
     nodes4x8 = simlib.Cluster(4, 8, CARD, NVLINK, rails=cards, direct_cards=True)
     time_ms = timed_ms(flat, nodes4x8, numel=nbytes // 4)
-    is_right = abs((ring_s(nbytes, cards) or 0) * 1e3 - time_ms) < 1e-6
-    print(
-        f"{nbytes:13,} bytes, {cards} cards: {time_ms:7.3f} ms,", "right" if is_right else "not yet"
-    )
+    said = "right" if abs((ring_s(nbytes, cards) or 0) * 1e3 - time_ms) < 1e-6 else "not yet"
+    print(f"{nbytes:13,} bytes, {cards} cards: {time_ms:7.3f} ms, {said}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -114,43 +114,48 @@ for nbytes, cards in itertools.product((N, N // 1000), (1, 2, 4, 8)):
 # with eight. Eight cards together send 400 GB/s, almost as much as NVLink. For 1 MB all times are
 # between 0.44 and 0.47 ms, because the 62 latencies stay.
 #
-# ## The right sum, and eight times the bytes
+# ## How many bytes leave a node?
 #
 # The second part's `hierarchical` needs 20 steps in place of 62. Here is a shorter program that
 # also works in two levels. First the ranks of a node add up their tensors. Then each rank adds up
 # with the ranks at its place in the other nodes. We call such a group a **lane**. Each rank of a
 # node has the node's sum, so each lane finds the sum of all ranks.
 #
-# `node_of[r]` is the node of rank r. The function works for every placement of the ranks. With
-# `expand=True` the run also has `run.wire`: the messages into which simlib cuts a collective. From
-# these messages, `between` computes how many bytes leave a node. For comparison, a flat ring in the
-# order of the nodes sends 2 x 31/32 N across each of four borders. Together that is 7.75 N. How
-# many multiples of N does `two_sums` send between the nodes?
+# `node_of[r]` is the node of rank r. `groups_of` lists the ranks of each node and of each lane.
+# `my_group` makes all groups of such a list, and returns the group of its rank. With
+# `expand=True` the run also has `run.wire`: the messages into which simlib cuts a collective.
+# From these messages, `between` computes how many bytes leave the nodes, as a multiple of N. For
+# comparison, a flat ring in the order of the nodes sends 2 x 31/32 N across each of four borders.
+# Together that is 7.75 N. How many multiples of N does `two_sums` send between the nodes?
 
 # %%
 multiple = None  # of N, for all nodes together
 
 
+def groups_of(node_of):
+    nodes = [[r for r, node in enumerate(node_of) if node == k] for k in sorted(set(node_of))]
+    return nodes, [list(lane) for lane in zip(*nodes, strict=True)]
+
+
+def my_group(rank, groups):
+    made = [dist.new_group(ranks) for ranks in groups]  # every rank calls every new_group
+    return next(group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
+
+
 def two_sums(rank, world_size, numel, node_of, x=None):
     x = torch.ones(numel) if x is None else x
-    by_node = [[r for r in range(world_size) if node_of[r] == k] for k in sorted(set(node_of))]
-    groups = by_node + [list(lane) for lane in zip(*by_node, strict=True)]
-    for ranks in groups:  # first the nodes, then the lanes
-        group = dist.new_group(ranks)
-        if rank in ranks:
-            dist.all_reduce(x, group=group)
+    for groups in groups_of(node_of):  # first the nodes, then the lanes
+        dist.all_reduce(x, group=my_group(rank, groups))
     return x
 
 
 def between(function, node_of, numel, **more):
-    """Bytes between nodes, as a multiple of the bytes of x."""
     cluster = simlib.Cluster(max(node_of) + 1, 8, CARD, NVLINK)
     options = {"cluster": cluster, "placement": node_of, "expand": True} | RINGS | more
     run = simlib.simulate(function, len(node_of), (numel, node_of), **options)
     return sum(w.nbytes for w in run.wire if node_of[w.src] != node_of[w.dst]) / (4 * numel)
 
 
-BLOCK = [rank // 8 for rank in range(32)]
 found = between(two_sums, BLOCK, 9600)
 print(f"two_sums sends {found:.2f} N between the nodes")
 simlib.guess(multiple, found, within=0.05)
@@ -161,13 +166,13 @@ simlib.guess(multiple, found, within=0.05)
 # numbers eight times. Even the flat ring sends fewer bytes.
 #
 # Between four nodes every algorithm must send at least 2 x (4 - 1) N = 6 N. (This is the argument
-# of [the first part](05_building_all_reduce.ipynb), with nodes in place of ranks.) The fix: each
-# lane adds up only an eighth of the tensor.
+# of [the first part](05_building_all_reduce.ipynb), with nodes in place of ranks.) To reach 6 N,
+# each lane must add up only an eighth of the tensor.
 #
 # **Now you write it**: `hierarchical`, for every placement of the ranks, in place. All nodes have
 # equally many ranks, and this number divides `numel`.
 #
-# 1. Make the groups: one for each node, and one for each lane. Every rank calls every `new_group`.
+# 1. Get the group of your node and the group of your lane, as `two_sums` does.
 # 2. `dist.reduce_scatter_single(part, x, group=node)` adds up in the node. `part` is as long as x divided
 #    by the ranks of a node.
 # 3. `dist.all_reduce(part, group=lane)` adds up over the nodes.
@@ -208,21 +213,19 @@ for node_of in ([0, 0, 1, 1], [1, 2, 0, 0, 1, 2], [0, 1, 0, 1, 0, 1]):
 #
 #     def hierarchical(rank, world_size, numel, node_of, x=None):
 #         x = torch.ones(numel) if x is None else x
-#         by_node = [[r for r in range(world_size) if node_of[r] == k] for k in sorted(set(node_of))]
-#         nodes = [dist.new_group(ranks) for ranks in by_node]
-#         lanes = [dist.new_group(list(lane)) for lane in zip(*by_node)]
-#         mine = [rank in ranks for ranks in by_node].index(True)
-#         part = x.new_empty(numel // len(by_node[mine]))
-#         dist.reduce_scatter_single(part, x, group=nodes[mine])
-#         dist.all_reduce(part, group=lanes[by_node[mine].index(rank)])
-#         dist.all_gather_single(x, part, group=nodes[mine])
+#         nodes, lanes = groups_of(node_of)
+#         node, lane = my_group(rank, nodes), my_group(rank, lanes)
+#         part = x.new_empty(numel // len(lanes))
+#         dist.reduce_scatter_single(part, x, group=node)
+#         dist.all_reduce(part, group=lane)
+#         dist.all_gather_single(x, part, group=node)
 #         return x
 #
 # </details>
 #
 # simlib has the same three phases as an algorithm: `all_reduce="hierarchical"`. So the lesson
 # continues with the program `flat`, and changes only the algorithm. The cell first counts the bytes
-# between the nodes. Then it times three ways. On eight cards, with 1 GB, which of them is the
+# between the nodes. Then it measures three times. On eight cards, with 1 GB, which program is the
 # quickest?
 
 # %%
@@ -243,16 +246,17 @@ for cards, numel in itertools.product((1, 8), (N // 4, N // 4000)):
         simlib.guess(quickest, min(times_ms, key=times_ms.get), of=list(times_ms))
 
 # %% [markdown]
-# The hierarchical algorithm sends 6 N between the nodes, and `two_sums` sends 48 N. So the bytes
-# shrink by the number of ranks in a node.
+# The hierarchical algorithm sends 6 N between the nodes. That is an eighth of the 48 N of
+# `two_sums`, because a node has eight ranks.
 #
 # With eight cards and 1 GB the flat ring is the quickest. It uses NVLink and all cards *at the same
 # time*. The phases of the hierarchical algorithm follow each other. The cards are idle for 4 ms
-# while NVLink works, and NVLink is idle for 3.8 ms while the cards work. With one card the
+# while NVLink works, and NVLink is idle for 3.9 ms while the cards work. With one card the
 # hierarchical algorithm is a little quicker than the ring, because it sends 6 N between the nodes
 # and not 7.75 N. With 1 MB it takes less than a third of the ring's time, because it has 20 steps
-# in place of 62. `two_sums` is never the best. With eight cards and 1 GB it takes as long as the
-# hierarchical algorithm with one card: in both, each card carries the bytes of eight lanes of N/8.
+# in place of 62. `two_sums` is never the best. With eight cards and 1 GB, each of its cards carries
+# the N bytes of one lane. With one card, the hierarchical algorithm sends eight lanes of N/8 bytes
+# through this card. So both take 34.8 ms.
 #
 # ## Leaf and spine switches
 #
@@ -284,20 +288,20 @@ plt.show()
 # published networks:
 #
 # - NVIDIA's [DGX SuperPOD](https://docs.nvidia.com/dgx-superpod/reference-architecture-scalable-infrastructure-b200/latest/dgx-superpod-architecture.html)
-#   is not oversubscribed. Its plan for 64 nodes with 512 GPUs has 512 cables from nodes to leaf
-#   switches, and 512 cables from leaf to spine switches.
+#   is not oversubscribed. Its plan for 64 nodes has 512 cables from nodes to leaf switches, and 512
+#   cables from leaf to spine switches.
 # - Meta trained [Llama 3](https://arxiv.org/abs/2407.21783) in a network with three layers for 24,000
 #   GPUs (section 3.3.1). The two lower layers have full bandwidth within a pod of 3,072 GPUs. The links
 #   between the eight pods are oversubscribed 7:1 (the report writes 1:7).
 #
 # In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes this. With `rails=8` each group of four
-# nodes has eight leaf switches, one for each rail. Spine switches never delay a message in the
-# model.
+# nodes has eight leaf switches, one for each rail. An uplink adds 1 us to the latency. Spine
+# switches never delay a message in the model.
 #
-# Eight nodes are on two groups of leaf switches: nodes 0 to 3, and nodes 4 to 7. The flat ring runs
-# in two orders. `in order`, ranks 0 to 7 are in node 0, ranks 8 to 15 in node 1, and so on.
-# `alternating`, neighbours in the ring are in nodes 0, 4, 1, 5, 2, 6, 3, 7. At 1:1 the ring takes
-# 6.05 ms in both orders. At 4:1, how long does it take in each?
+# Our job has eight nodes. Nodes 0 to 3 share their leaf switches, and so do nodes 4 to 7. The flat
+# ring visits the nodes in two orders: `in order` is 0, 1, 2, ..., 7, and `alternating` is 0, 4, 1,
+# 5, 2, 6, 3, 7. In each node it visits all eight ranks. At 1:1 the ring takes 6.05 ms in both
+# orders. How long does it take in each order at 4:1?
 
 # %%
 in_order_ms, alternating_ms = None, None  # at 4:1
@@ -328,8 +332,7 @@ simlib.guess(alternating_ms, found["alternating", 4], within=0.15)
 # So one message crosses an uplink at a time, and even at 4:1 the uplink is as fast as one card. At
 # 8:1 it is half as fast. In the alternating order all four nodes send to the other group, so four
 # messages share the uplink. Each gets a quarter of 50 GB/s, and the ring takes 3.5 times as long.
-# The program, the bytes and the machines are the same in both orders. Only the numbers of the ranks
-# differ.
+# The program, the bytes and the machines are the same. Only the order of the nodes differs.
 
 # %% [markdown]
 # ## The order of the ranks
@@ -338,8 +341,7 @@ simlib.guess(alternating_ms, found["alternating", 4], within=0.15)
 # 32 nodes, all four nodes of some group send to other groups. Then four messages share an uplink.
 # So ranks should be numbered by leaf switch and node before the job starts. The scheduler Slurm can
 # know the [switches](https://slurm.schedmd.com/topology.html) of a cluster, and then places a job
-# on few of them. Meta's report says that its scheduler and its layout of ranks know the network,
-# too.
+# on few of them. Meta's scheduler did this for Llama 3, too.
 #
 # **Now you write it**: `ring_order` returns all ranks in the order in which a ring should visit
 # them. The ring should cross the borders of leaf switches as rarely as possible. Among such orders,
@@ -357,7 +359,7 @@ def crossings(order, of):
 
 
 for node_of, leaf_of in (
-    ([1, 0, 1, 0, 2, 2], [7, 3, 7, 3, 3, 3]),
+    ([1, 0, 3, 0, 2, 2], [7, 3, 7, 3, 3, 3]),
     ([4, 0, 2, 4, 2, 1], [1, 0, 1, 1, 1, 0]),
 ):
     orders = itertools.permutations(range(6))
