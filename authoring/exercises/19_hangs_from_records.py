@@ -346,7 +346,10 @@ print(measure(who_waits, another_job))
 
 # %% role="answer" question="exposed_us" points=3
 def exposed_us(rank, world_size, kernels):
-    """Return (exposed, overlap): an int in microseconds, and a float from 0 to 1."""
+    """Return (exposed, overlap): an int in microseconds, and a float from 0 to 1.
+
+    At least one kernel of each list communicates.
+    """
     ### BEGIN SOLUTION
     sends, computes = set(), set()
     for one in kernels:
@@ -436,6 +439,17 @@ def by_stream(kernels):
     return both(changed)
 
 
+def in_percent(kernels):
+    exposed, overlap = both(kernels)
+    return exposed, 100 * overlap
+
+
+def from_durations(kernels):
+    """As if all computing ran beside communication."""
+    sent, computed = seconds_of(kernels, True), seconds_of(kernels, False)
+    return max(0, sent - computed), min(1.0, computed / sent)
+
+
 def all_communication(kernels):
     sends = moments(kernels, True)
     return len(sends), both(kernels)[1]
@@ -463,9 +477,13 @@ verdict = check(
         "`exposed` is right. `overlap` is a share of the communication's time, not of the computing's.": (
             everywhere(of_computing)
         ),
-        "`exposed` is right. That is the exposed share; asked is the share that something covers.": (
-            everywhere(exposed_share)
+        "`exposed` is right. But `overlap` has the exposed share. Return the other share, in which "
+        "something computes.": everywhere(exposed_share),
+        "`exposed` is right. `overlap` is in percent: return a float from 0 to 1.": (
+            everywhere(in_percent)
         ),
+        "That compares the sums of all durations. Durations do not say which kernels run at the same "
+        "time: use `ts`, too.": everywhere(from_durations),
         "That tells communication by its stream. A stream may have both: look at the names.": (
             everywhere(by_stream)
         ),

@@ -56,6 +56,19 @@ def share_exposed(rank, world_size, kernels):
     return len(sends - computes), 1 - len(sends & computes) / len(sends)
 
 
+def percent(rank, world_size, kernels):
+    """the overlap in percent"""
+    exposed, overlap = right(rank, world_size, kernels)
+    return exposed, 100 * overlap
+
+
+def durations(rank, world_size, kernels):
+    """the difference of the sums of durations"""
+    sent = sum(one["dur"] for one in kernels if is_sent(one))
+    computed = sum(one["dur"] for one in kernels if not is_sent(one))
+    return max(0, sent - computed), min(1.0, computed / sent)
+
+
 def stream_7(rank, world_size, kernels):
     """stream 7 as the one that computes"""
     computes = covered([one for one in kernels if one["stream"] == 7])
@@ -86,7 +99,9 @@ WRONG = {
     summed: "counts twice there",
     pair_by_pair: "the overlaps of all pairs",
     share_of_computing: "not of the computing's",
-    share_exposed: "That is the exposed share",
+    share_exposed: "`overlap` has the exposed share",
+    percent: "`overlap` is in percent",
+    durations: "compares the sums of all durations",
     stream_7: "tells communication by its stream",
     whole_time: "has all the time of communication",
     a_float: "is a float: an int is asked for",
