@@ -80,7 +80,6 @@ simlib.guess(times_as_long, runs["at once"].time_s / runs["at the end"].time_s, 
 
 # %%
 def events_of(run, rank):
-    """The kernels of a rank, in the form of torch's profiler."""
     return [
         {
             "cat": "kernel",
@@ -106,13 +105,9 @@ def draw(rows, title, axes):
     axes.invert_yaxis()
 
 
-# %% [markdown]
-# The picture shows rank 0 in both runs. It has one lane for each stream.
-
-# %%
 figure, axes = plt.subplots(figsize=(9, 2.4), layout="constrained")
 lanes = {waits: events_of(run, 0) for waits, run in runs.items()}
-draw(lanes, "blue: computing, orange: all_reduce", axes)
+draw(lanes, "rank 0 in both runs; blue: computing, orange: all_reduce", axes)
 plt.show()
 
 # %% [markdown]
@@ -182,9 +177,8 @@ shortest, longer = None, None  # a rank; percent
 
 exposed = LATE.exposed()
 print(exposed)
-print(
-    "the steps take", *(f"{1e3 * (end - start):.2f}" for start, end, *_ in LATE.trace.spans), "ms"
-)
+steps_ms = [1e3 * (end - start) for start, end, *_ in LATE.trace.spans]
+print("the steps take", *(f"{step_ms:.2f}" for step_ms in steps_ms), "ms")
 before_s, after_s = (run.trace.spans[0][1] for run in (runs["at the end"], LATE))
 simlib.guess(shortest, int(exposed.communicating_s.argmin()))
 simlib.guess(longer, 100 * (after_s / before_s - 1), within=0.2)
@@ -238,7 +232,7 @@ for name, one in zip(("ddp_nccl_rank0", "fsdp_nccl_rank0"), figure.subplots(2), 
     kernels, _, steps = trace_of(name)
     begin, end = steps[2]
     here = [e | {"ts": e["ts"] - begin} for e in kernels if begin <= e["ts"] < end]
-    draw({name[:-6]: here}, "", one)
+    draw({name[:-6]: here}, "", one)  # stream 22 of FSDP2 has copies within the GPU
     one.set_xlim(0, end - begin)
 for guessed, name in ((idle_ddp, "ddp_nccl_rank0"), (idle_fsdp, "fsdp_nccl_rank0")):
     simlib.guess(guessed, 100 * found[name][1] / found[name][0], within=0.1)
