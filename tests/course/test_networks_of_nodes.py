@@ -27,6 +27,15 @@ def test_an_answer_in_its_place_is_right(name, count, lesson, capsys):
         assert said.count(word) == count and said.count("not yet") + said.count("right") == count
 
 
+@pytest.mark.parametrize("key", ["node_of[r]", "leaf_of[r]"])
+def test_a_ring_sorted_by_only_one_of_nodes_and_leaves_is_refused(key, lesson, capsys):
+    stub = next(iter(written(LESSON, "ring_order")))
+    kept = "list(range(len(node_of)))"
+    assert kept in stub
+    exec(stub.replace(kept, f"sorted(range(len(node_of)), key=lambda r: {key})"), dict(lesson))
+    assert "not yet" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("node_of", [[0, 0, 1, 1], [0, 1, 2, 2, 1, 0], [0, 1, 0, 1, 1, 1, 0, 0]])
 def test_two_sums_sends_as_many_times_the_bytes_as_a_node_has_ranks(node_of, lesson):
     nodes = max(node_of) + 1
