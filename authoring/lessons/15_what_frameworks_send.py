@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 What frameworks send
 #
-# This is the last part of lesson 15. You need lessons 10 to 12, and [15 a](15_frameworks.ipynb). In this
+# This is the fourth part of lesson 15. You need lessons 10 to 12, and [15 a](15_frameworks.ipynb). In this
 # part (60 minutes) you will
 #
 # - train one transformer in five ways, with equal losses and different messages,
@@ -437,7 +437,7 @@ simlib.guess(ranks, run.world_size)
 # | `local_batch_size` | each of the 8 data-parallel shares | nothing; all ranks together take 64 examples a step | 07 |
 # | `max_norm` | all ranks | all_reduces of the norm, because each rank has only a part of the gradients | 12 |
 # | `activation_checkpoint` | each rank alone | parts of the forward pass run again, with their collectives | 10 |
-# | `compile` | each rank alone | see below | - |
+# | `compile` | each rank alone | the same, at other times | 15 e |
 # | `interval`, `async_mode` | all ranks | each rank writes a file at the same step; a checkpoint needs all files | 14 |
 #
 # The file lists the axes from the outside to the inside. The ranks of the last axis, tp, are neighbours,
@@ -470,10 +470,8 @@ simlib.guess(ranks, run.world_size)
 # not fit, try FSDP2 first, and then Megatron, torchtitan or DeepSpeed. On a few nodes `torchrun` starts the
 # ranks. On many nodes Slurm or Kubernetes starts `torchrun`.
 #
-# `torch.compile` is not in the table. It makes each rank compute faster, and it also changes when a rank sends.
-# Under DDP, `DDPOptimizer` splits the graph at the borders of buckets, so that all_reduces still start during
-# the backward pass. DTensor uses functional collectives. They are part of the compiled graph, so the
-# compiler may reorder them.
+# `torch.compile` is not in the table. It makes each rank compute faster, and it also changes when a rank sends. The
+# [last part](15_what_the_compiler_sends.ipynb) shows how.
 #
 # Frameworks **hide** who shuffles and who deals, how often there is a barrier, which rank writes, and which
 # defaults have changed since a tutorial was written. If a number is wrong or a job hangs, look at these
@@ -494,4 +492,4 @@ simlib.guess(ranks, run.world_size)
 #
 # </details>
 #
-# **Next:** [lesson 16](16_the_real_cluster.ipynb): the real cluster.
+# **Next:** torch.compile and functional collectives, in [the last part](15_what_the_compiler_sends.ipynb).
