@@ -106,7 +106,7 @@ def your_sum(x, A, B):
 
 run = simlib.run(compiled, 2, args=(your_sum,))
 sums, graphs = run.results[0]
-print(*graphs)
+print(*(" ".join(graph) for graph in graphs), sep="; ")
 is_equal = torch.equal(sums, seen[requests].results[0][0])
 is_right = is_equal and len(graphs) == 1 and "copy_" not in graphs[0]
 print("your_sum:", "right" if is_right else "not yet")
@@ -303,23 +303,22 @@ for engine in (simlib.run, start):
 simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 
 # %% [markdown]
-# The picture shows rank 0 in both orders. The upper row of a panel shows the matrix products. The lower row has a bar
-# for each collective, from its start until the rank has its result. The full part of this bar is the time in which the
-# rank waits.
+# The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows
+# show the two all_reduces, from the call until the rank has the result. In the full part of such a bar the rank waits.
 
 # %%
-figure, panels = plt.subplots(2, 1, figsize=(8, 3), sharex=True, layout="constrained")
+figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
 runs = {"wait at once": at_once, "wait late": late}
 for axes, (title, run) in zip(panels, runs.items(), strict=True):
     for piece in run.trace.pieces:
         if piece.rank == 0 and piece.name.startswith("mm"):
             start_ms, end_ms = 1e3 * piece.start_s, 1e3 * piece.end_s
-            axes.barh(1, end_ms - start_ms, left=start_ms, color="#999999", edgecolor="white")
-            axes.text((start_ms + end_ms) / 2, 1, piece.name, ha="center", va="center")
-    for op in run.trace.of_rank(0):
+            axes.barh(2, end_ms - start_ms, left=start_ms, color="#999999", edgecolor="white")
+            axes.text((start_ms + end_ms) / 2, 2, piece.name, ha="center", va="center")
+    for row, op in zip((1, 0), run.trace.of_rank(0), strict=True):
         for begin_s, color in ((op.post_s, "#A6D3F0"), (op.wait_s, "#0072B2")):
-            axes.barh(0, 1e3 * (op.end_s - begin_s), left=1e3 * begin_s, color=color)
-    axes.set(yticks=[0, 1], yticklabels=["all_reduce", "compute"], title=title)
+            axes.barh(row, 1e3 * (op.end_s - begin_s), left=1e3 * begin_s, color=color)
+    axes.set(yticks=[2, 1, 0], yticklabels=["compute", "1st sum", "2nd sum"], title=title)
 panels[1].set_xlabel("ms")
 plt.show()
 
@@ -418,7 +417,7 @@ for split in (True, False):
     events = [(piece.start_s, "backward") for piece in pieces if piece.name == "backward"]
     events += [(op.post_s, f"{op.kind} {op.nbytes >> 20} MB") for op in run.trace.of_rank(0)]
     step_three = (text for at, text in sorted(events) if at > begin)
-    print(f"split={split}: {run.results[0]} graphs -", *step_three, sep="  ")
+    print(f"split={split}: {run.results[0]} graph(s) -", *step_three, sep="  ")
 
 # %% [markdown]
 # DDPOptimizer makes four graphs. Behind the backward pass of each graph, DDP starts the all_reduce of a bucket, and
