@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Exercises 15: frameworks
 #
-# This sheet has four tasks for [lesson 15](../notebooks/15_frameworks.ipynb). You convert a loop,
-# compute a metric from all ranks, fix a callback, and find the messages that a framework adds.
+# This sheet has six tasks for [lesson 15](../notebooks/15_frameworks.ipynb). You convert a loop,
+# compute a metric from all ranks, fix a callback, and find the messages that a framework adds. Tasks 5 and
+# 6 belong to part e: you sum tensors in buckets, and compute how long a rank waits.
 #
 # The tasks need no extra package. `fit`, below, is a trainer of twenty lines. It calls a module's
 # methods in the same way as Lightning's Trainer. So the check gives the same result on every machine,
@@ -730,3 +731,247 @@ def drawn(rank, world_size):
 
 
 print(measure(sends_more, drawn))
+
+# %% [markdown]
+# ## 5. Sums in buckets (★★, 20 minutes, 2 points)
+#
+# A compiler puts several collectives into one bucket. Each rank has a list of tensors, with the same shapes
+# on all ranks. Return the list of their sums over all ranks, in the same order and shapes. Fill buckets in
+# the order of the list: a tensor joins the last bucket if this bucket then has at most `most` bytes.
+# Otherwise the tensor begins a new bucket. So a larger tensor has a bucket of its own. Use one all_reduce
+# for each bucket, plain or functional. Leave the tensors as they are.
+
+
+# %% role="answer" question="summed" points=2
+def summed(rank, world_size, tensors, most):
+    """Return the sums of the tensors over all ranks, a list of tensors (float32)."""
+    ### BEGIN SOLUTION
+    buckets = []
+    for tensor in tensors:
+        if buckets and sum(one.nbytes for one in buckets[-1]) + tensor.nbytes <= most:
+            buckets[-1].append(tensor)
+        else:
+            buckets.append([tensor])
+    found = []
+    for bucket in buckets:
+        flat = torch.cat([tensor.flatten() for tensor in bucket])
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in bucket])
+        found += [part.view_as(one) for part, one in zip(parts, bucket, strict=True)]
+    return found
+    ### END SOLUTION
+
+
+# %% role="check" question="summed" points=2
+SHAPES = (4,), (2, 3), (5,), (30,), (1,), (2, 2), (3,)
+
+
+def tensors_of(seed, shapes, most):
+    """Whole numbers as floats, so that sums are exact in any order."""
+
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(100 * seed + rank)
+        draw = [torch.randint(1, 50, shape, generator=random).float() for shape in shapes]
+        return draw, most
+
+    return inputs
+
+
+def bytes_of_buckets(tensors, most):
+    sizes = []
+    for one in tensors[0]:
+        if sizes and sizes[-1] + one.nbytes <= most[0]:
+            sizes[-1] += one.nbytes
+        else:
+            sizes.append(one.nbytes)
+    return sizes
+
+
+def sums(change=lambda total, R: total, order=list):
+    def found(tensors, most):
+        R = len(tensors)
+        totals = [change(sum(parts), R) for parts in zip(*tensors, strict=True)]
+        return [order(totals)] * R
+
+    return found
+
+
+verdict = check(
+    "summed",
+    summed,
+    tensors_of(seed=3, shapes=SHAPES, most=40),
+    sums(),
+    only("all_reduce"),
+    collectives(
+        lambda tensors, most: len(bytes_of_buckets(tensors, most)),
+        hint="A bucket is sent as one tensor: `torch.cat` joins its tensors.",
+    ),
+    brought(
+        lambda tensors, most: bytes_of_buckets(tensors, most) if len(tensors) > 1 else None,
+        hint="Buckets are filled in order, and each has at most `most` bytes.",
+    ),
+    mistakes={
+        "Those are means over the ranks: sums are asked.": sums(lambda total, R: total / R),
+        "The sums are right, but in the reverse order.": sums(order=lambda totals: totals[::-1]),
+        "The sums are right, but flat: give each its shape back.": (
+            sums(lambda total, R: total.flatten())
+        ),
+        "Each rank has its own tensors only.": lambda tensors, most: list(tensors),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# First make the list of buckets. A bucket is a list of tensors. Only then send.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# `torch.cat([tensor.flatten() for tensor in bucket])` is a new tensor, so its all_reduce does not change the
+# input.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# `flat.split([tensor.numel() for tensor in bucket])` cuts the sum into parts again, and `part.view_as(tensor)`
+# gives a part its shape.
+#
+# </details>
+
+# %% role="hidden" question="summed"
+seed = 1
+sizes = torch.randint(1, 12, (4 + seed % 5,), generator=torch.Generator().manual_seed(seed))
+print(measure(summed, tensors_of(seed, [(n, 2) for n in sizes.tolist()], 24 + 4 * (seed % 17))))
+
+# %% [markdown]
+# ## 6. How long does it wait? (★★, 20 minutes, 2 points)
+#
+# A compiler wants to know how good an order of nodes is. `nodes` is a list of `(kind, name, ms)`. For
+# `"compute"` the rank computes for `ms`. For `"all_reduce"` the rank starts the sum `name` and continues at
+# once. The network needs `ms` for this sum, and works on one sum after the other, in the order of their
+# starts. For `"wait"` the rank waits until the sum `name` is there, and `ms` is 0. Return how many ms the
+# rank waits in total. You need not send anything.
+
+
+# %% role="answer" question="waited_ms" points=2
+def waited_ms(rank, world_size, nodes):
+    """Return the milliseconds that a rank waits, an int.
+
+    nodes: a list of (kind, name, ms); the ms are whole numbers.
+    """
+    ### BEGIN SOLUTION
+    now = free = waited = 0
+    ends = {}
+    for kind, name, ms in nodes:
+        if kind == "compute":
+            now += ms
+        elif kind == "all_reduce":
+            free = ends[name] = max(free, now) + ms
+        else:
+            wait = max(0, ends[name] - now)
+            waited, now = waited + wait, now + wait
+    return waited
+    ### END SOLUTION
+
+
+# %% role="check" question="waited_ms" points=2
+FIXED = [
+    ("compute", "a", 5), ("all_reduce", "s", 7), ("compute", "b", 3), ("all_reduce", "t", 6),
+    ("compute", "c", 2), ("wait", "s", 0), ("compute", "d", 4), ("wait", "t", 0),
+    ("compute", "e", 9), ("all_reduce", "u", 8), ("all_reduce", "v", 3), ("compute", "f", 20),
+    ("wait", "u", 0), ("wait", "v", 0), ("all_reduce", "w", 2), ("compute", "g", 1), ("wait", "w", 0),
+]  # fmt: skip
+
+
+def fixed_nodes(rank, world_size):
+    """Each rank computes a little longer than the one before it."""
+    return ([(kind, name, ms + rank * (kind == "compute")) for kind, name, ms in FIXED],)
+
+
+def random_nodes(seed):
+    def inputs(rank, world_size):
+        random = torch.Generator().manual_seed(10 * seed + rank)
+        nodes = []
+        for number in range(4 + seed % 4):
+            one, two, *ms = torch.randint(1, 20, (6,), generator=random).tolist()
+            nodes += [("compute", f"a{number}", ms[0]), ("all_reduce", f"s{number}", one)]
+            nodes += [("compute", f"b{number}", ms[1]), ("all_reduce", f"t{number}", two)]
+            nodes += [("compute", f"c{number}", ms[2]), ("wait", f"s{number}", 0)]
+            nodes += [("compute", f"d{number}", ms[3]), ("wait", f"t{number}", 0)]
+        return (nodes,)
+
+    return inputs
+
+
+def waits(queue=True, early=True, negative=False, last=False, moves=True, idle=False, of="waited"):
+    """The answer for each rank; of a mistake, with one rule changed."""
+
+    def of_rank(nodes):
+        now = free = waited = 0
+        ends = {}
+        for kind, name, ms in nodes:
+            if kind == "compute":
+                now += ms
+            elif kind == "all_reduce":
+                free = ends[name] = (free if idle else max(free, now) if queue else now) + ms
+            if kind == ("wait" if early else "all_reduce"):
+                wait = (max(ends.values()) if last else ends[name]) - now
+                wait = wait if negative else max(0, wait)
+                waited, now = waited + wait, now + wait * moves
+        return {"waited": waited, "time": now}[of]
+
+    return lambda all_nodes: [of_rank(nodes) for nodes in all_nodes]
+
+
+verdict = check(
+    "waited_ms",
+    waited_ms,
+    [fixed_nodes, random_nodes(seed=2)],
+    waits(),
+    messages(lambda *given: 0),
+    collectives(lambda *given: 0, hint="The list says all: nothing is sent."),
+    mistakes={
+        "The network works on several sums at once: the second must begin when the first ends.": (
+            waits(queue=False)
+        ),
+        "The rank waits where it starts a sum: it continues, and waits only at `wait`.": (
+            waits(early=False)
+        ),
+        "A sum that is there before the wait makes the total smaller: such a wait takes 0 ms.": (
+            waits(negative=True)
+        ),
+        "Each wait is for all sums so far: it is only for the sum that it names.": waits(last=True),
+        "The clock does not move while the rank waits: what follows begins later.": (
+            waits(moves=False)
+        ),
+        "A sum begins before its start: the network may be idle until then.": waits(idle=True),
+        "That is when the rank ends: only its waits are asked.": waits(of="time"),
+    },
+    points=2,
+)
+verdict
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>
+#
+# Keep two times: when the rank has done the nodes so far, and when the network is free again.
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A sum begins when it was started *and* the network is free: the later of the two times.
+#
+# </details>
+# <details><summary>Hint 3</summary>
+#
+# For `"all_reduce"`: `free = ends[name] = max(free, now) + ms`. For `"wait"`: the rank waits for
+# `max(0, ends[name] - now)`. Add this to the total and to `now`.
+#
+# </details>
+
+# %% role="hidden" question="waited_ms"
+seed = 1
+print(measure(waited_ms, random_nodes(seed + 40)))

@@ -369,7 +369,8 @@ for trace in (traced, without_changes):
 #
 # DDP sends from hooks: when autograd has computed all gradients of a bucket, DDP starts an all_reduce (lesson 08). Our
 # backend now compiles the backward pass, too. For autograd, the backward pass of a whole graph is one function. So DDP
-# gets all gradients of one graph at the same time. **DDPOptimizer** splits the model's graph at the borders of the
+# gets all gradients of one graph at the same time. [DDPOptimizer](https://docs.pytorch.org/docs/stable/notes/ddp.html)
+# splits the model's graph at the borders of the
 # buckets.
 #
 # The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cells below print the backward passes of
@@ -427,11 +428,12 @@ for split in (True, False):
 #
 # ## What we did not show
 #
-# `simlib.simulate` cannot compile, because its ranks share one process. So we traced on real ranks, and simulated the
-# list of nodes. We also ran no inductor. In torch 2.13 it reorders collectives only if you set
+# If a cluster has a device, `simlib.simulate` runs compiled code as if it was not compiled. So we traced on real ranks,
+# and simulated the list of nodes. We also ran no inductor. In torch 2.13 it reorders collectives only if you set
 # `torch._inductor.config.reorder_for_compute_comm_overlap`. Other options put several collectives in one bucket. An
-# early collective also keeps memory for its result for a longer time. One of inductor's passes stops before the peak of
-# the memory grows.
+# early collective keeps memory for its result for a longer time, so one of [inductor's
+# passes](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/comms.py) stops before the peak of the memory
+# grows.
 #
 # ## Your turn
 #
