@@ -33,20 +33,16 @@ import simlib
 #
 # `torch.compile` calls a function once with stand-ins for its tensors, and records the ops in a **graph**
 # (`torch.fx.Graph`). Each **node** of the graph is an op. Its inputs are other nodes. Then torch gives the graph to a
-# **backend**. The usual backend, inductor, generates C++ or GPU code, which takes long. Our backend only keeps the
-# names of the ops, and runs the graph as it is.
+# **backend**. The usual backend, inductor, generates C++ or GPU code. Our backend only keeps the names of the ops,
+# and runs the graph as it is.
 #
-# The cell compiles two functions. `local` uses no other rank. `requests` also sums `y` over the ranks. It starts an
+# We compile two functions. `local` uses no other rank. `requests` also sums `y` over the ranks. It starts an
 # all_reduce, computes `z` in the meantime, and then waits. How many graphs does torch make of `requests`?
 
+
 # %%
-graphs_of_requests = None
-
-
 def local(x, A, B):
-    y = x @ A
-    z = torch.relu(x @ B)
-    return y + z
+    return x @ A + torch.relu(x @ B)
 
 
 def requests(x, A, B):
@@ -69,6 +65,9 @@ def compiled(rank, world_size, function):
     x, A, B = (torch.randn(4, 4, generator=generator) for _ in range(3))
     return torch.compile(function, backend=backend)(x, A, B), graphs
 
+
+# %%
+graphs_of_requests = None
 
 seen = {}
 for function in (local, requests):
@@ -122,8 +121,8 @@ print("your_sum:", "right" if is_right else "not yet")
 # </details>
 #
 # Now there is one graph: matmul, all_reduce, wait_tensor, matmul, relu, add. In a graph torch puts the wait directly
-# behind the collective, and not before the first use. Torch 2.13 also replaces a plain `dist.all_reduce(y)` by a
-# functional one, if the call has no `async_op`. Then it copies the result into `y`.
+# behind the collective. Torch 2.13 also replaces a plain `dist.all_reduce(y)` by a functional one, if the call has no
+# `async_op`. Then it copies the result into `y`.
 #
 # ## A list of nodes
 #
@@ -160,6 +159,7 @@ def execute(rank, world_size, nodes):
     return values[name]
 
 
+# %%
 def total(x):
     return functional.all_reduce(x, "sum", dist.group.WORLD)
 
@@ -172,14 +172,13 @@ def step(x, A, B, C):
     return first + second + d
 
 
-# %%
 nodes = simlib.run(traced, 2, args=(step,)).results[0]
 for name, op, inputs, rest in nodes:
     print(f"{name:14} = {op.removesuffix('.default')}({', '.join(inputs + rest)})")
 
 # %% [markdown]
 # `"sum"` is the reduction, and `"0"` is torch's name of the group of all ranks. The first all_reduce needs only `mm`.
-# So it could start before `mm_1`. Nobody needs its result before `add`. The second all_reduce needs `relu_1`, so it
+# So it could start before `mm_1`. Only `add` needs its result. The second all_reduce needs `relu_1`, so it
 # cannot start earlier. But `mm_3` could run before its wait.
 #
 # ## Read before the wait
@@ -303,8 +302,8 @@ for engine in (simlib.run, start):
 simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 
 # %% [markdown]
-# The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows
-# show the two all_reduces, from the call until the rank has the result. In the full part of such a bar the rank waits.
+# The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows show the two
+# all_reduces, from the call until the rank has the result. In the full part of a bar the rank waits.
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
@@ -323,8 +322,8 @@ panels[1].set_xlabel("ms")
 plt.show()
 
 # %% [markdown]
-# The pass hides all but 0.23 ms, because the second all_reduce lasts 0.23 ms longer than `mm_3`. All ranks must use the
-# same order. If one rank starts the second all_reduce first, the ranks sum tensors that do not belong together. The
+# The pass hides all but 0.23 ms: the second all_reduce lasts 0.23 ms longer than `mm_3`. All ranks must use the same
+# order. If one rank starts the second all_reduce first, the ranks sum tensors that do not belong together. The
 # ranks compile the same graph, so the same pass gives the same order.
 #
 # ## A change that hides a dependency
@@ -357,20 +356,20 @@ for trace in (traced, without_changes):
         simlib.guess(kept, "yes" if torch.equal(before, after) else "no", of=("yes", "no"))
 
 # %% [markdown]
-# In the first graph, an input of `all_reduce` is `mm`. `zero_` changes the memory of `mm`, but it is no input of
-# `all_reduce`. So the pass starts the all_reduce before `zero_`, and the result is wrong. Again, no error is raised.
+# In the first graph, an input of `all_reduce` is `mm`. The node `zero_` changes the memory of `mm`, but `zero_` is no
+# input of `all_reduce`. So the pass starts the all_reduce too early, and the result is wrong. No error is raised.
 #
 # `functionalize` replaces each change in place by an op that returns a new tensor. `select_scatter` makes a copy of
-# `mm` with another first row, and is now the input of `all_reduce`. So the pass is right. `torch.compile` does this before
-# its passes run. **The inputs show all dependencies only if nothing changes in place.** This is why the compiler needs
-# functional collectives.
+# `mm` with another first row, and is now the input of `all_reduce`. So the pass is right. `torch.compile` does this
+# before its passes run. **The inputs show all dependencies only if nothing changes in place.** This is why the compiler
+# needs functional collectives.
 #
 # ## DDP in a compiled model
 #
 # DDP sends from hooks: when autograd has computed all gradients of a bucket, DDP starts an all_reduce (lesson 08). Our
 # backend now compiles the backward pass, too. For autograd, the backward pass of a whole graph is one function. So DDP
-# gets all gradients of one graph at the same time. [DDPOptimizer](https://docs.pytorch.org/docs/stable/notes/ddp.html)
-# splits the model's graph at the borders of the
+# gets all gradients of one graph at the same time.
+# [DDPOptimizer](https://docs.pytorch.org/docs/stable/notes/ddp.html) splits the model's graph at the borders of the
 # buckets.
 #
 # The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cells below print the backward passes of

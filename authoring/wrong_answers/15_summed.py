@@ -90,10 +90,10 @@ def gathered(rank, world_size, tensors, most):
 
 WRONG = {
     one_by_one: "7 collectives take place",
-    one_bucket: "carry 220 bytes",
-    over_the_limit: "carry 60, then 140, then 12 bytes",
+    one_bucket: "carry 212 bytes",
+    over_the_limit: "carry 40, then 140, then 32 bytes",
     below_the_limit: "5 collectives take place",
-    from_the_end: "carry 44, then 120",
+    from_the_end: "carry 32, then 120, then 20, then 40 bytes",
     reversed_sums: "in the reverse order",
     means: "Those are means over the ranks",
     flat_sums: "give each its shape back",
