@@ -78,17 +78,16 @@ def moved(nodes, name, behind):
 
 
 @pytest.mark.parametrize("name, behind, words", [
-    ("wait_tensor", "add", "wait_tensor comes before one of its inputs"),
+    ("wait_tensor", "add", "add comes before one of its inputs"),
     ("all_reduce", "b_1", "all_reduce comes before one of its inputs"),
     ("all_reduce", "relu", "all_reduce could start earlier"),
     ("wait_tensor_1", "all_reduce_1", "wait_tensor_1 could come later"),
-    ("relu", "mm_3", "relu comes before"),
+    ("relu", "mm_3", "mm_2 comes before one of its inputs"),
 ])  # fmt: skip
 def test_a_wrong_order_is_refused(lesson, nodes, name, behind, words):
     right = lesson["reordered"](nodes)
     assert lesson["verdict_on"](right, nodes) == "right"
-    verdict = lesson["verdict_on"](moved(right, name, behind), nodes)
-    assert verdict.startswith("not yet") and (words in verdict or "inputs" in verdict)
+    assert lesson["verdict_on"](moved(right, name, behind), nodes) == f"not yet: {words}"
 
 
 def test_a_pass_is_wrong_only_where_an_op_changes_memory(lesson):
