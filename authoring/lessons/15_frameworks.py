@@ -3,7 +3,7 @@
 #
 # You have written every part of a training program: shards, gradients, buckets, cuts. A **framework**
 # has these parts ready. This lesson looks inside such frameworks. You need lessons 07 and 08. The lesson
-# has four parts of one sitting each. In this first part (60 minutes) you will
+# has five parts of one sitting each. In this first part (60 minutes) you will
 #
 # - repair the lecture's MNIST listing, whose loss has no lower bound,
 # - write a small trainer whose loop knows nothing of ranks, and the hooks that run it on two ranks,
