@@ -554,7 +554,7 @@ def test_the_status_of_an_exit_is_a_byte():
         ({"sends": "buffered"}, "sends='buffered' is not one of 'rendezvous', 'eager'"),
         ({"eager_limit_bytes": -1}, "eager_limit_bytes=-1 must be a number of bytes"),
         ({"algorithms": "openmpi"}, "algorithms='openmpi' is not one of"),
-        ({"all_reduce": "tree"}, "no algorithm 'tree' of all_reduce: there are ring"),
+        ({"all_reduce": "tree"}, "no algorithm 'tree' of all_reduce: choose from ring"),
         ({"compute": "guess"}, "compute='guess' is not one of"),
         ({"slow": {2: 3.0}}, "slow: 2 is not a rank: ranks are 0 to 1"),
         ({"slow": {0: -1}}, "slow: rank 0 has -1: give a number, 0 or more"),
