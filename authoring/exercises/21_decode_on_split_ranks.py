@@ -56,20 +56,20 @@ BATCHES = [
     (model_of(16e9, 32, 32, 8, 128), 1, 4096, 80e9),
     (model_of(17.6e9, 32, 32, 32, 128), 2, 8192, 24e9),
     (model_of(141e9, 80, 64, 8, 128), 16, 8192, 80e9),  # each head on two GPUs
-    (model_of(141e9, 80, 64, 8, 128), 1, 2048, 80e9),  # the weights alone do not fit
+    (model_of(2**37, 64, 64, 8, 128), 1, 2048, 2**36),  # the weights do not fit, by 128 requests
     (model_of(26e9, 40, 40, 40, 128), 4, 4096, 40e9),
 ]
 
 
 def batches(
     *given, kv=lambda m, tp: max(1, m["kv_heads"] / tp), weights=lambda m, tp: m["weights_bytes"] / tp,
-    itemsize=2, both=2, low=0, least=1,
+    itemsize=2, both=2, low=0, rounded=int,
 ):  # fmt: skip
     """The largest batch of each rank; of a mistake, as somebody else counts."""
     found = []
     for model, tp, length, memory_bytes in zip(*given, strict=True):
         request = both * itemsize * model["layers"] * kv(model, tp) * model["head"] * length
-        found.append(max(low, int((memory_bytes - weights(model, tp)) // request)))
+        found.append(max(low, rounded((memory_bytes - weights(model, tp)) / request)))
     return found
 
 
@@ -106,6 +106,10 @@ verdict = check(
         ),
         "A number in the cache has 2 bytes, not 4.": counted(itemsize=4),
         "Where the weights do not fit, the answer is 0, not a negative number.": counted(low=-1e9),
+        "A part of a request does not fit: round down.": counted(rounded=round),
+        "A request has room for length tokens, not for one.": lambda models, tps, lengths, memories: (
+            batches(models, tps, [1] * len(lengths), memories)
+        ),
     },
     worlds=(5,),
     points=2,
@@ -194,18 +198,18 @@ TOKEN_JOBS = [  # told apart by them: each mistake below gives a list of its own
     token_job(64, 32, 16e9, 8e9, 80e9, 5e-6, 450e9),
     token_job(16, 80, 140e9, 4e9, 80e9, 120e-6, 1.25e9, 16_384),  # one would be faster than it fits
     token_job(32, 32, 8e9, 44e9, 80e9, 20e-6, 12e9, 500_000),
-    token_job(8, 32, 16e9, 1e9, 80e9, 30e-6, 1.25e9),
+    token_job(2, 32, 16e9, 1e9, 80e9, 30e-6, 1.25e9),  # all GPUs are the fastest
     token_job(8, 32, 6e9, 1e9, 80e9, 60e-6, 1.25e9),  # one GPU is the fastest
 ]
 
 
 def fastest(
     job, fits=True, cache=True, weights=True, per_layer=2, count=log2, divided=True, latency=True,
-    sending=True, best=min,
+    sending=True, best=min, most=lambda ranks: ranks, after=lambda tp: 2 * tp,
 ):  # fmt: skip
     """The fastest tp; of a mistake, as somebody else counts."""
     times, tp = {}, 1
-    while tp <= job["ranks"]:
+    while tp <= most(job["ranks"]):
         kept = weights * job["weights_bytes"] + cache * job["cache_bytes"]
         round_s = latency * job["latency_s"]
         round_s += sending * job["round_bytes"] / job["bandwidth_Bps"]
@@ -213,7 +217,7 @@ def fastest(
         if need <= job["memory_bytes"] or not fits:
             read_s = kept / (tp if divided else 1) / job["memory_Bps"]
             times[tp] = read_s + per_layer * job["layers"] * count(tp) * round_s
-        tp *= 2
+        tp = after(tp)
     return best(times, key=times.get) if times else None
 
 
@@ -245,6 +249,12 @@ verdict = check(
         "A GPU reads only its part: divide weights and cache by tp.": if_counted(divided=False),
         "Each round pays the latency, too.": if_counted(latency=False),
         "Each round also takes the time to send round_bytes.": if_counted(sending=False),
+        "tp may also be ranks itself: you stop before it.": if_counted(
+            most=lambda ranks: ranks - 1
+        ),
+        "tp may only be 1, 2, 4 and so on: you also try other numbers.": if_counted(
+            after=lambda tp: tp + 1
+        ),
         "That is the slowest tp.": if_counted(best=max),
         "You take the largest tp: all_reduces cost time, too.": if_counted(per_layer=0),
     },

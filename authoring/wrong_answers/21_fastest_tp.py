@@ -8,16 +8,17 @@ import torch.distributed as dist
 QUESTION = "fastest_tp"
 
 
-def times_of(job, fits=True, cache=1, per_layer=2, rounds=log2, divided=True, latency=1, sending=1):
+def times_of(
+    job, fits=True, cache=1, per_layer=2, rounds=log2, divided=True, latency=1, sending=1, tps=None
+):
     """The time of each tp that fits; of a mistake, as it counts."""
-    times, tp = {}, 1
-    while tp <= job["ranks"]:
+    times = {}
+    for tp in tps or [2**k for k in range(int(log2(job["ranks"])) + 1)]:
         kept = job["weights_bytes"] + cache * job["cache_bytes"]
         round_s = latency * job["latency_s"] + sending * job["round_bytes"] / job["bandwidth_Bps"]
         if kept / tp <= job["memory_bytes"] or not fits:
             times[tp] = kept / (tp if divided else 1) / job["memory_Bps"]
             times[tp] += per_layer * job["layers"] * rounds(tp) * round_s
-        tp *= 2
     return times
 
 
@@ -65,6 +66,16 @@ def no_bytes(rank, world_size, job):
     return first(times_of(job, sending=0))
 
 
+def less_than_all(rank, world_size, job):
+    """the fastest tp below the number of ranks"""
+    return first(times_of(job, tps=[2**k for k in range(int(log2(job["ranks"])))]))
+
+
+def any_number(rank, world_size, job):
+    """the fastest of all numbers of GPUs"""
+    return first(times_of(job, tps=range(1, job["ranks"] + 1)))
+
+
 def slowest(rank, world_size, job):
     """the slowest tp that fits"""
     times = times_of(job)
@@ -106,6 +117,8 @@ WRONG = {
     undivided: "divide weights and cache by tp",
     no_latency: "pays the latency, too",
     no_bytes: "the time to send round_bytes",
+    less_than_all: "you stop before it",
+    any_number: "you also try other numbers",
     slowest: "That is the slowest tp",
     most_gpus: "You take the largest tp",
     none_is_an_error: "raised ValueError: min()",
