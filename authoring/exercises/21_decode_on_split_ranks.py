@@ -306,15 +306,15 @@ print(measure(fastest_tp, drawn_token_job))
 # %% [markdown]
 # ## 3. Together, in chunks, or apart? (★★, 20 minutes, 2 points)
 #
-# A server decodes requests, one step after the other. A prompt arrives. It can be prefilled in three ways:
+# A server decodes requests step by step. A new prompt can be prefilled in three ways:
 #
-# - `"together"`: the server prefills the whole prompt, and then continues to decode.
+# - `"together"`: the server prefills the whole prompt before it decodes again.
 # - `"chunked"`: before each decode step, the server prefills at most `chunk` tokens of the prompt.
-# - `"apart"`: another GPU prefills the prompt and writes its first token. Then it sends the cache to the server.
+# - `"apart"`: another GPU prefills the prompt, writes its first token, and sends the cache to the server.
 #
-# For each way, find the longest gap that any request has between two tokens. Return the way for which this gap is
-# shortest. The new request's first token may take at most `ttft_s`. If several ways are equal, return the first in
-# this list. If no way is allowed, return None. Send nothing.
+# For each way, find the longest gap that any request has between two tokens. Return the way with the shortest gap.
+# The new request's first token may take at most `ttft_s`. If several ways are equal, return the first in this list.
+# If no way is allowed, return None. Send nothing.
 
 
 # %% role="answer" question="placement" points=2
