@@ -61,12 +61,6 @@ def without_two_cases(rank, world_size, model, tp, length, memory_bytes):
     return batch(model, tp, length, memory_bytes, kv_heads=kv_heads, low=-(10**9))
 
 
-def negative_and_cut(rank, world_size, model, tp, length, memory_bytes):
-    """the batch of a half head, cut towards 0 where the weights do not fit"""
-    request = 4 * model["layers"] * model["kv_heads"] / tp * model["head"] * length
-    return int((memory_bytes - model["weights_bytes"] / tp) / request)
-
-
 def to_the_nearest(rank, world_size, model, tp, length, memory_bytes):
     """the batch that is rounded up where most of a request fits"""
     request = 4 * model["layers"] * max(1, model["kv_heads"] / tp) * model["head"] * length
@@ -94,7 +88,6 @@ WRONG = {
     four_bytes: "2 bytes, not 4",
     below_zero: "not a negative number",
     without_two_cases: "Two cases are missing",
-    negative_and_cut: "Two cases are missing",
     to_the_nearest: "does not fit: round down",
     one_token_each: "not for one",
     after_a_barrier: "but 1 collective takes place where 0 would be enough",
