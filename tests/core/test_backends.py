@@ -182,7 +182,7 @@ def test_nccl_is_refused_where_there_is_no_gpu(tmp_path, capsys):
     job = simlib.submit(main, 1, to=simlib.Mpiexec(), folder=tmp_path, backend="nccl")
     with pytest.raises(simlib.JobError) as caught:
         job.result(WAIT_S)
-    assert NO_GPU in str(caught.value) and "take backend='gloo'" in str(caught.value)
+    assert NO_GPU in str(caught.value) and "use backend='gloo'" in str(caught.value)
 
 
 def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):

@@ -124,12 +124,12 @@ def own_op():
 REFUSED = {
     whole_number: "asks for the value of a tensor of torch.int64",
     truth_value: "asks for the value of a tensor of torch.bool",
-    places: "asks for what is in a tensor of torch.bool",
-    mask: "asks for what is in a tensor of torch.float32",
+    places: "asks for the values of a tensor of torch.bool",
+    mask: "asks for the values of a tensor of torch.float32",
     numpy: r"numpy\(\) returns values",
     to_list: r"tolist\(\) returns values",
     sparse: "sparse tensors cannot be simulated",
-    own_op: "of_another_test::double does not say which shapes it gives",
+    own_op: "of_another_test::double does not say which shapes its results have",
 }
 
 
