@@ -20,10 +20,11 @@ from simlib.checks import Rule, check, measure, messages, nbytes, only, somebody
 #
 # T of R ranks learn, and the other R - T ranks write. Rollout n is in batch n // B. Rollouts begin in the
 # order of their numbers. Rollout n begins as soon as a generator is free and the version is at least n //
-# B - k. At time 0 all generators are free, and the version is 0. Writing takes `write_s` per token. When
-# batch i is complete and batch i - 1 is learned, the trainers learn it, in `learn_s` / T per token. Then
-# the version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T for which all batches are learned
-# earliest, and the time when the last batch is learned. Send nothing.
+# B - k. At time 0 all generators are free, and the version is 0. Writing takes `write_s` per token. A
+# batch is complete when all its rollouts are written. When batch i is complete and batch i - 1 is
+# learned, the trainers learn batch i, in `learn_s` / T per token. Then the version is i + 1. Try T = 1 to
+# R - 1. Return `(T, seconds)`: the T for which all batches are learned earliest, and the time when the
+# last batch is learned. Send nothing.
 
 
 # %% role="answer" question="best_split" points=3
@@ -65,7 +66,9 @@ def a_job(rank, world_size):
     return LENGTHS[rank], B, R, k, 0.01, [0.01, 0.004, 0.02, 0.005, 0.03][rank]
 
 
-def seconds_of(T, tokens, B, R, k, write_s, learn_s, dealt=False, shared=True, overlaps=True):
+def seconds_of(
+    T, tokens, B, R, k, write_s, learn_s, dealt=False, shared=True, overlaps=True, all_end=True
+):
     """When all batches are learned; of a mistake, as somebody else counts."""
     G = R - T
     free, version_at = [0.0] * G, [0.0]
@@ -73,7 +76,7 @@ def seconds_of(T, tokens, B, R, k, write_s, learn_s, dealt=False, shared=True, o
         i, who = n // B, n % G if dealt else free.index(min(free))
         complete = 0.0 if n % B == 0 else complete  # noqa: F821
         free[who] = max(free[who], version_at[max(0, i - k)]) + write_s * each
-        complete = max(complete, free[who])
+        complete = max(complete, free[who]) if all_end else free[who]
         if n % B == B - 1:
             begun = max(complete, version_at[-1]) if overlaps else complete
             learned = learn_s * sum(tokens[n + 1 - B : n + 1]) / (T if shared else 1)
@@ -131,6 +134,9 @@ verdict = check(
         "With your bound rollouts may be one version older than k.": best_by(of_k=lambda k: k + 1),
         "A batch is learned when it is complete *and* the trainers are free.": (
             best_by(overlaps=False)
+        ),
+        "A batch is complete when *all* its rollouts are written, not only the last one.": (
+            best_by(all_end=False)
         ),
         "You return the number of generators: T is the number of trainers.": the_other_way,
         "That is the slowest split.": best_by(which=max),

@@ -6,14 +6,16 @@ import torch.distributed as dist
 QUESTION = "best_split"
 
 
-def end_s(T, tokens, B, R, k, write_s, learn_s, dealt=False, all_learn=True, waits=True):
+def end_s(
+    T, tokens, B, R, k, write_s, learn_s, dealt=False, all_learn=True, waits=True, last=False
+):
     """When all batches are learned; of a mistake, as it counts."""
     free, versions, complete = [0.0] * (R - T), [0.0], 0.0
     for n, each in enumerate(tokens):
         who = n % (R - T) if dealt else free.index(min(free))
         complete = complete if n % B else 0.0
         free[who] = max(free[who], versions[max(0, n // B - k)]) + write_s * each
-        complete = max(complete, free[who])
+        complete = free[who] if last else max(complete, free[who])
         if n % B == B - 1:
             begun = max(complete, versions[-1]) if waits else complete
             share = learn_s / (T if all_learn else 1)
@@ -69,6 +71,11 @@ def two_batches_at_once(rank, world_size, *job):
     return best(*job, waits=False)
 
 
+def complete_at_the_last(rank, world_size, *job):
+    """the split if a batch were complete at the end of its last rollout"""
+    return best(*job, last=True)
+
+
 def generators(rank, world_size, tokens, B, R, *rest):
     """the best split, told by its generators"""
     T, seconds = best(tokens, B, R, *rest)
@@ -102,6 +109,7 @@ WRONG = {
     no_bound: "You let rollouts begin at any version",
     one_more: "one version older than k",
     two_batches_at_once: "*and* the trainers are free",
+    complete_at_the_last: "not only the last one",
     generators: "You return the number of generators",
     slowest: "That is the slowest split",
     only_T: "a int where a tuple",
