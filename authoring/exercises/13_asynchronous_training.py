@@ -707,9 +707,10 @@ print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))
 # Write DiLoCo with AdamW inside, in fragments: `theta.tensor_split(F)`. In each of the steps 1, ...,
 # `steps`, every rank takes a step of `torch.optim.AdamW` with `lr=0.1` along `cost_gradient` on its own
 # rows. After step s, fragment f is due if (s + f) % H is 0. For this fragment, all ranks average the
-# agreed numbers minus their own. This is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum
-# 0.9), which changes the agreed numbers. Each rank copies them into its own. AdamW's state stays on its
-# rank. Return the agreed theta. Use one `all_reduce` for each due fragment. Leave the inputs as they are.
+# agreed numbers minus their own. This mean is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum
+# 0.9), which changes the agreed numbers of this fragment only. Each rank copies these numbers into its
+# own theta. AdamW's state stays on its rank. Return the agreed theta. Use one `all_reduce` for each due
+# fragment. Leave the inputs as they are.
 
 
 # %% role="answer" question="fragments" points=4
@@ -759,13 +760,20 @@ def in_fragments(
     """The agreed theta of all ranks; the last four say what is done in another way."""
     agreed, momentum = thetas[0].clone(), torch.zeros_like(thetas[0])
     mine = thetas[0].repeat(len(xs), 1)
-    m, v, t = torch.zeros_like(mine), torch.zeros_like(mine), 0
+    m, v, t, last = torch.zeros_like(mine), torch.zeros_like(mine), 0, torch.zeros_like(agreed)
     for step in range(1, counts[0] + 1):
         t += 1
         for one, x, y, its_m, its_v in zip(mine, xs, ys, m, v, strict=True):
             adamw_step(one, cost_gradient(one, x, y), its_m, its_v, t)
         for f, at in enumerate(torch.arange(len(agreed)).tensor_split(parts or Fs[0])):
             if due(step, f) % Hs[0]:
+                continue
+            if how in {"all", "all again"}:  # the outer step moves the whole of theta
+                last = last if how == "all again" else torch.zeros_like(last)
+                last[at] = agreed[at] - mine[:, at].mean(0)
+                momentum = 0.9 * momentum + last
+                agreed -= 0.7 * (0.9 * momentum + last)
+                mine[:, at] = agreed[at]
                 continue
             d = agreed[at] - mine[:, at].mean(0)
             d = {"sum": d * len(xs), "uphill": -d}.get(how, d)
@@ -818,6 +826,12 @@ verdict = check(
         "Each rank goes on with its own numbers: copy the agreed ones into them.": with_change(
             how="not copied"
         ),
+        "The outer step moves the other fragments, too: give each fragment an optimizer of its own.": (
+            with_change(how="all")
+        ),
+        "The outer step also moves the other fragments, along the gradients of their last meeting.": (
+            with_change(how="all again")
+        ),
         "All fragments meet after the same steps: each fragment f has its own, by (s + f) % H.": (
             with_change(due=lambda s, f: s)
         ),
@@ -838,8 +852,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Each fragment needs its own agreed parameter and its own outer optimizer. So its momentum changes only
-# if this fragment is due.
+# Each fragment needs its own agreed parameter and its own outer optimizer. Then its momentum changes only
+# when this fragment is due.
 #
 # </details>
 # <details><summary>Hint 3</summary>
@@ -859,10 +873,10 @@ print(measure(fragments, lambda rank, n: fragment_problem(rank, n, hidden_sizes,
 #
 # The softmax of `theta` gives the probabilities p of a policy's answers. Each rank has some `answers` of
 # older policies, the probabilities `q` with which they were written, and their `rewards`. A rank may have
-# no answers. Return the gradient of [part d](../notebooks/13_for_large_models.ipynb): the mean of
+# no answers. Return the gradient of [part d](../notebooks/13_for_large_models.ipynb). It is the mean of
 # weight · (reward - mean reward) · (onehot - p) over the answers of **all** ranks. The weight is p / q of
-# the answer, and at most `limit`. The mean reward is that of **all** answers. `onehot` has a 1 at the
-# answer and 0 elsewhere. Use one `all_reduce`. Its tensor may have at most 2 · len(theta) + 2 numbers.
+# the answer, and at most `limit`. The mean reward is the mean over **all** answers. `onehot` has a 1 at
+# the answer and 0 elsewhere. Use one `all_reduce`. Its tensor may have at most 2 · len(theta) + 2 numbers.
 
 
 # %% role="answer" question="old_answers" points=3
@@ -969,8 +983,9 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# No rank knows the mean reward before the all_reduce. But the sum of weight · (reward - mean) · score is
-# the sum of weight · reward · score, minus the mean times the sum of weight · score.
+# No rank knows the mean reward before the all_reduce. But let score be onehot - p. Then the sum of
+# weight · (reward - mean) · score is the sum of weight · reward · score, minus the mean times the sum of
+# weight · score.
 #
 # </details>
 # <details><summary>Hint 3</summary>

@@ -101,6 +101,32 @@ def whole_theta(rank, world_size, theta, rows, targets, F, H, steps):
     return torch.cat([part.detach() for part in agreed])
 
 
+def one_outer(rank, world_size, theta, rows, targets, F, H, steps, again=False):
+    """one outer optimizer, with a gradient of 0 for what is not due"""
+    mine, agreed = torch.nn.Parameter(theta.clone()), torch.nn.Parameter(theta.clone())
+    inner = torch.optim.AdamW([mine], lr=0.1)
+    outer = torch.optim.SGD([agreed], lr=0.7, momentum=0.9, nesterov=True)
+    agreed.grad = torch.zeros_like(theta)
+    for step in range(1, steps + 1):
+        mine.grad = cost_gradient(mine.detach(), rows, targets)
+        inner.step()
+        for f, at in enumerate(torch.arange(len(theta)).tensor_split(F)):
+            if (step + f) % H == 0:
+                d = (agreed - mine).detach()[at]
+                dist.all_reduce(d, op=dist.ReduceOp.AVG)
+                if not again:
+                    agreed.grad.zero_()
+                agreed.grad[at] = d
+                outer.step()
+                mine.data[at] = agreed.data[at]
+    return agreed.detach()
+
+
+def one_outer_again(*given):
+    """one outer optimizer, with the last gradient of what is not due"""
+    return one_outer(*given, again=True)
+
+
 WRONG = {
     new_adamw: "keep one optimizer for all steps",
     moments_averaged: "they stay on their own rank",
@@ -111,6 +137,8 @@ WRONG = {
     never_copied: "copy the agreed ones into them",
     all_at_once: "All fragments meet after the same steps",
     other_order: "The fragments are due in another order",
+    one_outer: "give each fragment an optimizer of its own",
+    one_outer_again: "along the gradients of their last meeting",
     whole_theta: "Only the numbers of the fragment that is due",
 }
 
