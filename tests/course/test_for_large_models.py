@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 
 import pytest
 import torch
@@ -27,6 +28,14 @@ def test_a_folded_answer_is_right_and_a_stub_is_not_yet(name):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, names_of(PART, CONSTANTS.issuperset))
         assert printed.getvalue().count(verdict) == WRITTEN[name], printed.getvalue()
+
+
+def test_rounds_that_average_gradients_in_each_step_are_not_yet_right():
+    _, code = written(PART, "your_rounds")
+    worse = re.sub(r"( *)inner\.step", r"\1dist.all_reduce(mine.grad, op=AVG)\n\1inner.step", code)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(worse, names_of(PART, CONSTANTS.issuperset))
+    assert "bytes: not yet, you sent" in printed.getvalue()
 
 
 def adamw_step(theta, g, m, v, t, rate=0.004, eps=1e-8, decay=0.01):
