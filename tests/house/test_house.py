@@ -18,14 +18,14 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(174, 140),
-    "code lines of the core": Limit(26_830, 18_000),
+    "code lines of the core": Limit(26_890, 18_000),
     "modules": Limit(294, 240),
-    "code lines": Limit(46_570, 31_000),
+    "code lines": Limit(46_650, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(30, 25),
-    "lines of tests": Limit(56_600, 34_000),
+    "lines of tests": Limit(57_350, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),

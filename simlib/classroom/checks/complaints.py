@@ -266,10 +266,11 @@ def input_complaint(run: Run, given: Sequence, after: Sequence) -> str | None:
 
 def has_tensor(value: object) -> bool:
     """Whether a value is a tensor, or contains one."""
-    parts = value.values() if isinstance(value, dict) else value
-    return isinstance(value, torch.Tensor) or (
-        isinstance(value, (list, tuple, dict)) and any(map(has_tensor, parts))
-    )
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(has_tensor, value))
+    return isinstance(value, torch.Tensor)
 
 
 def has_come(now: Sequence, before: Sequence, others: Sequence[Sequence]) -> bool:
