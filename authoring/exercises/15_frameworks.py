@@ -735,11 +735,11 @@ print(measure(sends_more, drawn))
 # %% [markdown]
 # ## 5. Sums in buckets (★★, 20 minutes, 2 points)
 #
-# A compiler puts several collectives into one bucket. Each rank has a list of tensors, with the same shapes
-# on all ranks. Return the list of their sums over all ranks, in the same order and shapes. Fill buckets in
-# the order of the list: a tensor joins the last bucket if this bucket then has at most `most` bytes.
-# Otherwise the tensor begins a new bucket. So a larger tensor has a bucket of its own. Use one all_reduce
-# for each bucket, plain or functional. Leave the tensors as they are.
+# A compiler puts several collectives into one bucket. Each rank has a list of tensors, with the same
+# shapes on all ranks. Return the list of their sums over all ranks, in the same order and shapes. Fill
+# buckets in the order of the list: a tensor joins the last bucket if this bucket then has at most `most`
+# bytes. Otherwise the tensor begins a new bucket. So a tensor of more than `most` bytes has a bucket of
+# its own. Use one all_reduce for each bucket, plain or functional. Do not change the tensors of the list.
 
 
 # %% role="answer" question="summed" points=2
@@ -850,10 +850,10 @@ print(measure(summed, tensors_of(seed, [(n, 2) for n in sizes.tolist()], 24 + 4 
 # ## 6. How long does it wait? (★★, 20 minutes, 2 points)
 #
 # A compiler wants to know how good an order of nodes is. `nodes` is a list of `(kind, name, ms)`. For
-# `"compute"` the rank computes for `ms`. For `"all_reduce"` the rank starts the sum `name` and continues at
-# once. The network needs `ms` for this sum, and works on one sum after the other, in the order of their
-# starts. For `"wait"` the rank waits until the sum `name` is there, and `ms` is 0. Return how many ms the
-# rank waits in total. You need not send anything.
+# `"compute"` the rank computes for `ms`. For `"all_reduce"` the rank starts the sum `name` and continues
+# at once. The network needs `ms` for this sum, and works on one sum after the other, in the order of
+# their starts. For `"wait"` the rank waits until the sum `name` is complete, and `ms` is 0. Return how
+# many ms the rank waits in total. You need not send anything.
 
 
 # %% role="answer" question="waited_ms" points=2
