@@ -3,8 +3,8 @@
 #
 # This is the fifth and last part of lesson 15. You need DDP's buckets and overlap from
 # [lesson 08](08_from_loops_to_ddp.ipynb). `torch.compile` turns a function into a graph of ops, and then into faster
-# code. A collective in this graph can start earlier or end later than in your program. In this part (60 minutes) you
-# will
+# code. In this graph, a collective can start earlier than in your program, and its wait can come later. In this part
+# (60 minutes) you will
 #
 # - see a function as a graph, and find a collective that is missing in the graph,
 # - rewrite this function with a functional collective,
@@ -36,8 +36,11 @@ import simlib
 # **backend**. The usual backend, inductor, generates C++ or GPU code. Our backend only keeps the names of the ops,
 # and runs the graph as it is.
 #
-# We compile two functions. `local` uses no other rank. `requests` also sums `y` over the ranks. It starts an
-# all_reduce, computes `z` in the meantime, and then waits. How many graphs does torch make of `requests`?
+# All values in our graphs are tensors. If a call returns or uses another object, torch ends the graph and lets
+# Python run the call. Then torch begins another graph.
+#
+# We compile two functions. `local` uses no other rank. `requests` starts an all_reduce of `y`, computes `z` in the
+# meantime, and then waits. How many graphs does torch make of `requests`?
 
 
 # %%
@@ -82,17 +85,18 @@ simlib.guess(graphs_of_requests, len(seen[requests].results[0][1]))
 # calls this a **graph break**. This all_reduce is hard for a compiler, for two reasons:
 #
 # - It changes `y` in place. So the name `y` means two values, one before and one after the change.
-# - It returns a request, `work`, which is a Python object and not a tensor. So the graph cannot say that `y + z` must
-#   come after `work.wait()`.
+# - It returns a request, `work`, and not a tensor. So the graph cannot say that `y + z` must come after
+#   `work.wait()`.
 #
-# A graph break costs time: the compiler cannot move an op to another graph, or merge ops of two graphs in one kernel.
+# A graph break costs time. The compiler cannot move an op to another graph, and cannot merge ops of two graphs into
+# one kernel.
 #
 # ## Functional collectives
 #
-# A **functional collective** changes none of its inputs. `functional.all_reduce(y, "sum", dist.group.WORLD)` starts the
-# all_reduce and returns a new tensor, an `AsyncCollectiveTensor`. When an op first uses this tensor, torch calls
-# `wait_tensor`. There is no request. DTensor (lesson 12) sends by these functions. Their module begins with an
-# underscore, so it may change.
+# A **functional collective** changes none of its inputs. `functional.all_reduce(y, "sum", dist.group.WORLD)` starts
+# the all_reduce and returns a new tensor and no request. Without a compiler, torch calls `wait_tensor` when an op
+# first uses this tensor. DTensor (lesson 12) uses these functions, too. The name of their module begins with an
+# underscore, so the module may change.
 #
 # **Now you write it:** `your_sum` computes the same as `requests`, and uses a functional collective. The check compares
 # rank 0's result bit by bit. It also wants one graph, without a change in place (`copy_`).
@@ -120,9 +124,8 @@ print("your_sum:", "right" if is_right else "not yet")
 #
 # </details>
 #
-# Now there is one graph: matmul, all_reduce, wait_tensor, matmul, relu, add. In a graph torch puts the wait directly
-# behind the collective. Torch 2.13 also replaces a plain `dist.all_reduce(y)` by a functional one, if the call has no
-# `async_op`. Then it copies the result into `y`.
+# Now there is one graph. Torch puts the wait directly after the collective. Torch 2.13 also replaces a plain
+# `dist.all_reduce(y)` by a functional one, if the call has no `async_op`. Then it copies the result into `y`.
 #
 # ## A list of nodes
 #
@@ -177,9 +180,10 @@ for name, op, inputs, rest in nodes:
     print(f"{name:14} = {op.removesuffix('.default')}({', '.join(inputs + rest)})")
 
 # %% [markdown]
-# `"sum"` is the reduction, and `"0"` is torch's name of the group of all ranks. The first all_reduce needs only `mm`.
-# So it could start before `mm_1`. Only `add` needs its result. The second all_reduce needs `relu_1`, so it
-# cannot start earlier. But `mm_3` could run before its wait.
+# `aten` is torch's library of ops, and `mm` is a matrix product. `"sum"` is the reduction, and `"0"` is torch's
+# name of the group of all ranks. The first all_reduce needs only `mm`, so it could start before `mm_1`. Only `add`
+# needs its result. The second all_reduce needs `relu_1`, so it cannot start earlier. But its wait could come after
+# `mm_3`.
 #
 # ## Read before the wait
 #
@@ -206,24 +210,23 @@ how = "right numbers" if is_same else "wrong numbers"
 simlib.guess(without_waits, how, of=("an error", "wrong numbers", "right numbers"))
 
 # %% [markdown]
-# The numbers are wrong, and no error is raised. `add` read the memory of the result before the sum was there. In the
-# simulation this memory has the rank's own summand. On real ranks the numbers vary from run to run. So each use must
-# depend on the wait. In the graph it does: an input of `add` is `wait_tensor`, and not `all_reduce`.
+# The numbers are wrong, and no error is raised. `add` read the memory of the result before the sum was there. In
+# the simulation, this memory still contains the rank's own input. On real ranks, the numbers vary from run to run.
+# So each use must depend on the wait. In the graph, an input of `add` is `wait_tensor`, and not `all_reduce`.
 #
 # ## Start early, wait late
 #
-# A function that changes a graph is called a **pass**. Our pass moves each collective as early as possible, and each
-# wait as late as possible. Inductor has such passes, too.
+# A function that changes a graph is called a **pass**. Our pass moves each collective as early as possible, and
+# each wait as late as possible.
 #
 # **Now you write it:** `your_pass(nodes)` returns the nodes in a new order.
 #
-# 1. A collective comes directly behind the last of its inputs. Only other collectives may stand between.
-# 2. A wait comes directly before the first node that uses it. Only other waits may stand between.
-# 3. All other nodes keep their order. So do two nodes that could stand at the same place.
+# 1. A collective comes directly after the last of its inputs. Only other collectives may come between.
+# 2. A wait comes directly before the first node that uses it. Only other waits may come between.
+# 3. All other nodes keep their order.
 #
 # One way: give each node a number, which is its place in the list. Then give each collective and each wait a new
-# number between two places, and sort the nodes by their numbers. `sorted` keeps the order of equal numbers. In our
-# graphs no collective needs a wait.
+# number between two places, and sort the nodes by their numbers. In our graphs no collective needs a wait.
 
 
 # %%
@@ -303,7 +306,7 @@ simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 
 # %% [markdown]
 # The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows show the two
-# all_reduces, from the call until the rank has the result. In the full part of a bar the rank waits.
+# all_reduces, from the call until its wait returns. In the dark part of a bar, the rank waits.
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
@@ -356,13 +359,14 @@ for trace in (traced, without_changes):
         simlib.guess(kept, "yes" if torch.equal(before, after) else "no", of=("yes", "no"))
 
 # %% [markdown]
-# In the first graph, an input of `all_reduce` is `mm`. The node `zero_` changes the memory of `mm`, but `zero_` is no
-# input of `all_reduce`. So the pass starts the all_reduce too early, and the result is wrong. No error is raised.
+# In the first graph, an input of `all_reduce` is `mm`. The node `select` is `y[0]`, a view of `mm`. So `zero_`
+# changes the memory of `mm`, but `zero_` is no input of `all_reduce`. The pass starts the all_reduce too early, and
+# the result is wrong.
 #
 # `functionalize` replaces each change in place by an op that returns a new tensor. `select_scatter` makes a copy of
-# `mm` with another first row, and is now the input of `all_reduce`. So the pass is right. `torch.compile` does this
-# before its passes run. **The inputs show all dependencies only if nothing changes in place.** This is why the compiler
-# needs functional collectives.
+# `mm` with another first row, and is now the input of `all_reduce`. So the result of the pass is right.
+# `torch.compile` does this before its passes run. **The inputs show all dependencies only if nothing changes in
+# place.** This is why the compiler needs functional collectives.
 #
 # ## DDP in a compiled model
 #
@@ -420,17 +424,17 @@ for split in (True, False):
     print(f"split={split}: {run.results[0]} graph(s) -", *step_three, sep="  ")
 
 # %% [markdown]
-# DDPOptimizer makes four graphs. Behind the backward pass of each graph, DDP starts the all_reduce of a bucket, and
-# autograd goes on with the next graph. Without DDPOptimizer there is one graph, and all sends start after its backward
-# pass. So nothing hides them. Number and bytes of the all_reduces are the same, because DDP makes the buckets. A graph
-# break costs time, but here it buys overlap.
+# DDPOptimizer makes four graphs. After the backward pass of each graph, DDP starts the all_reduce of a bucket, and
+# autograd continues with the next graph. Without DDPOptimizer there is one graph, and all sends start after its
+# backward pass. So nothing hides them. Both runs send the same all_reduces, because DDP fills the buckets. A graph
+# break costs time, but here it makes overlap possible.
 #
 # ## What we did not show
 #
-# If a cluster has a device, `simlib.simulate` runs compiled code as if it was not compiled. So we traced on real ranks,
-# and simulated the list of nodes. We also ran no inductor. In torch 2.13 it reorders collectives only if you set
+# If a cluster has a device, `simlib.simulate` runs compiled code as if it was not compiled. So we traced on real
+# ranks, and simulated the list of nodes. In torch 2.13, inductor reorders collectives only if you set
 # `torch._inductor.config.reorder_for_compute_comm_overlap`. Other options put several collectives in one bucket. An
-# early collective keeps memory for its result for a longer time, so one of [inductor's
+# early collective occupies memory for its result longer, so one of [inductor's
 # passes](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/comms.py) stops before the peak of the memory
 # grows.
 #
@@ -440,7 +444,7 @@ for split in (True, False):
 #
 # ## Exit ticket
 #
-# 1. Why does `dist.all_reduce(y, async_op=True)` break the graph, and `functional.all_reduce` does not?
+# 1. Why does `dist.all_reduce(y, async_op=True)` break the graph, while `functional.all_reduce` does not?
 # 2. A pass looks only at the inputs of nodes. When is its result wrong?
 #
 # <details><summary>Answers</summary>
