@@ -112,7 +112,7 @@ sums, graphs = run.results[0]
 print(*(" ".join(graph) for graph in graphs), sep="; ")
 is_equal = torch.equal(sums, seen[requests].results[0][0])
 is_right = is_equal and len(graphs) == 1 and "copy_" not in graphs[0]
-print("your_sum:", "right" if is_right else "not yet")
+print("your_sum:", "right" if is_right else f"not yet (is_equal: {is_equal})")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -245,7 +245,7 @@ def your_pass(nodes):
 def verdict_on(order, nodes):
     place = {node[0]: k for k, node in enumerate(order)}
     for k, node in enumerate(order):
-        ready = max((place[x] for x in node[2]), default=-1)
+        ready = max((place.get(x, len(order)) for x in node[2]), default=-1)
         use = min((place[other[0]] for other in order if node[0] in other[2]), default=len(order))
         if not ready < k < use:
             return f"not yet: {node[0]} comes before one of its inputs"
@@ -258,7 +258,8 @@ def verdict_on(order, nodes):
     return "right" if is_right else "not yet: other nodes have changed"
 
 
-print("your_pass:", verdict_on(your_pass(nodes), nodes))
+twice = [*nodes, ("add_2", "aten.add.Tensor", ("add_1", "wait_tensor"), ())]  # uses a wait again
+print("your_pass:", verdict_on(your_pass(twice), twice))
 
 # %% [markdown]
 # <details><summary>Answer</summary>

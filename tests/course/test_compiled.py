@@ -90,6 +90,16 @@ def test_a_wrong_order_is_refused(lesson, nodes, name, behind, words):
     assert lesson["verdict_on"](moved(right, name, behind), nodes) == f"not yet: {words}"
 
 
+def test_a_dropped_wait_and_a_wait_before_its_last_use_are_refused(lesson, nodes):
+    twice = [*nodes, ("add_2", "aten.add.Tensor", ("add_1", "wait_tensor"), ())]
+    right = lesson["reordered"](twice)
+    assert lesson["verdict_on"](right, twice) == "right"
+    without = [node for node in right if node[0] != "wait_tensor"]
+    for wrong in (without, moved(right, "wait_tensor", "add_1")):
+        words = lesson["verdict_on"](wrong, twice)
+        assert words == "not yet: add comes before one of its inputs"
+
+
 def test_a_pass_is_wrong_only_where_an_op_changes_memory(lesson):
     wrong = []
     for trace in ("traced", "without_changes"):
