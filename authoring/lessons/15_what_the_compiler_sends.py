@@ -377,9 +377,8 @@ for trace in (traced, without_changes):
 # [DDPOptimizer](https://docs.pytorch.org/docs/stable/notes/ddp.html) splits the model's graph at the borders of the
 # buckets.
 #
-# The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cells below print the backward passes of
-# graphs and the all_reduces of rank 0, in their order in the third step. `split=False` turns DDPOptimizer off. In which
-# of the two runs can sends overlap with the backward pass?
+# `aot_autograd` gives the backend the forward pass and the backward pass as two graphs. It wants functions that get
+# their inputs in one list, and `make_boxed_func` makes such functions.
 
 
 # %%
@@ -411,8 +410,9 @@ def with_ddp(rank, world_size, split):
 
 
 # %% [markdown]
-# `aot_autograd` gives the backend the forward pass and the backward pass as two graphs. It wants functions that get
-# their inputs in one list, and `make_boxed_func` makes such functions.
+# The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cell below prints the backward passes of
+# graphs and the all_reduces of rank 0, in their order in the third step. `split=False` turns DDPOptimizer off. In
+# which of the two runs can sends overlap with the backward pass?
 
 # %%
 for split in (True, False):
