@@ -307,7 +307,7 @@ simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 
 # %% [markdown]
 # The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows show the two
-# all_reduces, from the call until its wait returns. In the dark part of a bar, the rank waits.
+# all_reduces, from the call until its wait returns. A bar is pale while the rank computes, and full while it waits.
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
