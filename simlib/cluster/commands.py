@@ -22,7 +22,7 @@ from .batch.mpiexec import Mpiexec
 BACKENDS = (*BACKEND_NAMES, "mpi4py")
 """The names of all backends. This list needs no import of torch."""
 FOLDER = f"folder that contains the folders of jobs ({JOBS})"
-BACKEND = f"backend that moves the data: {', '.join(BACKENDS)} (gloo)"
+BACKEND = f"backend that moves the data: {', '.join(BACKENDS)}, default: gloo"
 STAGE = "copy the job to hosts that share no filesystem"
 CODES = "The exit code is 0 if the job is done, 1 if it failed or was cancelled, 130 after Ctrl-C."
 
@@ -42,7 +42,7 @@ def add_commands(commands):
         commands,
         "follow",
         _follow,
-        "show what a job's ranks print, until it ends",
+        "show what a job's ranks print, until the job ends",
         "Show what the ranks print, each line with its rank, until the job ends. If it has failed, "
         f"say why. Ctrl-C ends this command, not the job. {CODES}",
     )

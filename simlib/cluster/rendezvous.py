@@ -202,8 +202,8 @@ def _ask_mpi(mpi4py):
     except ModuleNotFoundError:
         if mpi4py is not None:
             raise JobError(
-                f"{host} has no mpi4py, but the notebook has {mpi4py}: install the same on every "
-                "host"
+                f"{host} has no mpi4py, but the notebook has mpi4py {mpi4py}: install mpi4py "
+                f"{mpi4py} on every host"
             ) from None
         return None
     except (ImportError, RuntimeError) as error:

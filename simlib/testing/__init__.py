@@ -19,12 +19,13 @@ SEED = "_seed_of_the_order"
 
 
 class Asked(NamedTuple):
-    """What a mark ``ranks`` asks for."""
+    """The sizes, seeds and options that a ``pytest.mark.ranks`` asks for."""
 
     sizes: tuple[int, ...]
     engine: str
     seeds: tuple[int, ...]
-    """pytest runs one case for each seed. Without seeds it runs one case in the usual order."""
+    """pytest runs one case for each seed. Without seeds it runs one case, in which the ranks run in
+    their usual order."""
     options: dict[str, Any]
     """Options that simlib passes to the engine unchanged."""
 
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
 
 
 def asked_by(mark: Any) -> Asked:
-    """What a mark ``ranks`` asks for.
+    """Return the sizes, seeds and options that a ``pytest.mark.ranks`` asks for.
 
     Raises
     ------

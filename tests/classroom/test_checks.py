@@ -576,7 +576,7 @@ def test_memory_at_its_bound_is_enough():
     assert repr(fits_in(8, make_a_copy)) == (
         "double: right, 2 of 2 points.\n"
         "Every rank has the expected value at world sizes 1, 3.\n"
-        "  at world size 2: 8 bytes held by the largest rank (at most 8)"
+        "  at world size 2: the rank with the most memory holds 8 bytes (at most 8)"
     )
 
 
@@ -789,7 +789,7 @@ def test_a_rule_is_kept_or_what_breaks_it_is_told(answer, rule, words, no_words)
 
 def test_bytes_and_order_of_collectives_are_told_of_a_right_answer():
     right = verdict_on(three, checks.brought(lambda xs: [4, 12, 20]), worlds=[2])
-    assert "collectives of 4, then 12, then 20 bytes, in this order" in repr(right)
+    assert "rank 0's collectives carry 4, then 12, then 20 bytes" in repr(right)
 
 
 def test_a_mistake_can_be_known_by_the_error_in_which_it_ends():

@@ -36,7 +36,10 @@ def test_who_a_process_is(monkeypatch):
     ):
         found = find_place(**options)
         assert (found.rank, found.size, found.comm) == place
-    with pytest.raises(simlib.JobError, match="has no mpi4py, but the notebook has 4.0"):
+    with pytest.raises(
+        simlib.JobError,
+        match="has no mpi4py, but the notebook has mpi4py 4.0: install mpi4py 4.0 on every",
+    ):
         find_place(uses_mpi=True, mpi4py="4.0")
 
 

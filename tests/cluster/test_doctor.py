@@ -116,9 +116,9 @@ ONE_FAULT = {
     ),
     "mpi4py without mpi": (
         alter(["library"], [1, "RuntimeError: cannot load MPI library"]), "mpi4py",
-        "finds no MPI library: install MPICH beside mpi4py .*cannot load",
+        "finds no MPI library \\(.*cannot load.*\\): install MPICH on this host",
     ),
-    "no rights": (alter(["file"], [False, "Permission denied"]), "files", "may not read or write"),
+    "no rights": (alter(["file"], [False, "Permission denied"]), "files", "no right to read"),
     "no folder": (alter(["file"], [False, "No such file"]), "files", "the host does not see"),
     "another folder": (alter(["file"], [False, None]), "files", "the host does not see .*: mount"),
     "not seen here": (lambda facts: facts.written.remove("b"), "files", "that the host wrote"),

@@ -231,7 +231,7 @@ def test_down_says_what_it_removed(practice, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(daemon, "remove_leftovers", lambda: ["one", "another"])
     assert main(["practice", "down"]) == 0
     out = capsys.readouterr().out
-    assert "no practice cluster was up\nremoved namespaces of killed processes: 2\n" in out
+    assert "no practice cluster was up\nsimlib removed 2 namespaces of killed processes\n" in out
 
 
 @pytest.mark.parametrize(

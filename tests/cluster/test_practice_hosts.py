@@ -348,7 +348,7 @@ def test_nothing_is_left_of_a_cluster_whose_process_was_killed(place, capfd, who
         await_end(end)
     if who == "reaper":
         assert main(["practice", "down"]) == 0
-        assert "removed namespaces of killed processes: 3" in capfd.readouterr().out
+        assert "simlib removed 3 namespaces of killed processes" in capfd.readouterr().out
     assert not running(str(folder)) and not folder.exists() and not place.is_symlink()
     assert not left_of(owner)
 

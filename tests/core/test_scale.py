@@ -489,7 +489,11 @@ def test_refusals_of_times(asked, words):
         (lambda: scale.bucket_sizes([]), "give at least one"),
         (
             lambda: scale.step_time(8, 4, CLUSTER, forward_s=[1, 2], backward_s=1),
-            "forward_s has shape",
+            r"forward_s has shape \(2,\): give one number, or 4",
+        ),
+        (
+            lambda: scale.step_time(8, 2, CLUSTER, forward_s=[1, -1], backward_s=1),
+            "forward_s contains -1.0: each must be finite",
         ),
         (
             lambda: scale.step_time([4, 4], 2, CLUSTER, ready_s=[1], **COMPUTE),

@@ -335,6 +335,7 @@ TIMES = {"forward_s": 1, "backward_s": 1, "message_bytes": 4}
         ((2, 3), {"schedule": "interleaved"}, "Give a multiple of 2 micro-batches"),
         ((64, 10_000), {}, "1,280,000 units of work"),
         ((2, 4), {"forward_s": [1]}, "give one number of seconds, or 2"),
+        ((2, 4), {"forward_s": [1, -1]}, "forward_s is -1: give a number of at least 0"),
     ],
 )
 def test_refusals(asked, more, words):

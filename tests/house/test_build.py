@@ -400,7 +400,7 @@ def test_what_only_checks_need_of_a_setup_is_in_the_cases(tmp_path):
     for moved in (comment, "\n\ndef wrong():\n    return right()\n"):
         assert moved not in shown and moved in cases
     assert "def told" in parts_of(tmp_path, SETUP, prose="It is told.")[1]
-    with pytest.raises(source.SourceError, match="a setup cell may contain only checks"):
+    with pytest.raises(source.SourceError, match="only the checks use this setup cell"):
         parts_of(tmp_path, "def right():\n    return 1\n")
 
 

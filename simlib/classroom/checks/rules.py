@@ -321,7 +321,7 @@ def brought(
         return None
 
     def tally(run, given):
-        return f"{what}s of {in_a_row(of_rank(run, 0))} bytes, in this order"
+        return f"rank 0's {what}s carry {in_a_row(of_rank(run, 0))} bytes"
 
     return Rule(broken, tally, part=TRAFFIC)
 

@@ -161,8 +161,8 @@ class Fits(Simulated):
         ).rstrip()
 
     def tally(self, run, given):
-        held = largest_of(run).peak_bytes
-        return f"{held:,} bytes held by the largest rank (at most {self.bound_bytes(*given):,})"
+        held, most = largest_of(run).peak_bytes, self.bound_bytes(*given)
+        return f"the rank with the most memory holds {held:,} bytes (at most {most:,})"
 
 
 def largest_of(run: Run) -> Ledger:

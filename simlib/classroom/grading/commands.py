@@ -120,8 +120,9 @@ def _grade(options):
 
 
 OF_OTHERS = (
-    "{}: a file there is not signed with your key, so simlib ignored the file and graded its "
-    "notebooks again. A seed, deadline or other rule in the file is lost"
+    "simlib ignored a file in {}, because it is not signed with your key. If the file contained "
+    "results, simlib graded these notebooks again. If it contained the seed, a deadline or another "
+    "rule, give it again"
 )
 
 
@@ -505,8 +506,8 @@ def rarely_submitted(report):
     usual = [name for name, number in submitted.items() if 2 * number >= count]
     choice = " ".join(f"--exercise {number_of(name)}" for name in usual)
     return [
-        f"{name}: {number} of {count} handed it in. If you did not ask for it, leave it out with "
-        + (choice or "--exercise and the number of each other exercise")
+        f"{number} of {count} students handed in {name}. If you did not ask for it, "
+        "leave it out with " + (choice or "--exercise and the number of each other exercise")
         for name, number in submitted.items()
         if 2 * number < count and len(submitted) > 1
     ]

@@ -254,7 +254,8 @@ def split_setups(cells, name):
         cell.source = shown.strip("\n")
         if not cell.source:
             raise SourceError(
-                f"{name}: a setup cell may contain only checks: move this one to another cell"
+                f"{name}: only the checks use this setup cell, so students would see an empty "
+                "cell: move its code into a cell of a check"
             )
     return imported, defined
 

@@ -432,7 +432,9 @@ class ClassGrader:
         try:
             self._name_known_mistakes(result, exercise)
         except Exception as error:  # names are a help, and worth no points
-            result.notes.append(f"the known wrong answers were not tried: {error}")
+            result.notes.append(
+                f"simlib could not compare this answer with known wrong answers: {error}"
+            )
         return result
 
     def _graded(self, content, exercise):

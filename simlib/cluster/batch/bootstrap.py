@@ -148,9 +148,9 @@ def stay(child, pipe):
     if not has_loaded and not os.path.exists(os.path.join(FOLDER, "end")):
         how = "exit code %d" % (status >> 8) if status >> 8 else "signal %d" % (status & 0x7F)
         refuse(
-            "cannot load simlib (the process that tried ended with %s): fix what "
-            "`%s -c 'import simlib'` says there, or install the same environment on every host"
-            % (how, sys.executable)
+            "cannot load simlib (the process that tried ended with %s): run "
+            "`%s -c 'import simlib'` on that host and fix the error that it prints, or install the "
+            "same environment on every host" % (how, sys.executable)
         )
     return 1 if status else 0
 

@@ -95,7 +95,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
+        """The state of the job: ``queued``, ``active``, ``done``, ``failed`` or ``cancelled``."""
         return self._outcome.status
 
     @property

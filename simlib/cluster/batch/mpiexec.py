@@ -331,14 +331,15 @@ class Mpiexec(Resources):
         return [found]
 
     def before_launcher(self) -> list[str]:
-        """The words before mpiexec. They run a program on the machine where mpiexec runs."""
+        """Return the words of the command that stand before ``mpiexec``. They name a program that
+        starts mpiexec on the same machine."""
         words = self.words()
         names = [os.path.basename(word) for word in words]
         first = next((at for at, name in enumerate(names) if re.match("mpi(exec|run)", name)), 0)
         return words[:first]
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
-        """The whole command that runs ``program`` on every rank."""
+        """Return the whole command that runs ``program`` on every rank."""
         words = self.words()
         at = Placement(world_size, self.ranks_per_node, self.slots)
         command = [*words, "-n", str(world_size), *mpi_of(words).place(at), *program]

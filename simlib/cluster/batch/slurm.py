@@ -70,12 +70,12 @@ class SlurmScheduler(Scheduler):
             r"sbatch: error: (Invalid -|.* is not a valid)",
             "an option has a value that Slurm does not allow",
         ),
-        (r"nvalid node name", "there is no such node: sinfo lists the nodes"),
-        (r"nvalid qos", "there is no such QOS for this account: sacctmgr show qos lists them"),
-        (r"nvalid partition", "there is no such partition: sinfo lists the partitions"),
+        (r"nvalid node name", "there is no such node: `sinfo` lists the nodes"),
+        (r"nvalid qos", "there is no such QOS for this account: `sacctmgr show qos` lists all QOS"),
+        (r"nvalid partition", "there is no such partition: `sinfo` lists the partitions"),
         (
             r"nvalid account",
-            "there is no such account here: sacctmgr show associations lists yours",
+            "Slurm has no such account: `sacctmgr show associations` lists your accounts",
         ),
         (r"DUE TO TIME LIMIT", OUT_OF_TIME),
         (r"DUE TO PREEMPTION", "the job's nodes went to a more urgent job: submit the job again"),
@@ -215,7 +215,7 @@ class Slurm(Queued):
         return self.launcher == "mpiexec" or self.mpi is not None
 
     def command(self, world_size: int, program: list[str]) -> list[str]:
-        """The command that starts the ranks after the scheduler has given the nodes."""
+        """Return the command that starts the ranks after the scheduler has given the nodes."""
         if self.launcher == "mpiexec":
             return super().command(world_size, program)
         options = SRUN.place(replace(self._placement(world_size), mpi=self.mpi))

@@ -235,8 +235,9 @@ class Supervisor:
         died_s = time.perf_counter()
         if self._rank is None:
             self._died_early(
-                f"{how_it_ended(code)}{self._why(code)} before it could join the others: fix what "
-                "`python -c 'from mpi4py import MPI'` says there"
+                f"{how_it_ended(code)}{self._why(code)} before it could join the others: run "
+                "`python -c 'from mpi4py import MPI'` on that host, and fix the error that it "
+                "prints"
             )
             return code or 1
         self._log.flush()

@@ -101,7 +101,7 @@ class Line:
     state : {"ok", "wrong", "not asked"}
     sentence : str
         The facts that the check found. If the state is ``"wrong"``, the sentence says what to do.
-        If the state is ``"not asked"``, it says why.
+        If the state is ``"not asked"``, the sentence says why the doctor did not ask.
     """
 
     check: str

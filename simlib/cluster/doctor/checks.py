@@ -208,15 +208,16 @@ def library(facts, host):
     code, text = facts.on(host)["library"]
     first = next((line for line in reversed(text.strip().splitlines()) if line), "nothing")
     if code and facts.on(host)["packages"]["mpi4py"] is None:
-        return wrong("mpi4py is missing: pip install mpi4py there")
+        return wrong("mpi4py is missing: pip install mpi4py on this host")
     if code:
-        return wrong(f"mpi4py finds no MPI library: install {facts.mpi} beside mpi4py ({first})")
+        return wrong(f"mpi4py finds no MPI library ({first}): install {facts.mpi} on this host")
     found = mpi_of_library(text)
     which = found.name if found else (text.strip().splitlines() or ["nothing"])[0]
     if which != facts.mpi:
         return wrong(
             f"mpi4py's library is {which}, but mpiexec is {facts.mpi}, so every process would be "
-            f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} beside mpi4py"
+            f"alone: use the mpiexec of {which} (--launcher), or install {facts.mpi} in "
+            "mpi4py's Python environment"
         )
     return well(f"mpi4py {facts.on(host)['packages']['mpi4py']} uses {which}, as mpiexec does")
 
@@ -225,8 +226,8 @@ def files(facts, host):
     seen, error = facts.of[host]["file"]
     if error == "Permission denied":
         return wrong(
-            f"this account may not read or write {facts.folder} there: give the account the "
-            "rights, or name another folder (--folder)"
+            f"this account has no right to read or write {facts.folder} on this host: give the "
+            "account the right, or name another folder (--folder)"
         )
     if not seen or error:
         return wrong(

@@ -326,9 +326,7 @@ def _ask(facts, dialogs, host, question):
         facts.clocks[host] = min((_clock(dialog) for _ in range(CLOCK_ROUNDS)), key=lambda c: c[1])
     except NoAnswer as error:
         if host is None:
-            raise InvalidCallError(
-                f"this machine did not answer its own question: {error}"
-            ) from None
+            raise InvalidCallError(f"the doctor could not check this machine: {error}") from None
         facts.of.pop(host, None)
         facts.refused[host] = str(error)
 

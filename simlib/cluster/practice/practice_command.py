@@ -25,8 +25,8 @@ def add_command(commands):
     practice = commands.add_parser(
         "practice",
         help="a practice cluster: hosts on this machine with ssh, slow links, and Slurm",
-        description="A practice cluster of Linux namespaces. It needs root, iproute2 and "
-        "openssh-server; for Slurm, slurm-wlm and munge.",
+        description="Start and use a practice cluster of Linux namespaces. It needs root, iproute2 "
+        "and openssh-server. Slurm also needs slurm-wlm and munge.",
     )
     actions = practice.add_subparsers(required=True, metavar="action")
     _add_up(actions)
@@ -85,7 +85,9 @@ def _add_run(actions):
 
 def _add_links(action):
     """Add the options for the rate and delay of links."""
-    action.add_argument("--rate", type=rate_bps, help="rate of a link and direction: 100mbit")
+    action.add_argument(
+        "--rate", type=rate_bps, help="rate of each link in each direction, such as 100mbit"
+    )
     action.add_argument("--delay", type=time_s, default=0.0, help="delay between hosts: 100us, 5ms")
 
 
@@ -142,7 +144,8 @@ def _down(options):
     was_up, removed = daemon.bring_down()
     print("the practice cluster is down" if was_up else "no practice cluster was up")
     if removed:
-        print(f"removed namespaces of killed processes: {len(removed)}")
+        s = "s" * (len(removed) > 1)
+        print(f"simlib removed {len(removed)} namespace{s} of killed processes")
     return 0
 
 

@@ -151,7 +151,7 @@ class Transfers:
         if self.are_mirrored:
             raise PlacesDiffer(
                 f"with alike= and more than 1,024 ranks, one rank calls {in_flight.kind} for all "
-                "ranks at the same place in their nodes. No other message may use the links of "
+                "ranks that have the same local rank. No other message may use the links of "
                 f"this {in_flight.kind}, but here another message uses them: give the cluster "
                 "direct_cards=True, or simulate at most 1,024 ranks"
             )

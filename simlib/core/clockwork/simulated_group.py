@@ -86,8 +86,8 @@ class SimulatedGroup(PlainGroup):
             return request
         if post.src is None:
             raise InvalidCallError(
-                "an asynchronous device cannot receive from any source, and NCCL cannot either: "
-                "name the source with src="
+                "on an asynchronous device a receive must name its source, as with NCCL: give the "
+                "source with src="
             )
         post.is_here, request.kind = False, "send" if method == "send" else "recv"
         getattr(mailbox, method)(post)
@@ -101,8 +101,8 @@ class SimulatedGroup(PlainGroup):
         """Write a message into the script, if it goes to a running rank of another class."""
         if post.src is None:
             raise InvalidCallError(
-                "with alike=, simlib cannot know which rank's message a receive from any source "
-                "gets: name the source with src="
+                "with alike=, simlib cannot know from which rank a recv without src receives: give "
+                "the source with src="
             )
         if not self._simulation.may_meet(self._rank, self._group.ranks[peer]):
             self._simulation.part_with(self._rank, self._group.ranks)

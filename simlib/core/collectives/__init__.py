@@ -1,4 +1,4 @@
-"""Collectives as messages: the messages of each round, with their senders and receivers."""
+"""This package lists the messages of each collective, round by round."""
 
 from .choice import ALGORITHMS, DEFAULT_POLICY, choose, schedule
 from .schedules import KINDS, Round, Schedule, parts_of, split

@@ -43,6 +43,12 @@ _ATTENTION = (  # batch times heads, length, width of a head
 )
 _ELEMENTS = 1 << 18, 1 << 22, 1 << 26
 KERNELS_OF_SMALL_STEP = 13
+_KINDS = {
+    "_squares": "products of square matrices",
+    "_oblong": "products of oblong matrices",
+    "_attention": "attention",
+    "_by_bytes": "operations limited by memory",
+}
 _MEASUREMENTS = 100
 """Roughly the number of measurements for one dtype. The time is divided by it."""
 
@@ -87,12 +93,13 @@ class _Measuring:
         self._launch_s = self._launch()
         self._memory_Bps = self._bandwidth()
         for dtype in self._dtypes:
-            for measure in (self._squares, self._oblong, self._attention, self._by_bytes):
+            for name in _KINDS:
                 with torch.no_grad():
-                    measure(dtype)
-                name = measure.__name__.lstrip("_").replace("_", " ")
-                took = time.perf_counter() - began
-                self._say(f"{took:5.0f} s: {name} in {_name(dtype)}, {len(self._rows)} rows so far")
+                    getattr(self, name)(dtype)
+                took, what = time.perf_counter() - began, f"{_KINDS[name]} in {_name(dtype)}"
+                self._say(
+                    f"{took:5.0f} s: measured {what}. The table now has {len(self._rows)} rows"
+                )
         with torch.no_grad():
             self._adam()
         return Card(

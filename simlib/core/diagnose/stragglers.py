@@ -45,8 +45,8 @@ class Stragglers:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that were late for 5 % of the time, and half as long as the latest; the latest
-        first."""
+        """The late ranks, the latest first. A rank is listed if it was late for at least 5 % of the
+        time, and for at least half as long as the latest rank."""
         known_s = np.nan_to_num(self.late_s)
         least_s = max(NOTABLE * self.time_s, known_s.max(initial=0.0) / 2)
         return tuple(rank for rank in self._latest() if known_s[rank] >= least_s > 0)

@@ -221,9 +221,10 @@ def _near_miss(ops, matcher, cycle):
                 )
             if fits and other.group != op.group:
                 return (
-                    f"rank {op.rank} calls{_group_in_words(op) or ' in the world'}, but rank "
-                    f"{other.rank} calls{_group_in_words(other) or ' in the world'} "
-                    f"({other.site.place}): both sides must name the same group"
+                    f"rank {op.rank} calls {op.kind}{_group_in_words(op) or ' in the world'}, but "
+                    f"rank {other.rank} calls {other.kind}"
+                    f"{_group_in_words(other) or ' in the world'} "
+                    f"({other.site.place}): both ranks must pass the same group"
                 )
             beside = cycle and other.rank not in cycle  # it waits for those who wait in a circle
             if op.kind == "recv" and other.peer == op.rank and not fits and not beside:

@@ -92,9 +92,9 @@ def draw_curves(folder: str | Path, x: str = "step") -> Figure:
     Parameters
     ----------
     folder : str or path
-        A folder with TensorBoard's event files. As in TensorBoard, each folder inside it with such
-        files is a separate run, with the name of its folder. The runs are in the order in which
-        they began to log, and this order determines their colours.
+        The folder into which the ranks logged. Each folder in it that contains TensorBoard's event
+        files is one run, as in TensorBoard. The run has the name of this folder. The runs are in
+        the order in which they began to log, and this order determines their colours.
     x : str
         The label of the horizontal axis. It says what the logged steps count.
 

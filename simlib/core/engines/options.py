@@ -46,7 +46,8 @@ WATCH_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """Slow ranks and deaths in a run. `run`, `simulate` and `submit` take it as ``faults=``.
+    """Says which ranks are slow, and which die. Give it to `run`, `simulate` or `submit` as
+    ``faults=``.
 
     Attributes
     ----------

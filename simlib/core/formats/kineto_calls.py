@@ -126,7 +126,9 @@ def calls_of(trace: KinetoTrace, rank: int, world: Group, groups: dict[str, Grou
     if by_nccl:
         reader.each(by_nccl, reader.of_nccl)
         if any(event["name"] != "gloo:barrier" for event in trace.works):
-            reader.notes["also has calls by Gloo, but simlib reads only calls by NCCL here"] += 1
+            reader.notes[
+                "also has calls by Gloo, but simlib reads only NCCL's calls of such a trace"
+            ] += 1
     elif by_gloo:
         if len(groups) > 1:
             raise ValueError(

@@ -71,8 +71,8 @@ class Jitter:
 
     Notes
     -----
-    A normal factor below 0 counts as 0. So with a spread of more than 0.3 the mean of the factors
-    is a little larger than ``mean``.
+    If ``kind`` is ``"normal"``, a factor below 0 counts as 0. So with a spread of more than 0.3 the
+    mean of these factors is a little larger than ``mean``.
 
     Examples
     --------

@@ -26,7 +26,7 @@ from .errors import InvalidCallError, check_count, check_number, check_type
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One kind of link, the same in both directions.
+    """Describes one kind of link. Both directions are equal.
 
     Parameters
     ----------
@@ -168,8 +168,9 @@ class Cluster:
         chain send messages out of a node, these messages use the cards of all members of the ring
         in this node: see `Topology.of_ring`.
     nodes_per_leaf : int, optional
-        Number of nodes that share a leaf switch. Card k of these nodes is on the k-th leaf switch
-        of the group, so with ``rails`` each rail has its own leaf switches. Give ``uplink``, too.
+        Number of nodes that share leaf switches. These nodes form a group. Card k of each node is
+        on the k-th leaf switch of its group, so with ``rails`` each rail has its own leaf switches.
+        Give ``uplink``, too.
     uplink : Link, optional
         The link from each leaf switch to the spine switches, and back. A message crosses it if the
         two cards are on different leaf switches. It then also pays the latency of the uplink once.

@@ -39,7 +39,7 @@ class Exposed:
         return float(np.nansum(self.exposed_s)) / whole_s if whole_s else 0.0
 
     def table(self) -> str:
-        """A text with a row for each rank, at most 20."""
+        """A text with a row for each rank, but at most 20 rows."""
         columns = self.exposed_s, self.communicating_s, self.computing_s
         rows: list[tuple[str, ...]] = [("rank", "exposed", "communication", "computing")]
         for rank, seconds in enumerate(zip(*columns, strict=True)):

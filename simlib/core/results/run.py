@@ -297,8 +297,9 @@ class Run(Displayed):
 
         The time at the full rate is the time that the rank's operations would take at the device's
         full rate for their dtype. This rate is in ``Device(rates=...)``, or it is ``flops_per_s``.
-        simlib counts matrix products, convolutions and attention, as in ``run.flops``. Both halves
-        of causal attention count, as in the formulas of most publications. ``hfu`` (hardware flops
+        simlib counts matrix products, convolutions and attention, as in ``run.flops``. In
+        causal attention, simlib also counts the scores that the mask removes, as the formulas of
+        most publications do. ``hfu`` (hardware flops
         utilisation) includes operations that activation checkpointing computes again, and ``mfu``
         (model flops utilisation) does not. An operation counts as recomputed if it runs within
         backward and builds a graph. With ``create_graph=True`` every operation of backward counts

@@ -191,15 +191,20 @@ def common_step_s(case: Case, src: np.ndarray, dst: np.ndarray, nbytes: int) -> 
     return float(latencies_s[0] + left / rates_Bps[0])
 
 
+def refuse_unless_seconds(name: str, value: np.ndarray) -> None:
+    """Refuse seconds that are negative or not finite."""
+    wrong = value[~(np.isfinite(value) & (value >= 0))]
+    if wrong.size:
+        raise InvalidCallError(f"{name} contains {wrong[0]}: each must be finite and at least 0")
+
+
 def seconds_of_each_rank(name: str, value: Seconds, ranks: int) -> np.ndarray:
     """Seconds of each rank, from one number or one per rank: ndarray of float, shape (ranks,)."""
     if np.ndim(value) == 0:
         check_number(name, value)
         value = np.full(ranks, value, dtype=float)
     value = np.array(value, dtype=float)
-    if value.shape != (ranks,) or not (np.isfinite(value) & (value >= 0)).all():
-        raise InvalidCallError(
-            f"{name} has shape {value.shape}: give one number of seconds, or {ranks} numbers. Each "
-            "must be finite and at least 0"
-        )
+    if value.shape != (ranks,):
+        raise InvalidCallError(f"{name} has shape {value.shape}: give one number, or {ranks}")
+    refuse_unless_seconds(name, value)
     return value

@@ -131,8 +131,9 @@ def goodput(
 
     **Cost** O(1).
 
-    **Source** Daly 2006, as for `checkpoint_interval`: M exp(D / M) (exp((t + C) / M) - 1) seconds
-    for t seconds of work, with a mean time M between failures and a restart of D.
+    **Source** Daly 2006, as for `checkpoint_interval`: t seconds of work take
+    M exp(D / M) (exp((t + C) / M) - 1) seconds on average. C is ``checkpoint_s``, D is
+    ``restart_s``, and M is the mean time between failures of any rank.
     """
     work_s = _checked("interval_s", interval_s)
     passing_s = _until_saved(work_s, checkpoint_s, mtbf_s, ranks, restart_s)

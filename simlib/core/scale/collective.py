@@ -17,7 +17,7 @@ from ..collectives.timing import time_of as time_of_schedule
 from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError, check_count, check_type
 from .case import Case, Counts, Placement, Seconds, common_step_s, count_of
-from .solvers import SOLVERS
+from .solvers import IN_TURN, SOLVERS
 
 FEW_ROUNDS = frozenset(
     {
@@ -331,7 +331,8 @@ def _messages_of(case):
 def _too_many(case, messages):
     solver, when = SOLVERS.get((case.kind, case.algorithm), (None, ALIKE))
     if case.may_be_eager if solver else case.eager_limit_bytes >= 0:
-        when = f"no message is eager, and {when}"
+        is_all = when == IN_TURN
+        when = "no message is eager" if is_all else f"{when}. In addition, no message may be eager"
     return InvalidCallError(
         f"{case.kind} by {case.algorithm!r} on {case.n:,} ranks has about {messages:,.0f} "
         "messages. simlib cannot follow so many messages one by one. It can compute the time of so "

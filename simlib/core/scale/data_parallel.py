@@ -141,7 +141,7 @@ class Step(Tabled, DisplayMixin):
         return max(0.0, self.time_s - self.compute_s)
 
     def table(self) -> str:
-        """The step as plain text: a row for each bucket, at most 20."""
+        """Return the step as plain text, with a row for each bucket, but at most 20 rows."""
         rows: list[tuple[str, ...]] = [("bucket", "bytes", "ready", "starts", "ends")]
         columns = (self.bucket_nbytes, self.ready_s, self.start_s, self.end_s)
         for i, (nbytes, *moments) in enumerate(zip(*columns, strict=True)):
@@ -199,7 +199,7 @@ def step_time(
         Seconds of compute. Pass one number for all ranks, or one number for each rank.
     ready_s : array of float, shape (buckets,) or (ranks, buckets), optional
         The seconds from the step's start until the gradients of each bucket are ready. Pass one row
-        for all ranks, or one row for each rank. These moments are within backward.
+        for all ranks, or one row for each rank. Each of them must lie within backward.
         `measured_buckets` reads them from a run.
     bucket_bytes : int
         The size of the buckets that collect the gradients. The default is 25 MiB, as in torch.

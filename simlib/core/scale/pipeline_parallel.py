@@ -177,7 +177,8 @@ def pipeline_time(
        2    240 ms   27.3%                   2         2 MB
        3    240 ms   27.3%                   1         1 MB
 
-    **Cost** O(ranks * micro-batches * stages per rank), about 50 us each.
+    **Cost** O(ranks * micro-batches * stages per rank), about 50 us for each micro-batch in each
+    stage.
 
     **Source** Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2021 (1F1B and its
     interleaved form, arXiv 2104.04473).
@@ -239,10 +240,12 @@ def _of_each_stage(name, value, stages):
     if np.ndim(value) == 0:
         check_number(name, value)
         return [float(value)] * stages
-    if np.shape(value) != (stages,) or not (np.asarray(value) >= 0).all():
+    if np.shape(value) != (stages,):
         raise InvalidCallError(
             f"{name} has shape {np.shape(value)}: give one number of seconds, or {stages} numbers"
         )
+    for each in value:
+        check_number(name, each)
     return [float(each) for each in value]
 
 
@@ -439,7 +442,7 @@ def uneven_pipeline_ends(
     >>> round(max(ends_s), 3)
     0.38
 
-    **Cost** O(K M), about 0.2 us each.
+    **Cost** O(K M), about 0.2 us for each micro-batch in each stage.
     """
     count, stages = count_of("num_microbatches", num_microbatches), len(forward_s)
     forward = _of_each_stage("forward_s", list(forward_s), stages)

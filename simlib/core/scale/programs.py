@@ -21,7 +21,7 @@ from ..collectives.schedules import split
 from ..model.cluster import Cluster, Topology
 from ..model.errors import InvalidCallError, as_int, check_count, check_number, check_type
 from ..model.words import seconds_text
-from .case import Placement, Seconds, Tabled, count_of, table_text
+from .case import Placement, Seconds, Tabled, count_of, refuse_unless_seconds, table_text
 
 ANY = None
 Program: TypeAlias = Iterator["float | list[Message]"]
@@ -348,12 +348,12 @@ def _check(workers, servers, steps, total, itemsize, asynchronous):
 def _of_each_step(name, value, steps, workers):
     """Seconds of each worker in each step: ndarray of float, shape (steps, workers)."""
     value = np.array(value, dtype=float)
-    fits = value.shape in ((), (workers,), (steps, workers))
-    if not fits or not (np.isfinite(value) & (value >= 0)).all():
+    if value.shape not in ((), (workers,), (steps, workers)):
         raise InvalidCallError(
             f"{name} has shape {value.shape}: give one number of seconds, one for each of "
-            f"{workers} workers, or shape {(steps, workers)}. Each must be finite and at least 0"
+            f"{workers} workers, or shape {(steps, workers)}"
         )
+    refuse_unless_seconds(name, value)
     return np.broadcast_to(value, (steps, workers))
 
 

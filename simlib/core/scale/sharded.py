@@ -54,7 +54,7 @@ class ShardedStep(Tabled):
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     def table(self) -> str:
-        """The step as plain text."""
+        """Return the step as plain text."""
         kept = self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes, self.bytes_per_rank
         rows = [
             ("parameters", "gradients", "optimizer", "together"),
@@ -92,10 +92,11 @@ def zero_time(
 
     In stages 1 and 2, ranks reduce_scatter a bucket of gradients when it is full. When all buckets
     are done, each rank updates its part, and the ranks all_gather the buckets of parameters. Stages
-    1 and 2 differ only in the bytes that a rank keeps. In stage 3, a rank waits for a bucket's
-    all_gather before it computes the bucket, forward or backward. Then it posts the all_gather of
-    the next bucket. Backward begins with the last bucket of forward, which the rank has not freed.
-    Ranks reduce_scatter each bucket of gradients when it is full. The step ends with the update.
+    1 and 2 differ only in the bytes that a rank keeps. In stage 3, both in forward and in backward,
+    a rank waits for the all_gather of a bucket before it computes the layers of this bucket. Then
+    it posts the all_gather of the next bucket. Backward begins with the last bucket of forward,
+    which the rank has not freed. Ranks reduce_scatter each bucket of gradients when it is full. The
+    step ends with the update.
 
     Parameters
     ----------

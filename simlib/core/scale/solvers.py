@@ -465,10 +465,10 @@ def chain(case: Case) -> np.ndarray | None:
 # -- what is covered -------------------------------------------------------------------------------
 
 RING = (
-    "(1) each rank has a node of its own; or (2) no two messages of a round share a link, as with "
-    "block placement, and also the ranks start together or nbytes is a multiple of ranks * itemsize"
-    "; or (3) all messages of a round are alike, because the placement is round_robin on full "
-    "nodes, the ranks start together and nbytes is a multiple of ranks * itemsize"
+    "one of three cases is true: (1) each rank has a node of its own; (2) no two messages of a "
+    "round share a link, as with block placement, and in addition either the ranks start together "
+    "or nbytes is a multiple of ranks * itemsize; (3) the placement is round_robin on full nodes, "
+    "the ranks start together and nbytes is a multiple of ranks * itemsize"
 )
 CHAIN = "chunks * ranks is at most 200,000,000 and no two messages share a link (block placement)"
 PAIRWISE = (
@@ -477,9 +477,9 @@ PAIRWISE = (
 )
 HIERARCHICAL = (
     "the ranks start together and nbytes is a multiple of nodes * lanes * itemsize, where lanes is "
-    "the number of ranks on the largest node. Also (1) all nodes have equally many ranks; or (2) "
-    "no two nodes with fewer ranks are neighbours, these nodes end their own part before the other "
-    "nodes, and adding takes no time"
+    "the number of ranks on the largest node. Also either (1) all nodes have equally many ranks; "
+    "or (2) no two nodes with fewer ranks are neighbours, these nodes end their own part before "
+    "the other nodes, and adding takes no time"
 )
 TREES = "no two ranks share a link: each has a node or a card of its own, or all are in one node"
 IN_TURN = "any case"

@@ -140,7 +140,7 @@ def draw_break_even(
     Parameters
     ----------
     compute_s : float
-        T_comp: the seconds that a step computes on one rank.
+        T_comp: the seconds of computing in a step on one rank.
     nbytes : float
         Bytes of the gradient.
     latency_s, bandwidth_Bps : float
