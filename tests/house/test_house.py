@@ -18,9 +18,9 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(174, 140),
-    "code lines of the core": Limit(26_890, 18_000),
+    "code lines of the core": Limit(26_900, 18_000),
     "modules": Limit(294, 240),
-    "code lines": Limit(46_650, 31_000),
+    "code lines": Limit(46_660, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
