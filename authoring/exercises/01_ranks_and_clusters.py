@@ -82,7 +82,7 @@ verdict = check(
         "stop is the number after the last one, as in range(start, stop).": (
             lambda ns: [(start, stop - 1) for start, stop in fair(ns)]
         ),
-        "The higher ranks take one more here; the lower ones should.": (
+        "The higher ranks have one more here: give one more to the lower ranks.": (
             lambda ns: blocks(ns, lambda rank: rank * ns[0] // len(ns))
         ),
     },
@@ -116,10 +116,10 @@ seed = 1
 print(measure(my_block, lambda rank, world_size: (1 + seed % 211,)))
 
 # %% [markdown]
-# ## 2. A report, wherever it is wanted (★★, 15 minutes, 2 points)
+# ## 2. A report on any rank (★★, 15 minutes, 2 points)
 #
-# Every rank is given one int64 number, the tensor `x`, and the same `root`. Rank `root` returns the list
-# of the numbers of all ranks, its own number included, as Python ints and in the order of the ranks. All
+# Every rank gets `x`, a tensor of one int64 number, and the same `root`. Rank `root` returns the list of
+# the numbers of all ranks, its own number included, as Python ints and in the order of the ranks. All
 # other ranks return `None`. Use only point-to-point messages (`send`, `recv`, `isend`, `irecv`) and no
 # collective. Each rank except the root sends one message of 8 bytes straight to the root.
 
@@ -128,7 +128,7 @@ print(measure(my_block, lambda rank, world_size: (1 + seed % 211,)))
 def report(rank, world_size, x, root):
     """On rank root return the list of every rank's number, by rank; elsewhere return None.
 
-    x is an int64 tensor of shape (1,); it is left as it is.
+    x is an int64 tensor of shape (1,). Your function must not change x.
     """
     ### BEGIN SOLUTION
     if rank != root:
@@ -166,13 +166,16 @@ verdict = check(
     lambda xs, roots: numbers(xs, roots[0]),
     only("send", "recv"),
     somebody_sends(),
-    messages(lambda xs, roots: len(xs) - 1, hint="One from each other rank, straight to the root."),
+    messages(
+        lambda xs, roots: len(xs) - 1,
+        hint="Each other rank must send one message straight to the root.",
+    ),
     nbytes(lambda xs, roots: 8 * (len(xs) - 1), hint="Each rank sends its own number, no more."),
     mistakes={
         "The list is on rank 0, but here another rank is the root.": (
             lambda xs, roots: numbers(xs, 0)
         ),
-        "Every rank has the list: only the root was to have it.": (
+        "Every rank has the list: only the root must return it.": (
             lambda xs, roots: [[x.item() for x in xs]] * len(xs)
         ),
         "Where is the root's own number?": (
@@ -181,7 +184,7 @@ verdict = check(
                 for rank, root in enumerate(roots)
             ]
         ),
-        "The root's own number stands first: every number belongs to its rank's place.": (
+        "The root's own number stands first: put every number at its rank's place.": (
             lambda xs, roots: [
                 [x.item() for x in (xs[root], *xs[:root], *xs[root + 1 :])]
                 if rank == root

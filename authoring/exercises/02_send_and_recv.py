@@ -29,7 +29,7 @@ from simlib.checks import check, measure, messages, nbytes, only, somebody_sends
 def running_total(rank, world_size, x):
     """Return the sum of the tensors x of ranks 0, 1, ..., rank.
 
-    x has the same shape and dtype on every rank; it is left as it is.
+    x has the same shape and dtype on every rank. Your function must not change x.
     """
     ### BEGIN SOLUTION
     total = x.clone()
@@ -114,7 +114,7 @@ print(
 def shift_right(rank, world_size, x):
     """Return the tensor x of the rank on the left; the left of rank 0 is the last rank.
 
-    x has the same shape and dtype on every rank; it is left as it is.
+    x has the same shape and dtype on every rank. Your function must not change x.
     """
     ### BEGIN SOLUTION
     if world_size == 1:
@@ -140,11 +140,12 @@ verdict = check(
     somebody_sends(),
     messages(
         lambda xs: len(xs) if len(xs) > 1 else 0,
-        hint="No rank should have to pass on what is meant for others.",
+        hint="Send each tensor straight to the rank that returns it.",
     ),
     nbytes(lambda xs: sum(x.nbytes for x in xs) if len(xs) > 1 else 0),
     mistakes={
-        "That is a swap of 0 with 1, of 2 with 3: in a ring left and right are two ranks.": (
+        "You swap rank 0 with rank 1, and rank 2 with rank 3. In a ring, send to the right rank"
+        " and receive from the left rank.": (
             lambda xs: [xs[rank ^ 1] if rank ^ 1 < len(xs) else xs[rank] for rank in range(len(xs))]
         ),
     },
@@ -184,7 +185,7 @@ print(
 )
 
 # %% [markdown]
-# ## 3. Collect what has no common length (★★★, 20 minutes, 3 points)
+# ## 3. Collect tensors of different lengths (★★★, 20 minutes, 3 points)
 #
 # Every rank is given a one-dimensional float32 tensor `x`. The tensors have different lengths, and a
 # length may be 0. A rank knows only the length of its own tensor. Rank 0 returns the list of all tensors
@@ -197,7 +198,8 @@ print(
 def collect(rank, world_size, x):
     """On rank 0 return the list of every rank's x, by rank; on the other ranks return None.
 
-    x is one-dimensional and float32; its length differs from rank to rank; it is left as it is.
+    x is one-dimensional and float32. Its length differs from rank to rank. Your function must not
+    change x.
     """
     ### BEGIN SOLUTION
     if rank > 0:
@@ -235,12 +237,12 @@ verdict = check(
     messages(lambda xs: 2 * (len(xs) - 1), hint="One message can carry all the numbers of a rank."),
     nbytes(
         lambda xs: sum(8 + x.nbytes for x in xs[1:]),
-        hint="A holder that is large enough for everybody is paid for by everybody.",
+        hint="Do not send more numbers than a rank has: send its length first, so that rank 0 can "
+        "make a holder of this length.",
     ),
     mistakes={
-        "The tensors without a number are missing: a rank that has none is still a rank.": (
-            lambda xs: [[x for x in xs if len(x)]] + [None] * (len(xs) - 1)
-        ),
+        "The tensors without a number are missing: return an empty tensor for a rank that has "
+        "no number.": (lambda xs: [[x for x in xs if len(x)]] + [None] * (len(xs) - 1)),
     },
     points=3,
 )

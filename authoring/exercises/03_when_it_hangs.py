@@ -121,7 +121,7 @@ print(
 def edges(rank, world_size, x):
     """Return the numbers next to x's two ends, as one tensor: [before, after].
 
-    x is one-dimensional and float32, has at least one number, and is left as it is.
+    x is one-dimensional and float32, and has at least one number. Your function must not change x.
     """
     has_left, has_right = rank > 0, rank < world_size - 1
     before, after = torch.zeros(1), torch.zeros(1)
@@ -185,7 +185,7 @@ verdict = check(
                 for r in range(len(xs))
             ]
         ),
-        "The row was closed to a ring: beyond its two ends lies 0.": (
+        "You closed the row to a ring: use 0 beyond its two ends.": (
             lambda xs: [
                 torch.cat([xs[r - 1][-1:], xs[(r + 1) % len(xs)][:1]]) for r in range(len(xs))
             ]
@@ -351,7 +351,7 @@ print(measure(one_batch_fewer, hidden_batches))
 def without_a_word(rank, world_size, gradients):
     """Return the means over the ranks of all gradients, in alphabetical order of their names.
 
-    gradients is a dict of name to float32 tensor; the tensors are left as they are.
+    gradients is a dict of name to float32 tensor. Your function must not change the tensors.
     """
     means = {name: gradient.clone() for name, gradient in gradients.items()}
     ### BEGIN BROKEN
@@ -405,9 +405,11 @@ verdict = check(
     only("all_reduce"),
     collectives(lambda dicts: len(NAMES), hint="A name needs one all_reduce."),
     mistakes={
-        "The gradients are mixed up: calls met that are not for the same name.": called_by(list),
-        "The gradients are mixed up: each rank calls in an order of its own numbers, and these differ "
-        "from rank to rank.": called_by(
+        "The gradients are mixed up: the k-th calls of two ranks are for different names.": called_by(
+            list
+        ),
+        "The gradients are mixed up: you sort by the values, which differ from rank to rank. "
+        "Sort by the names.": called_by(
             lambda one: sorted(one, key=lambda name: one[name][0].item())
         ),
         "Those are the rank's own gradients: nothing came from the others.": (
@@ -466,7 +468,7 @@ print(
 #
 # Compute the mean loss over all examples of all ranks. `losses` is a list of floats. The list may be
 # empty on some ranks, but not on all. The program works until one rank has no example at all. Read the
-# verdict to see which tensor that rank brings. Then find out why. Return the mean as a float on every
+# verdict to see which tensor that rank passes. Then find out why. Return the mean as a float on every
 # rank. Use one `all_reduce` of at most 16 bytes and nothing else.
 
 
@@ -524,7 +526,7 @@ verdict = check(
                 [sum(sum(one) / max(1, len(one)) for one in lists) / len(lists)] * len(lists)
             )
         ),
-        "A rank without examples was counted as one example: it counts as none.": (
+        "A rank without examples was counted as one example: count no example for it.": (
             lambda lists: (
                 [sum(map(sum, lists)) / sum(max(1, len(one)) for one in lists)] * len(lists)
             )
@@ -629,7 +631,7 @@ verdict = check(
     Rule(in_one_piece),
     nbytes(lambda lists: sum(block.nbytes for blocks in lists for block in blocks)),
     mistakes={
-        "Those are the blocks of the left rank as they were: they are to be doubled.": (
+        "Those are the blocks of the left rank as they were: double them.": (
             lambda lists: [list(lists[rank - 1]) for rank in range(len(lists))]
         ),
         "All entries are the same: each block was received into the same tensor, and the last one "

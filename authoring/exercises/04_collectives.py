@@ -41,7 +41,8 @@ from simlib.checks import (
 def mean_of_all(rank, world_size, x):
     """Return the mean of all the numbers in the tensors x of all ranks, as a float.
 
-    x is one-dimensional and float32; its length differs from rank to rank; it is left as it is.
+    x is one-dimensional and float32. Its length differs from rank to rank. Your function must not
+    change x.
     """
     ### BEGIN SOLUTION
     sum_and_count = torch.tensor([x.sum(), float(len(x))])
@@ -236,7 +237,7 @@ print(
 def ring_all_gather(rank, world_size, x, lengths):
     """Return torch.cat of the tensors x of ranks 0, 1, ..., world_size - 1, on every rank.
 
-    x is one-dimensional and float32, of length lengths[rank]; it is left as it is.
+    x is one-dimensional and float32, of length lengths[rank]. Your function must not change x.
     """
     ### BEGIN SOLUTION
     pieces = [torch.empty(length) for length in lengths]
@@ -270,7 +271,7 @@ verdict = check(
     somebody_sends(),
     sends_to(
         lambda rank, n: {(rank + 1) % n},
-        hint="Hand on what came just before.",
+        hint="Send the piece that you received in the step before.",
         turned="The ring runs the other way: send to (rank + 1) % world_size, receive from the left.",
     ),
     messages(lambda xs, lengths: len(xs) * (len(xs) - 1)),

@@ -56,7 +56,8 @@ def ring(rank, world_size, x):
 def ring_reduce_scatter(rank, world_size, x):
     """Return x.tensor_split(world_size)[rank], summed over all ranks.
 
-    x is one-dimensional and float32, of the same length on every rank; it is left as it is.
+    x is one-dimensional and float32, of the same length on every rank. Your function must
+    not change x.
     """
     ### BEGIN SOLUTION
     chunks = x.tensor_split(world_size)
@@ -285,8 +286,10 @@ verdict = check(
         "The neighbours go by order, but the chunks by rank: let the chunks go by places, too.": (
             lambda xs, orders: ring_gives(xs, orders[0], place_of=range(len(xs)))
         ),
-        "The neighbours go by order.index(rank), but the chunks by order[rank]: that is who stands "
-        "at place `rank`.": lambda xs, orders: ring_gives(xs, orders[0], place_of=orders[0]),
+        "You choose the neighbours by order.index(rank), but the chunks by order[rank], the "
+        "rank at place `rank`. Use order.index(rank) for both.": lambda xs, orders: ring_gives(
+            xs, orders[0], place_of=orders[0]
+        ),
         "What comes in the second half is added, too. After n - 1 steps the sums are complete: from "
         "there on, put what comes in place of the chunk.": lambda xs, orders: ring_gives(
             xs, orders[0], adding=99
@@ -296,10 +299,9 @@ verdict = check(
         "The last of the n - 1 steps that add is missing: the ring begins to copy too soon.": (
             lambda xs, orders: ring_gives(xs, orders[0], adding=len(xs) - 2)
         ),
-        "Is `order[rank]` in your program? That is who stands at place `rank`. Your rank's own place "
-        "is order.index(rank), and its neighbours are one place before and one place after it.": (
-            "is the rank itself"
-        ),
+        "Is `order[rank]` in your program? That is the rank at place `rank`. Your rank's own "
+        "place is order.index(rank), and its neighbours are one place before and one place "
+        "after it.": ("is the rank itself"),
     },
     points=3,
 )
@@ -346,10 +348,10 @@ print(
 # %% [markdown]
 # ## 3. The best pipeline (★★, 25 minutes, 3 points)
 #
-# Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends only to
-# `rank + 1`. You get the network's latency (seconds) and bandwidth (bytes per second). A chain that
+# Broadcast `x` from rank 0, in place, down the chain 0 → 1 → 2 → ...: every rank sends only to `rank
+# + 1`. You get the network's latency (seconds) and bandwidth (bytes per second). A chain that
 # receives $s$ equal chunks one after the other takes $(n + s - 2)(\alpha + \frac{N}{sB})$. On the
-# modelled network, your last rank must finish within 5 % of the time for the best $s$. A program that
+# modelled network, your last rank may take at most 5 % longer than with the best $s$. A program that
 # posts receives ahead may be quicker.
 
 
@@ -396,7 +398,7 @@ def more_messages_than_bytes(run, given):
         return None
     return (
         f"Rank {run.messages.index(most)} sends {most} messages of a tensor of {nbytes} bytes: too many "
-        "chunks. Does what stands under the root divide by the latency and by the bandwidth?"
+        "chunks. In the formula for the best s, do you divide by the latency and by the bandwidth under the root?"
     )
 
 
@@ -424,7 +426,7 @@ verdict = check(
             QUICKER,
             numbers(100_000, QUICKER.inter.latency_s, QUICKER.inter.bandwidth_Bps),
             nearly_best_s,
-            "Another network: reckon with the latency and bandwidth that you are given.",
+            "This is another network: use the latency and the bandwidth that your function gets.",
         ),
     ],
     points=3,

@@ -245,7 +245,7 @@ verdict = check(
         ),
         "The mean is 0 here, and so is its length: nothing is to be cut, and nothing can be divided by "
         "it.": "ZeroDivisionError",
-        "A gradient that was short enough is made longer: cut, but never stretch.": (
+        "You make a gradient longer whose norm was small enough: scale it down, but never up.": (
             lambda gs, most: on_all(mean_of(gs) * most[0] / mean_of(gs).norm(), gs)
         ),
         "Every number is cut for itself: that changes the direction. Cut the length.": (
@@ -295,10 +295,10 @@ print(
 
 # %% role="answer" question="kept_in_step" points=3
 def kept_in_step(rank, world_size, theta, rows, targets, steps, lr, momentum):
-    """Return (theta, v) after so many steps, as one process with everybody's rows would have them.
+    """Return (theta, v) after `steps` steps.
 
-    theta has as many numbers as rows has columns; the gradient over this rank's examples is
-    cost_gradient(theta, rows, targets).
+    The result is the same as that of one process with the rows of all ranks. len(theta) is the number
+    of columns of `rows`. The gradient over this rank's examples is cost_gradient(theta, rows, targets).
     """
     ### BEGIN SOLUTION
     theta = theta.clone()
@@ -380,7 +380,10 @@ verdict = check(
     [own_examples(60), own_examples(600)],
     in_step,
     only("broadcast", "all_reduce"),
-    collectives(lambda *given: STEPS + 1, hint="One to begin with, then one in each step."),
+    collectives(
+        lambda *given: STEPS + 1,
+        hint="Make one call before the first step, then one call in each step.",
+    ),
     collective_nbytes(lambda thetas, *rest: thetas[0].nbytes, hint="The gradient alone is enough."),
     mistakes={
         "The gradients are averaged, but every rank began with its own theta.": (
@@ -393,17 +396,17 @@ verdict = check(
         "The gradients are summed, not averaged: each step is world_size times too large.": (
             lambda *given: in_step(*given, scale=len(given[0]))
         ),
-        "That is plain SGD: the momentum is forgotten.": without_momentum,
-        "theta takes its step before v has the new gradient: v first, then theta.": (
+        "That is plain SGD: you must also keep the momentum in v.": without_momentum,
+        "theta takes its step before v has the new gradient: update v first, then theta.": (
             lambda *given: in_step(*given, theta_first=True)
         ),
-        "The ranks train alone, and only what they end with is averaged: the gradients have to be, in "
+        "The ranks train alone, and only their results are averaged. Average the gradients in "
         "each step.": averaged_at_the_end,
-        "The training starts from the mean of all theta: it has to start from that of rank 0.": (
+        "The training starts from the mean of all theta: start from the theta of rank 0.": (
             lambda *given: in_step(*given, start=mean_of(given[0]))
         ),
-        "theta is right, but v is too small by the factor lr: the rate belongs into the step of "
-        "theta, not into v.": rate_in_v,
+        "theta is right, but v is too small by the factor lr: the rate belongs in the step of "
+        "theta, not in v.": rate_in_v,
         "theta is right, but v is not: every rank has fed its v with its own gradient. Average the "
         "gradients instead of the weights.": (
             lambda thetas, rows, targets, *rest: apart(

@@ -146,9 +146,10 @@ print(measure(sync_gradients, of_a_small_net(seed, ((4, 2), (3,))), in_place=Tru
 
 # %% role="answer" question="held_out_accuracy" points=2
 def held_out_accuracy(rank, world_size, right, n):
-    """Return how large a share of the n examples was answered correctly, as a float.
+    """Return the accuracy over the n examples, as a float.
 
-    right is one-dimensional and float32, of the same length on every rank; it is left as it is.
+    right is one-dimensional and float32, of the same length on every rank. Your function must not
+    change right.
     """
     ### BEGIN SOLUTION
     example = rank + world_size * torch.arange(len(right))
@@ -238,7 +239,7 @@ verdict = check(
         "float32; in int64 they are 16 bytes.)",
     ),
     mistakes={
-        "The padding is counted: some examples are in there twice.": (
+        "You count the padding: some examples count twice.": (
             lambda rights, ns: [torch.cat(rights).mean().item()] * len(rights)
         ),
         "The padding is among the right answers, though not in what you divide by.": (
@@ -250,9 +251,9 @@ verdict = check(
         "That is the number of right answers: divide it by n.": (
             lambda rights, ns: [share * ns[0] for share in share_of_right(rights, ns)]
         ),
-        "A rank is taken to hold neighbours (rank * len(right) + i), but the sampler deals out in "
-        "turn: which element is padding then?": in_chunks,
-        "Real examples are left out: where world_size divides n, nothing is padded.": (
+        "You treat the share as consecutive examples. Element i is example rank + i * "
+        "world_size.": in_chunks,
+        "You leave out real examples: if world_size divides n, there is no padding.": (
             lambda rights, ns: share_of_right(
                 rights,
                 ns,
@@ -261,9 +262,8 @@ verdict = check(
                 ),
             )
         ),
-        "A mean of means: the ranks have different numbers of real examples, so add up counts.": (
-            mean_of_means
-        ),
+        "That is a mean of means: the ranks have different numbers of real examples, so add up "
+        "counts.": (mean_of_means),
         "A fixed world_size is written into the answer: use the one that the rank is given.": (
             in_a_fixed_world
         ),
@@ -297,14 +297,14 @@ print(measure(held_out_accuracy, one_example_too_many(seed)))
 # rank to rank, and one rank may have none. Return `(mean, variance)` of each channel over the examples
 # of **all** ranks, as two float32 tensors. The variance divides by the number of examples, as batch norm
 # does. One channel has mean 1000 and standard deviation 0.05. Use one collective, `all_gather` or
-# `all_reduce`. A rank may bring at most `2 * channels + 1` float32 numbers to it.
+# `all_reduce`. A rank may pass at most `2 * channels + 1` float32 numbers to this collective.
 
 
 # %% role="answer" question="batch_statistics" points=3
 def batch_statistics(rank, world_size, x):
     """Return (mean, variance) per channel over the examples of all ranks.
 
-    x is float32, of shape (examples of this rank, channels); it is left as it is.
+    x is float32, of shape (examples of this rank, channels). Your function must not change x.
     """
     ### BEGIN SOLUTION
     count, channels = len(x), x.shape[1]
@@ -739,7 +739,7 @@ verdict = check(
         "set_epoch is forgotten: those are the batches of epoch 0, again.": (
             lambda *given: epoch_from(*given, epoch=0)
         ),
-        "Those are the batches of the epoch after: the file's epoch is the one to train now.": (
+        "Those are the batches of the epoch after: train the epoch that the file names.": (
             lambda *given: epoch_from(*given, later=1)
         ),
         "Those are the batches of the epoch before: the file's epoch is the next one, not the "
@@ -813,7 +813,7 @@ print(measure(watched(resume), lambda rank, world_size: a_checkpoint(rank, world
 def samples_of(rank, world_size, worker, workers, sizes):
     """Return the samples of one worker of this rank, a list of pairs (shard, place).
 
-    sizes is a list: how many samples each shard has; it is left as it is.
+    sizes lists the number of samples of each shard. Your function must not change sizes.
     """
     ### BEGIN SOLUTION
     reader, readers = rank * workers + worker, world_size * workers
@@ -1018,10 +1018,11 @@ verdict = check(
         "A mean of the ranks' means: batches differ in size, so add up sums and counts.": means_by(
             lambda batches, R: sum(gradients / count for gradients, count in batches) / len(batches)
         ),
-        "A mean of means over all ranks, and ranks without a batch count as zero.": means_by(
+        "That is a mean of means over all ranks, and ranks without a batch count as zero. Add "
+        "up sums and counts.": means_by(
             lambda batches, R: sum(gradients / count for gradients, count in batches) / R
         ),
-        "A rank that has ended brings its last batch again: it must bring zeros.": last_one_again,
+        "A rank that has ended passes its last batch again: it must pass zeros.": last_one_again,
         "All elements of your list are 0. Are they one tensor that each step fills again?": means_by(
             lambda batches, R: torch.zeros(3)
         ),
@@ -1051,19 +1052,19 @@ print(measure(streamed(means_of_stream), uneven_streams(seed)))
 # %% [markdown]
 # ## 7. From 4 ranks to 3 (★★★, 25 minutes, 3 points)
 #
-# A job has stopped, and continues on `world_size` ranks. `states` has one dict `{shard: done}` for each
-# rank of the stopped job. The dict says how many samples of a shard are done, as far as that rank knew. The
-# job had been resumed, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard
-# `s` has `sizes[s]` samples, which are read from the front. Deal out the unfinished shards in the order of
-# their numbers: the first one to rank 0, the next one to rank 1, and so on in turn. Return the samples that
-# this rank has to read, in order, as pairs `(shard, place)`. Send nothing.
+# A stopped job continues on `world_size` ranks. `states` has one dict `{shard: done}` for each rank of
+# the stopped job. The dict says how many samples of a shard are done, as far as that rank knew. The job
+# had been resumed, so some dicts have old numbers. If a shard is in no dict, nobody has begun it. Shard
+# `s` has `sizes[s]` samples, which are read from the front. Deal out the unfinished shards in the order
+# of their numbers: the first to rank 0, the next to rank 1, and so on. Return the samples that this
+# rank must read, in order, as pairs `(shard, place)`. Send nothing.
 
 
 # %% role="answer" question="still_to_read" points=3
 def still_to_read(rank, world_size, states, sizes):
     """Return the samples that this rank has to read, a list of pairs (shard, place).
 
-    states is a list of dicts, sizes a list; both are left as they are.
+    states is a list of dicts, and sizes is a list. Your function must not change them.
     """
     ### BEGIN SOLUTION
     done = [max(state.get(shard, 0) for state in states) for shard in range(len(sizes))]

@@ -70,7 +70,7 @@ def restored(values, scales):
 def reduce_in_buckets(rank, world_size, grads, cap_nbytes):
     """Return the list of the means over the ranks, grads[0]'s first.
 
-    grads is a list of one-dimensional float32 tensors; they are left as they are.
+    grads is a list of one-dimensional float32 tensors. Your function must not change them.
     """
     ### BEGIN SOLUTION
     buckets, nbytes = [[]], 0
@@ -872,7 +872,7 @@ print(measure(sum_in_8_bits, drawn_gradient))
 def rows_in_8_bits(rank, world_size, rows, to):
     """Return the float32 rows for this rank, of shape (count, d).
 
-    rows is float32, to is int64; both are left as they are.
+    rows is float32, and to is int64. Your function must not change them.
     """
     ### BEGIN SOLUTION
     count, d = rows.shape

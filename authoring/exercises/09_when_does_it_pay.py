@@ -428,10 +428,10 @@ for length, batches in (few, many):
 #
 # Row m of `gradients` is the gradient of micro-batch m on this rank. Call `simlib.compute(compute_s)`
 # for each micro-batch. A measurement showed that an `all_reduce` of a row takes `sync_s`. Do not wait
-# for this time yourself. Find the smallest k with efficiency
-# $k\,T_\text{comp} / (k\,T_\text{comp} + T_\text{sync}) \ge$ `efficiency`. Call `all_reduce` once after
-# every k micro-batches. Return one row per `all_reduce`: the mean gradient over its micro-batches and
-# all ranks. The last group may be shorter. `gradients` must not change.
+# for this time yourself. Find the smallest k with efficiency $k\,T_\text{comp} / (k\,T_\text{comp} +
+# T_\text{sync}) \ge$ `efficiency`. Call `all_reduce` once after every k micro-batches. Return one row
+# per `all_reduce`: the mean gradient over its micro-batches and all ranks. The last `all_reduce` may be
+# for fewer than k micro-batches. `gradients` must not change.
 
 
 # %% role="answer" question="accumulate" points=3
@@ -522,10 +522,10 @@ verdict = check(
         "With k rounded down the efficiency is missed: round up.": (
             lambda *given: means(*given, up=math.floor)
         ),
-        "Where the k that is just enough is a whole number, it needs no 1 more: round with math.ceil.": (
+        "If the formula gives a whole number, do not add 1: round with math.ceil.": (
             lambda *given: means(*given, up=lambda exact: int(exact) + 1)
         ),
-        "The last, shorter group is missing: its micro-batches count, too.": (
+        "The last, shorter group is missing: use its micro-batches, too.": (
             lambda *given: [
                 rows[: len(given[0][0]) // group_size(*given[1:])] for rows in means(*given)
             ]
@@ -536,7 +536,7 @@ verdict = check(
         "Those are sums over the micro-batches: divide by how many there are, too.": (
             lambda *given: means(*given, scale=lambda group, k, n: len(group))
         ),
-        "Those are sums over micro-batches and ranks: the mean is asked for.": (
+        "Those are sums over micro-batches and ranks: return the mean.": (
             lambda *given: means(*given, scale=lambda group, k, n: n * len(group))
         ),
     },
@@ -555,14 +555,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# Solve the efficiency for k: $k \ge \frac{T_\text{sync}}{T_\text{comp}} \cdot \frac{e}{1 - e}$. Round
-# this number up, because k is a whole number. k must be at least 1.
+# Solve the efficiency for k: $k \ge \frac{T_\text{sync}}{T_\text{comp}} \cdot \frac{e}{1 - e}$. Here
+# e is `efficiency`. Round this number up, because k is a whole number. k must be at least 1.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `gradients.split(k)` gives the groups. The last group is shorter if k does not divide the number of
-# rows. Begin each group with a tensor of zeros, so that `gradients` does not change.
+# `gradients.split(k)` gives groups of k rows. The last group is shorter if k does not divide the
+# number of rows. Begin each group with a tensor of zeros, so that `gradients` does not change.
 #
 # </details>
 # <details><summary>Hint 3</summary>

@@ -350,7 +350,7 @@ print(
 def rebalance(rank, world_size, times_us):
     """Return (first, end), two ints: the layers of this rank, counted over all ranks.
 
-    times_us is left as it is; all ranks have equally many layers.
+    All ranks have equally many layers. Your function must not change times_us.
     """
     ### BEGIN SOLUTION
     parts = [torch.empty_like(times_us) for _ in range(world_size)]
@@ -528,7 +528,8 @@ print(
 def in_budget(rank, world_size, w, xs, batch, pieces, most):
     """Return the gradient with respect to w, a tensor of w's shape.
 
-    w has shape (numbers per example before the stage, after it); w and xs are left as they are.
+    w has shape (numbers per example before the stage, after it). Your function must not
+    change w and xs.
     """
     ### BEGIN SOLUTION
     # When does each micro-batch start on rank 0, if a forward takes 1 and a backward 2?
@@ -664,7 +665,10 @@ for K, most in ((4, 2 + seed % 3), (3, 2)):  # plans for other numbers than the 
 
 # %% role="answer" question="in_pairs" points=3
 def in_pairs(rank, world_size, w, xs, batch, pieces):
-    """Return the gradient with respect to w, a tensor of w's shape; w and xs are left as they are."""
+    """Return the gradient with respect to w, a tensor of w's shape.
+
+    Your function must not change w and xs.
+    """
     words = []
     ### BEGIN BROKEN
     odd = pieces % 2

@@ -145,7 +145,7 @@ verdict = check(
             lambda *given: layer(*given, biases=len(given[0]))
         ),
         "Where is b? Every rank adds it, after the sum.": lambda *given: layer(*given, biases=0),
-        "Each rank has its own summand of y: they have to be added up.": y_of_one,
+        "Each rank has its own summand of y: add the summands up.": y_of_one,
         "That is the mean of the ranks' summands: y is their sum.": mean_of_parts,
         "b is in rank 0's y alone: after the sum every rank adds it, before the sum one does.": (
             bias_on_rank_0
@@ -211,7 +211,7 @@ print(
 def sharded_adam(rank, world_size, w, gradients):
     """Return the weights after len(gradients) steps, a tensor of w's shape.
 
-    The number of weights is a multiple of world_size; float32.
+    The weights are float32. Their number is a multiple of world_size.
     """
     ### BEGIN SOLUTION
     w = w.clone()
@@ -327,14 +327,18 @@ verdict = check(
     with_gradients(lambda step: step.mean(0)),
     only("reduce_scatter", "all_gather"),
     messages(lambda *given: 0),
-    brought(per_step, hint="The gradients of a step out in parts, the new weights in, no more."),
+    brought(
+        per_step,
+        hint="In each step, send only the gradients (reduce_scatter) and the new weights "
+        "(all_gather).",
+    ),
     mistakes={
         "That is the sum of the gradients: take their mean.": with_gradients(lambda s: s.sum(0)),
-        "Each rank follows its own gradients: where are the others'?": own_gradients,
+        "Each rank uses only its own gradients: average the gradients of all ranks.": own_gradients,
         "Adam starts again in every step: keep its state.": without_memory,
         "eps is 0.1 here, not torch's 1e-8.": with_options(eps=1e-8),
         "lr is 0.1 here, not torch's 1e-3.": with_options(lr=1e-3),
-        "That is AdamW, which makes weights smaller besides: Adam is asked for.": with_options(
+        "That is AdamW, which also makes the weights smaller: use Adam.": with_options(
             kind=torch.optim.AdamW
         ),
         "The mean is divided by the number of ranks once more: ReduceOp.AVG has done that.": (
@@ -343,9 +347,7 @@ verdict = check(
         "The gradients of earlier steps are in those of later ones: each step has its own.": (
             never_zeroed
         ),
-        "A rank has new weights in its own part only: the others have to be gathered.": (
-            only_own_part
-        ),
+        "A rank has new weights in its own part only: gather the other parts.": (only_own_part),
     },
     memory=[
         Fits(
@@ -510,7 +512,7 @@ verdict = check(
         hint="One all_reduce forward, one backward, each as large as x.",
     ),
     mistakes={
-        "y lacks the heads of the other ranks: it has to be summed.": heads_alone,
+        "y lacks the heads of the other ranks: sum y over the ranks.": heads_alone,
         "y is summed nowhere, but x's gradient is: both sums are needed.": entered_alone,
         "y is right, but x's gradient has this rank's heads only: what comes back is to be summed.": (
             mistaken(summed=lambda n: False)
@@ -532,7 +534,7 @@ verdict = check(
         "What comes back past the heads is divided by world_size: on each rank it is whole.": (
             mistaken(past=lambda n: 1 / n)
         ),
-        "What comes back through the heads is averaged: it is to be summed.": (
+        "You average the gradient that comes back through the heads: sum it.": (
             mistaken(enter=lambda n: 1 / n)
         ),
         "Nothing comes back through the heads: is the sum made of a tensor without its graph "
@@ -590,12 +592,14 @@ print(measure(attention, drawn_heads))
 def cheapest_mesh(rank, world_size, job):
     """Return (dp, tp, stage), or None.
 
-    A rank keeps P / tp parameters, gradients and Adam's state: 4 + 4 + 8 bytes each. With stage 1
-    the 8 are divided by dp, with stage 3 all are. And it keeps job["activation_bytes"] / (dp * tp).
+    job["P"] is the number of parameters. A rank keeps job["P"] / tp of them. Each takes 4 bytes for
+    its value, 4 for its gradient and 8 for Adam's state. Stage 1 divides the 8 bytes by dp. Stage 3
+    divides all 16 bytes by dp. A rank also keeps job["activation_bytes"] / (dp * tp) bytes.
 
-    Time is sent bytes / bandwidth, of both axes together. Along tp: (tp - 1) / tp * job["tp_bytes"] / dp bytes at
-    job["inside_Bps"]. Along dp: 2 (dp - 1) / dp times the bytes of a rank's P / tp parameters, at
-    job["between_Bps"]; with stage 3 it is 3 in place of 2.
+    The time of a plan is the sum of the times of both axes. The time of an axis is sent bytes /
+    bandwidth. Along tp, a rank sends (tp - 1) / tp * job["tp_bytes"] / dp bytes at job["inside_Bps"].
+    Along dp, it sends 2 (dp - 1) / dp times the bytes of its parameters, at job["between_Bps"].
+    Stage 3 replaces the factor 2 by 3.
     """
     ### BEGIN SOLUTION
     plans = []
@@ -721,18 +725,18 @@ verdict = check(
             counted(lambda job: {"tp_bytes": 0})
         ),
         "Along dp you count parameters, not their bytes: a float32 has 4.": counted(itemsize=1),
-        "Stage 1 is a plan, too: it sends less than stage 3, and fits where stage 0 does not.": (
-            counted(but=1)
-        ),
-        "Stage 3 is a plan, too: it divides all 16 bytes, sends more, and fits where the others do "
-        "not.": counted(but=3),
+        "You did not try stage 1: it sends less than stage 3, and sometimes fits if stage 0 "
+        "does not.": (counted(but=1)),
+        "You did not try stage 3: it divides all 16 bytes and sends more, and sometimes fits if"
+        " the others do not.": counted(but=3),
         "The plan is right, but dp stands first, then tp.": axes_exchanged,
-        "A rank has job['activation_bytes'] / (dp * tp): both axes divide them.": another_share,
+        "A rank keeps job['activation_bytes'] / (dp * tp): divide the activations by both axes.": another_share,
         "Along tp the parameters are divided, too: a rank keeps P / tp of them.": counted(
             kept_whole=True
         ),
-        "A plan of stage 1 is counted too small: 4 + 4 bytes a parameter stay whole, and a dp-th of "
-        "8.": counted(of_stage_1=lambda dp: 4 + 12 / dp),
+        "You count too few bytes for stage 1: each parameter takes 4 + 4 + 8 / dp bytes.": counted(
+            of_stage_1=lambda dp: 4 + 12 / dp
+        ),
         "job['tp_bytes'] are those of the whole batch: a replica sends a dp-th of them.": counted(
             per_dp=False
         ),

@@ -363,8 +363,9 @@ print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), r
 # %% [markdown]
 # ## 3. Local SGD with unequal shards (★★, 15 minutes, 3 points)
 #
-# In each round, every rank starts from the common theta. The rank takes H steps of `rate` along
-# `cost_gradient` on its own rows. Then all ranks take the mean of their thetas. In this mean
+# In each round, every rank starts from the common theta. H times, the rank subtracts `rate` times
+# `cost_gradient` of its own rows from theta. Then all ranks take the mean of their thetas. In this
+# mean
 # **every row counts the same**. A rank may have no rows. Return theta after all rounds. Use one
 # `all_reduce` in each round. Its tensor may be at most one number longer than theta. Leave the inputs as
 # they are.
@@ -372,7 +373,7 @@ print(measure(push_and_fetch, lambda rank, n: layout(rank, n, hidden_layouts), r
 
 # %% role="answer" question="local_sgd" points=3
 def local_sgd(rank, world_size, theta, rows, targets, H, rounds, rate):
-    """Return theta after so many rounds of H local steps each.
+    """Return theta after `rounds` rounds of H local steps each.
 
     theta is float32, equal on all ranks; rows has shape (own rows, len(theta)), targets (own rows,).
     """
@@ -434,14 +435,14 @@ verdict = check(
     Rule(meets_at_each_step),
     collectives(
         lambda *given: given[4][0],
-        hint="One a round: the number of rows can travel along.",
+        hint="One all_reduce in a round is enough: send the number of rows in the same tensor.",
     ),
     collective_nbytes(
         lambda *given: given[0][0].nbytes + 4,
-        hint="Theta and one number more, the rows, is all that has to travel.",
+        hint="Send only theta, and one more number: the number of rows.",
     ),
     mistakes={
-        "That is the plain mean of the thetas: a rank with few rows counts as much as one with many.": (
+        "That is the plain mean of the thetas: weigh each theta by its rank's number of rows.": (
             lambda *given: averaged(*given, weigh=lambda x: 1)
         ),
         "Ranks without rows must not count. Every other rank counts by its number of rows.": (
@@ -456,7 +457,7 @@ verdict = check(
         "The mean is taken once, at the end: each round begins from the common theta.": (
             lambda *given: averaged(*given, H=given[3][0] * given[4][0], rounds=1)
         ),
-        "That is one round: take all of them.": lambda *given: averaged(*given, rounds=1),
+        "That is one round: run all rounds.": lambda *given: averaged(*given, rounds=1),
         "Each step goes uphill: subtract the gradient.": (
             lambda *given: averaged(*given[:5], [-rate for rate in given[5]])
         ),
@@ -705,20 +706,20 @@ print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))
 # ## 5. Fragments (★★★, 25 minutes, 4 points)
 #
 # Write DiLoCo with AdamW inside, in fragments: `theta.tensor_split(F)`. In each of the steps 1, ...,
-# `steps`, every rank takes a step of `torch.optim.AdamW` with `lr=0.1` along `cost_gradient` on its own
-# rows. After step s, fragment f is due if (s + f) % H is 0. For this fragment, all ranks average the
-# agreed numbers minus their own. This mean is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum
-# 0.9), which changes the agreed numbers of this fragment only. Each rank copies these numbers into its
-# own theta. AdamW's state stays on its rank. Return the agreed theta. Use one `all_reduce` for each due
+# `steps`, every rank takes a step of `torch.optim.AdamW` (`lr=0.1`) with `cost_gradient` of its own
+# rows. After step s, fragment f is due if (s + f) % H is 0. All ranks keep the same copy of theta, the
+# agreed theta, and each rank has its own theta. For a due fragment, the ranks average (agreed - own).
+# This is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum 0.9), which changes this fragment
+# only. Then each rank copies the agreed fragment into its own theta. Return the agreed theta. Use one `all_reduce` for each due
 # fragment. Leave the inputs as they are.
 
 
 # %% role="answer" question="fragments" points=4
 def fragments(rank, world_size, theta, rows, targets, F, H, steps):
-    """Return the agreed theta after so many steps.
+    """Return the agreed theta after `steps` steps.
 
     theta is float32, equal on all ranks; rows has shape (own rows, len(theta)), targets (own rows,).
-    Every rank has rows. F is at most len(theta), and at most H.
+    Every rank has rows. F is at most len(theta), and at most H. Each rank keeps its own AdamW state.
     """
     ### BEGIN SOLUTION
     mine = torch.nn.Parameter(theta.clone())
@@ -809,17 +810,15 @@ verdict = check(
     only("all_reduce"),
     brought(fragments_due, hint="Only the numbers of the fragment that is due have to travel."),
     mistakes={
-        "AdamW starts again after a meeting: keep one optimizer for all steps.": with_change(
+        "AdamW starts again after each all_reduce: keep one optimizer for all steps.": with_change(
             state="reset"
         ),
-        "AdamW's moments are averaged, too: they stay on their own rank.": with_change(
-            state="averaged"
-        ),
+        "Do not average AdamW's moments: each rank keeps its own.": with_change(state="averaged"),
         "The outer gradient has the wrong sign: it is the agreed numbers minus the rank's own.": (
             with_change(how="uphill")
         ),
         "That is the sum of the differences: take their mean.": with_change(how="sum"),
-        "That is the plain mean of the parameters: an outer SGD with momentum takes the step.": (
+        "That is the plain mean of the parameters: let an outer SGD with momentum take the step.": (
             with_change(how="mean")
         ),
         "That is plain momentum: the outer SGD has `nesterov=True`.": with_change(how="momentum"),
@@ -832,9 +831,8 @@ verdict = check(
         "The outer step also moves the other fragments, along the gradients of their last meeting.": (
             with_change(how="all again")
         ),
-        "All fragments meet after the same steps: each fragment f has its own, by (s + f) % H.": (
-            with_change(due=lambda s, f: s)
-        ),
+        "All fragments meet after the same steps. Each fragment must meet after its own steps, "
+        "those with (s + f) % H equal to 0.": (with_change(due=lambda s, f: s)),
         "The fragments are due in another order: (s + f) % H has to be 0, not (s - f) % H.": (
             with_change(due=lambda s, f: s - f)
         ),
@@ -846,14 +844,14 @@ verdict
 # %% [markdown]
 # <details><summary>Hint 1</summary>
 #
-# `mine.data.tensor_split(F)` returns views. If you copy numbers into a view, `mine` changes, and AdamW
-# still has the same parameter.
+# Call the rank's own parameter `mine`, and its views `parts`: `parts = mine.data.tensor_split(F)`. If
+# you copy numbers into a view, `mine` changes, and AdamW still has the same parameter.
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Each fragment needs its own agreed parameter and its own outer optimizer. Then its momentum changes only
-# when this fragment is due.
+# Each fragment f needs its own agreed parameter, `agreed[f]`, and its own outer optimizer, `outers[f]`.
+# So the momentum of a fragment changes only if this fragment is due.
 #
 # </details>
 # <details><summary>Hint 3</summary>

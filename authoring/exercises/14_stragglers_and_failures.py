@@ -47,7 +47,8 @@ def int_first(run, given):
 def culprit(rank, world_size, came_ms):
     """Return (r, ms): the rank that holds the others up longest, and for how long in all.
 
-    came_ms has shape (steps, ranks of the recorded run), at least two ranks; it is left as it is.
+    came_ms has shape (steps, ranks of the recorded run), at least two ranks. Your function must
+    not change came_ms.
     """
     ### BEGIN SOLUTION
     two, who = came_ms.topk(2, dim=1)
@@ -197,7 +198,8 @@ print(measure(culprit, another_trace))
 def by_speed(rank, world_size, xs, example_s):
     """Return (share, mean): an int, and a tensor of the shape of one example.
 
-    xs has shape (B, numbers per example), float32; it is left as it is. example_s is a float.
+    xs has shape (B, numbers per example), float32. example_s is a float. Your function
+    must not change xs.
     """
     ### BEGIN SOLUTION
     times = [torch.zeros(1) for _ in range(world_size)]

@@ -63,7 +63,7 @@ def brings_at_most(most, hint):
 def attend(rank, world_size, q, keys, values):
     """Return the attention of q over the keys of all ranks, a tensor of shape (d).
 
-    All are float32, and are left as they are.
+    All are float32. Your function must not change them.
     """
     ### BEGIN SOLUTION
     d = len(q)
@@ -241,7 +241,7 @@ print(measure(attend, drawn_parts))
 def through_experts(rank, world_size, x, choice, w):
     """Return a tensor of x's shape: row i is torch.tanh(x[i] @ w of rank choice[i]).
 
-    x and w are float32, choice is int64; all are left as they are.
+    x and w are float32, and choice is int64. Your function must not change them.
     """
     ### BEGIN SOLUTION
     order = choice.argsort(stable=True)

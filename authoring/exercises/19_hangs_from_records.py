@@ -30,11 +30,11 @@ def everywhere(function):
 # ## 1. The call that was left out (★★, 15 minutes, 2 points)
 #
 # All ranks of a job belong to one group, and all their calls have the same op and size. `lines[r]` is a
-# dict for rank r of the job: `{number: line}`. It contains the calls that are still in the rank's buffer.
-# The buffers may begin at different numbers. One rank left out one call, and all other ranks made the same
-# calls. Return `(odd, number)`. `odd` is the rank that left out the call. `number` is the first number at
-# which the line of `odd` differs from the line of most ranks that have this number. Some buffers may begin
-# after this number. Leave `lines` as it is.
+# dict for rank r of the job: `{number: line}`. It contains the calls in the rank's buffer. The first
+# numbers of the buffers may differ. One rank left out one call, and all others made the same calls.
+# Return `(odd, number)`. `odd` is the rank that left out the call. At each number, take the line that
+# most ranks have there. `number` is the first number at which the line of `odd` is another one. Some
+# buffers may begin after this number. Your function must not change `lines`.
 
 
 # %% role="answer" question="left_out" points=2
@@ -130,8 +130,8 @@ verdict = check(
     everywhere(at_first_other_line),
     *NOTHING,
     mistakes={
-        "At this number the fault shows: there a rank has no call. The call was left out earlier, where "
-        "its lines begin to differ.": everywhere(where_it_shows),
+        "At this number the fault shows, because a rank has no call there. The rank left out "
+        "the call earlier, where the rank's lines begin to differ.": everywhere(where_it_shows),
         "That is one call too early: there the lines are still equal.": everywhere(one_before),
         "That compares the first calls of all buffers, then the second ones. Buffers begin at different "
         "numbers: compare calls of the same number.": everywhere(by_position),
@@ -157,7 +157,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `Counter(found.values()).most_common(1)[0][0]` is the line of most ranks.
+# If `found` is a dict `{rank: line}` of one number, `Counter(found.values()).most_common(1)[0][0]`
+# is the line of most ranks.
 #
 # </details>
 
@@ -534,7 +535,7 @@ print(measure(exposed_us, another_trace))
 
 # %% role="answer" question="time_out" points=2
 def time_out(rank, world_size, waits_s, hangs, restart_s):
-    """Return (T, cost), two ints in seconds; waits_s is a list of ints, left as it is."""
+    """Return (T, cost), two ints in seconds; your function must not change waits_s, a list of ints."""
     ### BEGIN SOLUTION
     costs = []
     for T in {0, *waits_s}:

@@ -18,13 +18,12 @@ from simlib.checks import Rule, check, measure, messages, nbytes, only, somebody
 # %% [markdown]
 # ## 1. The best split (★★★, 30 minutes, 3 points)
 #
-# T of R ranks learn, and the other R - T ranks write. Rollout n is in batch n // B. Rollouts begin in the
-# order of their numbers. Rollout n begins as soon as a generator is free and the version is at least n //
-# B - k. At time 0 all generators are free, and the version is 0. Writing takes `write_s` per token. A
-# batch is complete when all its rollouts are written. When batch i is complete and batch i - 1 is
-# learned, the trainers learn batch i, in `learn_s` / T per token. Then the version is i + 1. Try T = 1 to
-# R - 1. Return `(T, seconds)`: the T for which all batches are learned earliest, and the time when the
-# last batch is learned. Send nothing.
+# T of R ranks learn, and the others write. Rollout n is in batch n // B. Rollouts begin in order. Rollout
+# n begins as soon as a generator is free and the version is at least n // B - k. At time 0 all generators
+# are free, and the version is 0. Writing takes `write_s` per token. When all rollouts of batch i are
+# written and batch i - 1 is learned, the trainers learn batch i, in `learn_s` / T per token. Then the
+# version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T with the earliest end, and the time
+# when the last batch is learned. Send nothing.
 
 
 # %% role="answer" question="best_split" points=3
@@ -185,18 +184,17 @@ print(measure(best_split, drawn_split, worlds=(5,)))
 #
 # A generator writes rollouts one after the other, from time 0, and a token takes `token_ms`. New weights
 # arrive at the times `arrives_ms`. The i-th weights, counted from 1, are version i. The generator begins
-# with version 0. As soon as the token that it is writing is done, it takes the newest weights. In the
-# middle of a rollout, it must then read the tokens of this rollout again, which takes `again_ms` for
-# each. Weights that arrive while it reads wait until the next token is done. Between rollouts, taking
-# weights is free. Return a list with a dict for each rollout: `{version: tokens written with it}`. Send
-# nothing.
+# with version 0. After each token, it takes the newest weights. In the middle of a rollout, it must then
+# read the tokens of this rollout again, which takes `again_ms` for each. If weights arrive during this
+# reading, the generator takes them after the next token. Between rollouts, taking weights is free.
+# Return a list with a dict for each rollout: `{version: tokens written with it}`. Send nothing.
 
 
 # %% role="answer" question="parts" points=2
 def parts(rank, world_size, tokens, arrives_ms, token_ms, again_ms):
-    """Return a list of dicts, one for each of `tokens`; all numbers are ints.
+    """Return a list with one dict for each rollout; all numbers are ints.
 
-    arrives_ms is a sorted list. Weights that arrive at the very end of a token are taken.
+    tokens lists the number of tokens of each rollout. arrives_ms is a sorted list. Weights that arrive at the very end of a token are taken.
     """
     ### BEGIN SOLUTION
     now, found = 0, []
@@ -271,7 +269,9 @@ verdict = check(
     telling(),
     messages(lambda *given: 0, hint="A generator knows all this itself."),
     mistakes={
-        "A rollout takes new weights in its middle, not only when it begins.": telling(waits=True),
+        "A rollout must take new weights in its middle, too, not only when it begins.": telling(
+            waits=True
+        ),
         "After new weights, the tokens of this rollout are read again: that takes time, too.": (
             telling(reads=False)
         ),
@@ -281,7 +281,7 @@ verdict = check(
         "Weights that arrive at the very end of a token are taken before the next one.": (
             telling(early=True)
         ),
-        "Weights that arrive while the generator reads wait until the next token is done.": (
+        "If weights arrive while the generator reads, it must take them after the next token.": (
             telling(between=True)
         ),
         "After reading again, first write a token. Then look for newer weights.": (
@@ -309,8 +309,8 @@ verdict
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# `version = None` at the start of a rollout says that nothing has to be read again. Later, if the number
-# has grown, add `again_ms` for each token that is done.
+# `version = None` at the start of a rollout says that nothing has to be read again. Later, if the
+# version has grown, add `again_ms` for each token that is done.
 #
 # </details>
 
@@ -487,10 +487,10 @@ def generate(rank, answers, lives):
 #
 # Rank 0 has prompts 0 to N - 1, and needs an answer to each. All other ranks run `generate`: they ask,
 # answer one prompt at a time, and some of them die. Write the program of rank 0. If a generator dies, its
-# prompt goes to another generator. A generator that has no prompt yet may be needed later, so do not stop
-# it too early. At the end, send -1 to every generator that lives. Give a prompt to a second rank only if
-# the first one has died. At least one generator lives to the end. Rank 0 returns the answers, a list of N
-# floats. All others return None.
+# prompt goes to another generator. You may need an idle generator later, so do not stop it too early. At
+# the end, send -1 to every generator that lives. Give a prompt to a second rank only if the first one has
+# died. At least one generator lives to the end. Rank 0 returns the answers, a list of N floats. All
+# others return None.
 
 
 # %% role="answer" question="no_prompt_lost" points=3

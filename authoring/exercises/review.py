@@ -193,7 +193,7 @@ def perplexity(rank, world_size, losses, targets):
     """Return exp of the mean loss over the tokens of all ranks, as a float.
 
     losses (float32) and targets (int64) are one-dimensional and equally long; the length differs
-    from rank to rank. Both are left as they are.
+    from rank to rank. Your function must not change them.
     """
     ### BEGIN SOLUTION
     counts = targets != -100
@@ -444,16 +444,16 @@ print(measure(swap_blocks, *draws(blocks_for_all, seed + 200)))
 # In backward, every rank measured the time `ready_s[k]` when its bucket k was full. These times differ
 # from rank to rank. The ring `all_reduce` of a bucket begins when two things are true: the bucket is
 # full on **all** ranks, and the `all_reduce` of the previous bucket is over. Every rank returns the time
-# when the last `all_reduce` is over, as a float. A ring takes $2(R-1)(\alpha + N/(R\beta))$. Use one
-# `all_reduce`, of at most 8 bytes for each bucket.
+# when the last `all_reduce` is over, as a float. A ring takes $2(R-1)(\alpha + N/(R\beta))$. Your
+# program may call `all_reduce` once. Its tensor may have 8 bytes for each bucket.
 
 
 # %% role="answer" question="step_end" points=1
 def step_end(rank, world_size, ready_s, bucket_bytes, latency_s, bandwidth_Bps):
     """Return the second at which the last bucket's all_reduce is over.
 
-    ready_s is a list of floats that grow, different on every rank; bucket_bytes, a list of ints of
-    the same length, and the network are the same on all.
+    ready_s is a list of growing floats, which differ from rank to rank. bucket_bytes is a list of
+    ints, as long as ready_s. bucket_bytes and the network are the same on all ranks.
     """
     ### BEGIN SOLUTION
     ready = torch.tensor(ready_s, dtype=torch.float64)
@@ -643,8 +643,8 @@ verdict = check(
     collectives(lambda *given: 0, hint="Every rank can work out the order for itself."),
     mistakes={
         "The seed of the order is seed + epoch: each epoch has its own.": rest_by(with_epoch=False),
-        "Each of the `old` ranks has seen batch * steps examples: not one rank alone, and not "
-        "world_size of them.": either(
+        "You count the examples of one rank, or of world_size ranks. Count those of all `old` "
+        "ranks.": either(
             rest_by(seen=lambda R, old, batch, steps: R * batch * steps),
             rest_by(seen=lambda R, old, batch, steps: batch * steps),
         ),
@@ -655,15 +655,14 @@ verdict = check(
         "The rest is cut into blocks: deal it out in turn, as the sampler does.": (
             rest_by(deal=in_blocks)
         ),
-        "Some examples are padding there, or are lost: deal out the rest as it is.": either(
+        "You repeat or drop some examples. Deal out each example once.": either(
             rest_by(lambda left, order, R: left + left[: -len(left) % R]),
             rest_by(lambda left, order, R: left + order[: -len(left) % R]),
             rest_by(lambda left, order, R: left + order[: -len(order) % R]),  # padded before
             rest_by(lambda left, order, R: left[: len(left) // R * R]),
         ),
-        "They are dealt by their places in the whole order: rank 0 takes the first of the rest.": (
-            rest_by(by_places, deal=without_none)
-        ),
+        "You deal by the place in `order`. Deal by the place in the rest: rank 0 gets the first"
+        " example of the rest.": (rest_by(by_places, deal=without_none)),
     },
     points=1,
 )
@@ -1051,15 +1050,17 @@ print(measure(largest_batch, *draws(a_split_model, seed + 700)))
 #
 # A model is split over the ranks: `own` is the gradient of this rank's layers. Every rank also has the
 # same embedding. Its gradient `shared` has been added up already, so it is the same on all ranks. Clip
-# the gradient of the **whole** model to the length `most`, and return this rank's `(own, shared)`. A
-# shorter gradient must not change. Use one `all_reduce` of at most 8 bytes. The inputs must not change.
+# the gradient of the **whole** model to the norm `most`, and return this rank's `(own, shared)`. A
+# gradient with a smaller norm must not change. Use one `all_reduce` of at most 8 bytes. The inputs
+# must not change.
 
 
 # %% role="answer" question="clip_split" points=1
 def clip_split(rank, world_size, own, shared, most):
-    """Return (own, shared), scaled so that the whole gradient is at most `most` long.
+    """Return (own, shared), scaled so that the norm of the whole gradient is at most `most`.
 
-    own and shared are one-dimensional and float32, not all 0; the length of own differs by rank.
+    own and shared are one-dimensional and float32, and not all 0. `own` has a different number of
+    elements on each rank.
     """
     ### BEGIN SOLUTION
     squares = (own**2).sum()
@@ -1119,48 +1120,53 @@ verdict = check(
     clipped(of_the_whole),
     only("all_reduce"),
     somebody_sends(),
-    collectives(lambda *given: 1, hint="What is the same on all ranks, each can add for itself."),
+    collectives(
+        lambda *given: 1,
+        hint="Do not send `shared`: every rank has it and can add it without a call.",
+    ),
     collective_nbytes(
-        lambda *given: 8, hint="Squares add up: a rank's part of the length is one number."
+        lambda *given: 8, hint="Send one number: the sum of the squares of the rank's own gradient."
     ),
     mistakes={
-        "Each rank measures what it holds, so ranks scale differently, and the direction turns.": (
+        "Each rank measures only its own part, so ranks scale differently, and the direction "
+        "changes: measure the whole gradient.": (
             clipped(lambda own, shared, owns: norm(own, shared))
         ),
-        "`shared` is counted once for each rank: it is one embedding, with one gradient.": (
+        "You count `shared` once for each rank: count it once, because it is one embedding.": (
             clipped(lambda own, shared, owns: norm(*owns, *[shared] * len(owns)))
         ),
-        "`shared` is missing in the length: it is a part of the whole model.": (
+        "`shared` is missing in the norm: count it, because it is a part of the whole model.": (
             clipped(lambda own, shared, owns: norm(*owns))
         ),
-        "`shared` is as it was: it belongs to the whole gradient, and is scaled with it.": cut_by(
+        "You did not scale `shared`: it belongs to the whole gradient, so scale it by the same "
+        "factor.": cut_by(
             lambda own, shared, most, owns: (own * min(1, most / norm(*owns, shared)), shared)
         ),
-        "Lengths do not add up, their squares do.": either(
+        "You add up norms: add up their squares.": either(
             clipped(lambda own, shared, owns: sum(map(norm, owns)) + norm(shared)),
             clipped(lambda own, shared, owns: sum(map(norm, owns)) + len(owns) * norm(shared)),
             clipped(lambda own, shared, owns: sum(norm(g, shared) for g in owns)),
         ),
-        "`own` and `shared` are cut each for itself, and the direction turns: scale both alike.": (
+        "You clip `own` and `shared` separately, and the direction changes: scale both by one "
+        "factor.": (
             cut_by(
                 lambda own, shared, most, owns: tuple(
                     g * min(1.0, most / float(norm(g))) for g in (own, shared)
                 )
             )
         ),
-        "Each number is cut for itself, and the direction turns: scale all by one factor.": cut_by(
+        "You clip each number by itself, and the direction changes: scale all by one factor.": cut_by(
             lambda own, shared, most, owns: (own.clamp(-most, most), shared.clamp(-most, most))
         ),
-        "That is the square of the length: take the root.": (
+        "That is the square of the norm: take the root.": (
             clipped(lambda *given: of_the_whole(*given) ** 2)
         ),
-        "The mean of the squares is no length: here every rank holds another part.": (
+        "You take the mean of the squares: add them up, because every rank holds another part.": (
             clipped(by_squares(lambda squares: sum(squares) / len(squares)))
         ),
-        "Only the longest part is measured: every rank holds another one, and their squares add up.": (
-            clipped(by_squares(max))
-        ),
-        "A gradient that was short enough is made longer: cut, but never stretch.": (
+        "You measure only the longest part: every rank holds another part, and the squares of "
+        "all parts add up.": (clipped(by_squares(max))),
+        "You make a gradient longer whose norm was small enough: scale it down, but never up.": (
             clipped(of_the_whole, stretch=True)
         ),
     },
@@ -1200,7 +1206,7 @@ print(measure(clip_split, *draws(a_split_gradient, seed + 800, stretch=20.0)))
 
 # %% role="answer" question="train" points=1
 def train(rank, world_size, theta, rows, targets, steps, lr):
-    """Return theta after so many steps of gradient descent over the rows of all ranks.
+    """Return theta after `steps` steps of gradient descent over the rows of all ranks.
 
     theta differs from rank to rank at first; the gradient of the mean loss over this rank's rows
     is cost_gradient(theta, rows, targets).

@@ -405,11 +405,11 @@ for on in ("shape", "dtype", "op"):
 
 # %% [markdown]
 # A crash does the least harm, because you notice it. In the run with two dtypes, rank 1 reads the bits of
-# the float 1.0 as the integer 1065353216. The library added one half of the tensor as integers, so rank
-# 1's two changed the last digit to 8. It added the other half as floats. Read as a float, the integer 2
-# is almost 0, so the two is lost. In the run with two operations each rank computed one half of the
-# result in its own way. One half is a sum, and the other half is a maximum. The result looks plausible,
-# and both ranks even have the same numbers.
+# the float 1.0 as the integer 1065353216. The library added one half of the tensor as integers, so the
+# value 2 of rank 1 changed the last digit of 1065353216 from 6 to 8. It added the other half as floats.
+# Read as a float, the integer 2 is almost 0, so the two is lost. In the run with two operations each rank
+# computed one half of the result in its own way. One half is a sum, and the other half is a maximum. The
+# result looks plausible, and both ranks even have the same numbers.
 #
 # (Your first line may differ, because chance decides what Gloo does with different shapes.) We ran more
 # wrong programs on plain Gloo, with torch 2.13 on CPUs. The table shows what happened:

@@ -151,9 +151,9 @@ simlib.guess(guess, naive_s(8, 3_360_000) * 1e3, within=0.1)
 timed(naive, 4, 840_000).timeline()
 
 # %% [markdown]
-# It is slower: 38 ms. All messages pass through one rank, so they queue. The picture shows a run
-# on 4 ranks: six messages, one after the other. The formula has the latency $\alpha$ in seconds
-# and the bandwidth $B$ in bytes per second. (In lesson 06, B will be the batch size, and in
+# `naive` is slower. It takes 38 ms. All messages pass through one rank, so they queue. The picture
+# shows a run on 4 ranks: six messages, one after the other. The formula has the latency $\alpha$ in
+# seconds and the bandwidth $B$ in bytes per second. (In lesson 06, B will be the batch size, and in
 # lesson 11 a backward pass.)
 #
 # $$T_\text{naive} = 2(n-1)\left(\alpha + \frac{N}{B}\right)$$

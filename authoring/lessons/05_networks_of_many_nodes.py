@@ -223,10 +223,10 @@ for node_of in ([0, 0, 1, 1], [1, 2, 0, 0, 1, 2], [0, 1, 0, 1, 0, 1]):
 #
 # </details>
 #
-# simlib has the same three phases as an algorithm: `all_reduce="hierarchical"`. So the lesson
+# simlib has an algorithm with the same three phases: `all_reduce="hierarchical"`. So the lesson
 # continues with the program `flat`, and changes only the algorithm. The cell first counts the bytes
-# between the nodes. Then it measures three times. On eight cards, with 1 GB, which program is the
-# quickest?
+# between the nodes. Then it measures how long three programs take, with 1 and 8 cards and two
+# sizes. On eight cards, with 1 GB, which program is the quickest?
 
 # %%
 quickest = None  # "flat ring", "two_sums" or "hierarchical"
@@ -294,9 +294,9 @@ plt.show()
 #   GPUs (section 3.3.1). The two lower layers have full bandwidth within a pod of 3,072 GPUs. The links
 #   between the eight pods are oversubscribed 7:1 (the report writes 1:7).
 #
-# In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes this. With `rails=8` each group of four
-# nodes has eight leaf switches, one for each rail. An uplink adds 1 us to the latency. Spine
-# switches never delay a message in the model.
+# In simlib, `nodes_per_leaf=4, uplink=Link(...)` describes leaf switches with four nodes each, and
+# their uplinks. With `rails=8` each group of four nodes has eight leaf switches, one for each rail.
+# An uplink adds 1 us to the latency. Spine switches never delay a message in the model.
 #
 # Our job has eight nodes. Nodes 0 to 3 share their leaf switches, and so do nodes 4 to 7. The flat
 # ring visits the nodes in two orders: `in order` is 0, 1, 2, ..., 7, and `alternating` is 0, 4, 1,

@@ -308,7 +308,8 @@ print("7 or 8 each, weighted: residual", residual(mended, whole))
 #
 # ## Equation (3): the sum over ranks is one all_reduce
 #
-# For equal shards (2) needs the sum $S = \sum_r G_r$, on every rank. You know the collective:
+# If the shards are equal, equation (2) needs the sum $S = \sum_r G_r$, on every rank. You know the
+# collective:
 #
 # $$S = \sum_{r=0}^{R-1} G_r = \mathrm{all\_reduce}(G_r) \tag{3}$$
 #

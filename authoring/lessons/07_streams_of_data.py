@@ -324,10 +324,11 @@ for name, states in saved.items():
 # - `again`: the same program,
 # - `two ranks`: 24 rows on each rank,
 # - `two buckets`: two all_reduces, each of half the numbers,
-# - `two pieces`: each rank first sums two halves of its rows (gradient accumulation),
+# - `two pieces`: each rank sums each half of its rows by itself, then adds the two sums (gradient
+#   accumulation),
 # - `gather`: an all_gather, then each rank sums four tensors in the order of ranks.
 #
-# How many of the five have the same bits? And how many with whole numbers in `x`?
+# How many of the five have the same bits? And how many have them if `x` contains whole numbers?
 
 # %%
 random, whole = None, None  # how many of five?

@@ -278,13 +278,13 @@ for R in (2, 3, 4):
 #
 # With one mean, a token can look for one thing only. So attention has several **heads**. Each head takes some
 # neighbouring columns of q, k and v, and does all three steps with these columns alone. At the end, a fourth
-# matrix, out, mixes the results of all heads. The appendix computes one head by itself. You may skip it.
+# matrix, `out`, mixes the results of all heads. The appendix computes one head by itself. You may skip it.
 #
 # A head needs only its own columns of q, k and v. So we cut these three matrices by columns *between heads*,
-# and the matrix out by rows. Each rank computes some heads from beginning to end. A **transformer block** is
-# attention and then an MLP. So we cut twice by columns and then by rows, each time between an Enter and a
-# Leave. The layer norms and the sums `x + ...` work on whole activations, which are the same on every rank.
-# The picture shows the block on two ranks.
+# and the matrix `out` by rows. Each rank computes some heads from beginning to end. A **transformer block**
+# is attention and then an MLP. So we cut attention by columns and then by rows, and the MLP in the same way.
+# Each of the two lies between an Enter and a Leave. The layer norms and the sums `x + ...` work on whole
+# activations, which are the same on every rank. The picture shows the block on two ranks.
 
 # %%
 labs.draw_block_cuts()

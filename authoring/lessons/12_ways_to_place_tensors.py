@@ -218,7 +218,7 @@ for src in TORCHS:
 # `move` does the free changes. **Now you write it:** `over_the_network` does all others. It gets the local tensor and
 # the two placements.
 #
-# - From `"P"` to `"R"`: sum a copy of `local`.
+# - From `"P"` to `"R"`: copy `local`, and `dist.all_reduce(copy)` sums the copies of all ranks.
 # - From `"P"` to a shard: `local.chunk(R, dst)` is the list of chunks. `dist.reduce_scatter(mine, chunks)` sums chunk
 #   r of all ranks into `mine` on rank r.
 # - From a shard to `"R"`: `dist.all_gather(found, local)` puts all ranks' tensors in the list `found`.

@@ -343,9 +343,9 @@ simlib.guess(exact_on_6, "no" if off else "yes", of=("yes", "no"))
 
 # %% [markdown]
 # Each of the 4 ranks writes a file, and a fifth file says where each part is. Together they are 3.1 times as large as
-# the parameters, because Adam has two more numbers for each parameter. A new Adam has forgotten its two averages, so
-# its first steps differ. With Adam's state, 4 ranks go on exactly. On 6 ranks, `off` is not 0: each rank has 4
-# examples in place of 6, so the sums are rounded differently.
+# the parameters, because Adam has two more numbers for each parameter. A new Adam starts with averages of zero, so
+# its first steps differ. With Adam's state, a run on 4 ranks continues with the same bits. On 6 ranks, `off` is not
+# 0: each rank has 4 examples in place of 6, so the sums are rounded differently.
 #
 # ## Your turn
 #

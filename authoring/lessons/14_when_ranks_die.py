@@ -199,9 +199,9 @@ print("my_share:", "right" if all(same.values()) else "not yet")
 # 4. It returns the step at which this attempt began, and the weights.
 #
 # The check makes three runs with a checkpoint after every 2 steps. It compares the weights with those of one
-# process, and looks at which step the last attempt began. In the first run nobody dies. In the second run rank 2
-# dies in step 5. In the third run rank 0 dies while it writes `step04.pt`, and in the next attempt rank 1 dies in
-# step 8. If `torch.load` raises an error, your program has read a half file.
+# process, and also checks with which step the last attempt began. In the first run nobody dies. In the second run
+# rank 2 dies in step 5. In the third run rank 0 dies while it writes `step04.pt`, and in the next attempt rank 1
+# dies in step 8. If `torch.load` raises an error, your program has read a half file.
 
 # %%
 STEPS = 10

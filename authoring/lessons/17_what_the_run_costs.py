@@ -281,8 +281,8 @@ simlib.guess(best_size, min(in_time, key=in_time.get), of=SIZES)
 # | time in which the root computes, ms | 1,312.50 | 739.00 | 458.81 | 297 |
 # | sent, kB | 0 | 1,112 | 2,830 | 6,008 |
 #
-# [The page of published figures](../docs/published.md) says more about the three. We first predict from data
-# sheets. **Guess:** is the worst prediction one for GPT-3, for BERT or for the Raspberry Pis?
+# [The page of published figures](../docs/published.md) says more about these three publications. We first
+# predict from data sheets. **Guess:** for which is the prediction worst: GPT-3, BERT or the Raspberry Pis?
 
 # %%
 largest_miss = None  # "GPT-3", "BERT" or "Raspberry Pis"?

@@ -248,9 +248,9 @@ print(f"idle: {run.bubble().share:.0%}")
 run.timeline()
 
 # %% [markdown]
-# As long as messages hide, the formula is exact, and every rank is busy to the end. With S = 240 on 8 ranks the
-# two pairs of a step take less time than a message. Then all ranks wait for the network, and balance does not
-# help. The backward pass skips the same pairs: see the appendix.
+# As long as computing takes longer than the messages, the formula is exact, and every rank is busy to the end.
+# With S = 240 on 8 ranks the two pairs of a step take less time than a message. Then all ranks wait for the
+# network, and balance does not help. The backward pass skips the same pairs: see the appendix.
 #
 # ## The other way: cut the heads
 #
@@ -355,9 +355,9 @@ for R in (4, 8):
 simlib.guess(wins, sum(won))
 
 # %% [markdown]
-# The ring wins in three cases. With 10 Gbit/s all of its messages hide. On 4 ranks with 1 Gbit/s 71 % of each
-# message hides, and that is enough. On 8 ranks with 1 Gbit/s only 34 % hides: from 4 to 8 ranks c falls to a
-# quarter, and t only to about half. There Ulysses wins.
+# The ring wins in three cases. With 10 Gbit/s computing hides all of its messages. On 4 ranks with 1 Gbit/s
+# computing hides 71 % of each message, and that is enough. On 8 ranks with 1 Gbit/s it hides only 34 %: from
+# 4 to 8 ranks c falls to a quarter, and t only to about half. There Ulysses wins.
 #
 # Ulysses cannot use more ranks than heads, but it needs no zig-zag, because all heads have the same mask. And many
 # models have fewer heads of keys and values than of queries (**grouped-query attention**). Then k and v are
@@ -378,7 +378,7 @@ simlib.guess(wins, sum(won))
 # <details><summary>Answers</summary>
 #
 # 1. The last rank sets the time, because its queries need all keys.
-# 2. They are 63/33 = 1.91 times as fast, if messages hide.
+# 2. They are 63/33 = 1.91 times as fast, if computing takes longer than the messages.
 # 3. It gains nothing when a message takes longer than the computing of a step. Then all ranks wait for the
 #    network.
 # 4. Take the ring, because Ulysses has no work for 8 of the ranks. Or use both, with Ulysses in groups of 8 and a

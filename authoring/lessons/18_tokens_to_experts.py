@@ -316,9 +316,9 @@ simlib.guess(times, 4)
 # %% [markdown]
 # With ep = 4 the gradient has the right direction, but is R = 4 times too large. With ep = 2 the gradient of one
 # replica also has another direction, because half of the tokens are missing. The sum over the replicas is again R
-# times the gradient of one process. So with the mean: **sum over the replicas of the expert, then divide by R, the
-# number of data-parallel ranks.** If you do not divide, experts learn with R times the learning rate, and no error
-# is raised. ([Question 20](../docs/questions.md) is about this trap.)
+# times the gradient of one process. So if the loss is a mean, **sum the gradients over the replicas of the expert,
+# then divide by R, the number of data-parallel ranks.** If you do not divide, experts learn with R times the
+# learning rate, and no error is raised. ([Question 20](../docs/questions.md) is about this trap.)
 #
 # ## Capacity and dropped tokens
 #

@@ -146,9 +146,10 @@ for rank in (4, 5):
 # ## What the watchdog says
 #
 # With NCCL, a thread on each rank watches the open calls: the **watchdog**. If a call is open for longer than the
-# time-out, the watchdog prints an error and ends the process. The time-out is 10 minutes by default. The cell prints
-# the texts of our job, in the form that [users report](https://github.com/NVIDIA/Megatron-LM/issues/1207). How many
-# of the eight ranks print a text? And how many texts name rank 5?
+# time-out, the watchdog prints an error message and ends the process. The time-out is 10 minutes by default. The
+# cell prints the error messages of our job, in the form that [users
+# report](https://github.com/NVIDIA/Megatron-LM/issues/1207). How many of the eight ranks print an error message?
+# And how many messages name rank 5?
 
 # %%
 texts, name_5 = None, None

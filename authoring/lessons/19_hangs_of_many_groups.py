@@ -397,7 +397,8 @@ print("late_s:", "right" if is_right else f"not yet: {known}")
 # ## The same in one call
 #
 # `simlib.diagnose` does all this for a folder. From the date of the dumps it knows for how long the ranks had waited.
-# So the cell first writes the dumps of the fifth job again, with the date of the time-out.
+# Our dumps have today's date. So the cell writes the fifth job's dumps again, and sets their date to the time of the
+# time-out.
 
 # %%
 for rank, dump in jobs["slow"].items():

@@ -364,10 +364,10 @@ plt.show()
 # $$\text{bytes for a token} = 2 \cdot \text{layers} \cdot \text{kv heads} \cdot \text{head} \cdot 2$$
 #
 # `LLAMA` keeps 131,072 bytes for a token. Each request gets room for 4,096 tokens. The GPU has 80 GB. The model's
-# weights and its table of words take 16.06 GB. How many requests fit? And how many fit with multi-head attention? Then
-# the model has 32 heads of keys and values, and its weights and table take 17.67 GB. The cell simulates batches near
-# the formula's number, and the ledger counts their memory. Also guess a ratio: divide the time of a token with B = 64
-# by its time with B = 1. The cache has 1,000 tokens of each request.
+# weights and its table of words take 16.06 GB. How many requests fit? And how many fit with multi-head attention?
+# Then the model has 32 heads of keys and values, and its weights and table take 17.67 GB. The cell simulates batches
+# near the formula's number, and the ledger counts their memory. Also guess a ratio: divide the time of a token with B
+# = 64 by its time with B = 1. For this ratio, the cache contains 1,000 tokens of each request.
 
 # %%
 largest, slower = {"GQA": None, "MHA": None}, None  # requests; times as long

@@ -86,7 +86,7 @@ WRONG = {
     rest_dropped: "The last examples belong to nobody",
     rest_to_the_last: "The last rank takes all that is left over",
     full_blocks: "With full blocks of ceil(n / world_size) the last rank has too few",
-    more_for_the_higher: "The higher ranks take one more here",
+    more_for_the_higher: "The higher ranks have one more here",
     with_a_last_example: "stop is the number after the last one",
     dealt_out_like_cards: "has a list of length 14, but length 2 is expected",
     cut_by_numpy: "has a numpy int64, but a Python number is expected: convert it with .item()",

@@ -116,13 +116,13 @@ def without_the_empty_ones(rank, world_size, x):
 WRONG = {
     last_rank_first: "Rank 0 at index 1 has a tensor of shape (6,), but (3,) is expected",
     without_own: "has a list of length 0, but length 1 is expected",
-    room_for_everybody: "A holder that is large enough for everybody",
+    room_for_everybody: "Do not send more numbers than a rank has",
     number_by_number: "One message can carry all the numbers of a rank",
     everyone_collects: "Rank 1 has [tensor([40., 99., 88.]), tensor([",
     joined: "has a Tensor, but a list is expected",
     others_return_x: "Rank 1 has tensor([34., 32., 98., 93., 33.]), but nothing",
     by_a_table_of_ranks: "which expects 5 elements of float32",
-    without_the_empty_ones: "a rank that has none is still a rank",
+    without_the_empty_ones: "The tensors without a number are missing",
 }
 
 

@@ -138,7 +138,7 @@ def even_ranks_send_first(rank, world_size, x):
 
 WRONG = {
     shift_left: "check the direction and the order",
-    through_rank_0: "No rank should have to pass on what is meant for others",
+    through_rank_0: "Send each tensor straight to the rank that returns it",
     line_not_ring: "This is still the rank's own input",
     all_send_first: "The ranks never finish",
     forgets_world_of_one: "sends to itself",
@@ -147,7 +147,7 @@ WRONG = {
     into_x_itself: "uses memory that isend",
     never_waits: "has no wait()",
     asks_until_it_is_complete: "With Gloo the answer stays False until wait()",
-    in_pairs: "That is a swap of 0 with 1",
+    in_pairs: "You swap rank 0 with rank 1, and rank 2 with rank 3",
 }
 
 ALSO_RIGHT = [even_ranks_send_first]

@@ -59,7 +59,7 @@ def only_the_empty_rank_differs(rank, world_size, losses):
 WRONG = {
     stays_away: "which has finished",
     mean_of_means: "mean of the ranks' means",
-    counts_as_one: "it counts as none",
+    counts_as_one: "A rank without examples was counted as one example",
     whole_numbers: "The sums were cut to whole numbers",
     one_by_one: "Sum and count can travel together",
     every_loss: "Add up before you communicate",

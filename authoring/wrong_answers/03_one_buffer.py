@@ -153,7 +153,7 @@ WRONG = {
     takes_the_messages_out: "nothing came from the left",
     waits_at_once: "The ranks never finish: ranks 0 and 1 wait for each other",
     doubles_under_way: "simlib found a problem (race): ",
-    forgets_to_double: "they are to be doubled",
+    forgets_to_double: "Those are the blocks of the left rank as they were",
     doubles_the_given_ones: "changed the tensor it was given: work on a copy",
     sends_twice: "A block needs one message",
     the_other_way_round: "This is not a usual mistake",

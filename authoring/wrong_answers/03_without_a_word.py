@@ -69,7 +69,7 @@ WRONG = {
     sums: "sums over the ranks, not means",
     number_by_number: "A name needs one all_reduce",
     in_its_own_order: "in the order in which each dictionary was filled",
-    sorts_by_value: "in an order of its own numbers",
+    sorts_by_value: "you sort by the values, which differ from rank to rank",
     writes_into_the_gradients: "changed the tensor it was given",
 }
 

@@ -116,7 +116,7 @@ WRONG = {
     number_by_number: "Every number is cut for itself",
     agrees_on_the_length: "can measure its length alone",
     sends_a_length_along: "The length need not travel",
-    always_cuts: "A gradient that was short enough is made longer",
+    always_cuts: "You make a gradient longer whose norm was small enough",
     in_place: "changed the tensor it was given",
     sum_clipped_then_divided: "too much is cut",
     own_length: "by the length of its own gradient",

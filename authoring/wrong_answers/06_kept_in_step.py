@@ -152,15 +152,15 @@ def averaged_at_the_end(rank, world_size, theta, rows, targets, steps, lr, momen
 
 
 WRONG = {
-    no_momentum: "the momentum is forgotten",
+    no_momentum: "That is plain SGD",
     theta_first: "v first, then theta",
-    averaged_at_the_end: "only what they end with is averaged",
+    averaged_at_the_end: "The ranks train alone, and only their results are averaged",
     no_broadcast: "every rank began with its own theta",
     alone: "trained alone, from its own theta",
     synchronises_too_late: "trained alone, from the theta of rank 0",
     sums: "summed, not averaged",
     averages_weights: "Average the gradients instead of the weights",
-    averages_everything: "One to begin with, then one in each step",
+    averages_everything: "Make one call before the first step, then one call in each step",
     two_in_one: "The gradient alone is enough",
     writes_into_theta: "but the input has changed",
     starts_from_the_mean: "from the mean of all theta",

@@ -100,17 +100,17 @@ def not_divided(rank, world_size, right, n):
 
 
 WRONG = {
-    padding_counted: "some examples are in there twice",
+    padding_counted: "You count the padding",
     padding_among_the_right: "though not in what you divide by",
     whole_rounds_only: "the last examples before n are missing",
-    last_of_a_share_dropped: "where world_size divides n, nothing is padded",
-    mean_of_means: "A mean of means",
+    last_of_a_share_dropped: "You leave out real examples",
+    mean_of_means: "That is a mean of means",
     two_counts_in_int64: "a rank brings 16 bytes",
     own_share: "No rank communicates",
     two_all_reduces: "only one number is not",
     whole_table: "a rank brings 48 bytes",
     world_of_four: "A fixed world_size is written into the answer",
-    neighbours: "A rank is taken to hold neighbours",
+    neighbours: "You treat the share as consecutive examples",
     not_divided: "the number of right answers: divide it",
     as_a_tensor: "has a Tensor, but a number is expected",
 }

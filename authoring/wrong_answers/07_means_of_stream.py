@@ -125,7 +125,7 @@ WRONG = {
     never_divided: "Those are sums: divide",
     mean_of_means: "A mean of the ranks' means",
     mean_of_means_of_all: "ranks without a batch count as zero",
-    last_again: "brings its last batch again",
+    last_again: "A rank that has ended passes its last batch again",
     hangs: "has finished",
     one_tensor: "All elements of your list are 0",
     asks_by_a_flag: "The number of samples can travel in the same tensor",

@@ -356,7 +356,7 @@ def moved_by_rename(rank, world_size, path, x, y):
 
 WRONG = {
     set_epoch_forgotten: "set_epoch is forgotten",
-    epoch_too_late: "the file's epoch is the one to train now",
+    epoch_too_late: "Those are the batches of the epoch after",
     epoch_too_early: "the file's epoch is the next one, not the last",
     momentum_forgotten: "the momentum begins at zero again",
     own_gradient: "the replicas drift apart",

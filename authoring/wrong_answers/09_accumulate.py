@@ -136,7 +136,7 @@ def always_one_more(rank, world_size, gradients, compute_s, sync_s, efficiency):
 
 
 WRONG = {
-    always_one_more: "it needs no 1 more",
+    always_one_more: "If the formula gives a whole number, do not add 1",
     every_micro_batch: "communicate once per group",
     all_at_once: "One sum of the length of a gradient is enough",
     rounds_down: "With k rounded down the efficiency is missed",

@@ -159,7 +159,7 @@ WRONG = {
     only_entered: "y is summed nowhere, but x's gradient is",
     as_given: "y lacks the heads of the other ranks",
     past_divided: "What comes back past the heads is divided",
-    enter_averages: "is averaged: it is to be summed",
+    enter_averages: "You average the gradient that comes back through the heads",
     sum_without_a_graph: "Nothing comes back through the heads",
     heads_one_by_one: "carry 240, then 240, then 240, then 240 bytes where",
     weights_gathered: "calls all_gather",

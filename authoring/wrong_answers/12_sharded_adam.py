@@ -187,7 +187,7 @@ WRONG = {
     torchs_eps: "not torch's 1e-8",
     not_gathered: "A rank has new weights in its own part only",
     anew_in_each_step: "keep its state",
-    own_gradients: "Each rank follows its own gradients",
+    own_gradients: "Each rank uses only its own gradients",
     whole_state: "Let Adam know this rank's part of the weights only",
     parts_in_a_list: "are two copies",
     by_hand_and_whole: "what is Adam's has a shard's size",

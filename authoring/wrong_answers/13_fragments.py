@@ -129,7 +129,7 @@ def one_outer_again(*given):
 
 WRONG = {
     new_adamw: "keep one optimizer for all steps",
-    moments_averaged: "they stay on their own rank",
+    moments_averaged: "Do not average AdamW's moments",
     wrong_sign: "the agreed numbers minus the rank's own",
     summed: "That is the sum of the differences",
     averaged_only: "That is the plain mean of the parameters",

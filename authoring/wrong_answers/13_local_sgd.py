@@ -118,12 +118,12 @@ WRONG = {
     uphill: "goes uphill",
     meets_at_each_step: "a mean after each step",
     divided_by_the_ranks: "by the number of all rows",
-    longer_than_needed: "is all that has to travel",
-    plain_mean: "a rank with few rows counts as much",
+    longer_than_needed: "Send only theta, and one more number",
+    plain_mean: "That is the plain mean of the thetas",
     mean_of_those_with_rows: "Every other rank counts by its number of rows",
     one_step_a_round: "take H of them",
     nothing_as_nan: "contributed the mean of no rows",
-    count_by_itself: "the number of rows can travel along",
+    count_by_itself: "One all_reduce in a round is enough",
 }
 
 

@@ -104,7 +104,7 @@ def tells(rank, world_size, *given):
 
 
 WRONG = {
-    only_between: "takes new weights in its middle",
+    only_between: "A rollout must take new weights in its middle",
     reads_for_nothing: "that takes time, too",
     reads_all: "not those to come",
     one_token_late: "are taken before the next one",

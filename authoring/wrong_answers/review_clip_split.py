@@ -108,20 +108,20 @@ def number_by_number(rank, world_size, own, shared, most):
 
 
 WRONG = {
-    own_length: "Each rank measures what it holds",
-    shared_often: "`shared` is counted once for each rank",
-    shared_never: "`shared` is missing in the length",
-    lengths_added: "Lengths do not add up, their squares do",
-    without_root: "That is the square of the length",
-    averaged: "The mean of the squares is no length",
-    each_for_itself: "cut each for itself",
-    stretched: "cut, but never stretch",
-    shared_reduced_again: "What is the same on all ranks, each can add for itself",
-    place_by_rank: "a rank's part of the length is one number",
+    own_length: "Each rank measures only its own part",
+    shared_often: "You count `shared` once for each rank",
+    shared_never: "`shared` is missing in the norm",
+    lengths_added: "You add up norms",
+    without_root: "That is the square of the norm",
+    averaged: "You take the mean of the squares",
+    each_for_itself: "You clip `own` and `shared` separately, and the direction changes",
+    stretched: "You make a gradient longer whose norm was small enough",
+    shared_reduced_again: "Do not send `shared`",
+    place_by_rank: "Send one number",
     writes_into_own: "changed the tensor it was given",
-    shared_as_it_was: "`shared` is as it was",
-    longest_part: "Only the longest part is measured",
-    number_by_number: "Each number is cut for itself",
+    shared_as_it_was: "You did not scale `shared`",
+    longest_part: "You measure only the longest part",
+    number_by_number: "You clip each number by itself, and the direction changes",
 }
 
 ALSO_RIGHT = [a_share_of_shared]

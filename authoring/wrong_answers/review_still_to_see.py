@@ -82,16 +82,16 @@ def by_places(rank, world_size, n, seed, epoch, old, batch, steps):
 
 WRONG = {
     epoch_forgotten: "The seed of the order is seed + epoch",
-    by_the_new_world: "not one rank alone, and not world_size of them",
-    own_share_only: "not one rank alone, and not world_size of them",
+    by_the_new_world: "You count the examples of one rank, or of world_size ranks",
+    own_share_only: "You count the examples of one rank, or of world_size ranks",
     steps_for_batches: "A step takes a batch on every rank",
     from_the_beginning: "That is the whole epoch once more",
     in_blocks: "The rest is cut into blocks",
-    padded: "Some examples are padding there, or are lost",
+    padded: "You repeat or drop some examples",
     told_by_rank_0: "Every rank can work out the order for itself",
-    padded_from_the_front: "Some examples are padding there, or are lost",
-    padded_before: "Some examples are padding there, or are lost",
-    by_places: "They are dealt by their places in the whole order",
+    padded_from_the_front: "You repeat or drop some examples",
+    padded_before: "You repeat or drop some examples",
+    by_places: "You deal by the place in `order`",
 }
 
 ALSO_RIGHT = [without_the_seen]
