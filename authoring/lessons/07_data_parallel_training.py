@@ -913,9 +913,9 @@ for yours, steps in ((at_first, 0), (at_last, 60)):
 #
 # ## Your turn
 #
-# In [exercises 07](../exercises/07_data_parallel_training.ipynb) you put gradients into one flat buffer, and
-# compute an accuracy in which no example counts twice. You also compute batch norm's statistics, and continue
-# a run from a file.
+# In [exercises 07](../exercises/07_data_parallel_training.ipynb) you put gradients into one flat buffer,
+# compute an accuracy in which no example counts twice, compute batch norm's statistics, and continue a run
+# from a file.
 #
 # ## Exit ticket
 #

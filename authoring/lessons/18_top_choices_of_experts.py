@@ -281,9 +281,8 @@ simlib.guess(enough, copies)
 # offers two policies: `position` drops the last choices of a full expert, and `probs` drops those with the smallest
 # weights. The appendix compares them.
 #
-# For balancing (third part), the load of an expert is now the number of choices that went to it. DeepSeek-V3 adds a
-# bias to the scores, finds the k best, and makes their weights without the bias (arXiv 2408.15664). It drops no
-# tokens.
+# For balancing (third part), an expert's load is the number of choices that go to it. DeepSeek-V3 adds a bias to
+# the scores, finds the k best, and makes their weights without the bias (arXiv 2408.15664). It drops no tokens.
 #
 # ## Experts with replicas
 #
