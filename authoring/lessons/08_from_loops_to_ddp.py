@@ -492,10 +492,10 @@ picture
 # orders is the copy wrong?
 #
 # Then you see a **recorded** run from torch's profiler (torch 2.11, November 2026). Two DDP ranks share one
-# H100 and use Gloo. The model has seven layers of 1,024 in buckets of 8 MiB. The picture shows the second
-# step. Stream 7 computes. Each all_reduce has a stream of its own for its copies. Rank 1 first starts a
-# kernel that only spins. This is the long bar in its stream 7. Does the Python of rank 1 wait for that
-# kernel?
+# H100 and use Gloo. The model has seven layers of width 1,024, in buckets of 8 MiB. The picture shows the
+# second step. Stream 7 computes. Each all_reduce has a stream of its own for its copies. Rank 1 first
+# starts a kernel that only spins. This is the long bar in its stream 7. Does the Python of rank 1 wait for
+# that kernel?
 
 # %%
 guess = None  # in how many of four orders is the copy wrong, without events?

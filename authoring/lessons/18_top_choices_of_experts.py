@@ -281,7 +281,7 @@ simlib.guess(enough, copies)
 # offers two policies: `position` drops the last choices of a full expert, and `probs` drops those with the smallest
 # weights. The appendix compares them.
 #
-# For balancing (third part), an expert's load is the number of choices that go to it. DeepSeek-V3 adds a bias to
+# For balancing (third part), an expert's load is the number of choices sent to it. DeepSeek-V3 adds a bias to
 # the scores, finds the k best, and makes their weights without the bias (arXiv 2408.15664). It drops no tokens.
 #
 # ## Experts with replicas
