@@ -22,8 +22,8 @@ from simlib.checks import Rule, check, measure, messages, nbytes, only, somebody
 # n begins as soon as a generator is free and the version is at least n // B - k. At time 0 all generators
 # are free, and the version is 0. Writing takes `write_s` per token. When all rollouts of batch i are
 # written and batch i - 1 is learned, the trainers learn batch i, in `learn_s` / T per token. Then the
-# version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T with the earliest end, and the time
-# when the last batch is learned. Send nothing.
+# version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T whose last batch is
+# learned earliest, and the time when it is learned. Send nothing.
 
 
 # %% role="answer" question="best_split" points=3
