@@ -707,10 +707,10 @@ print(measure(choose, lambda rank, n: ask(rank, n, hidden_clusters)))
 #
 # Write DiLoCo with AdamW inside, in fragments: `theta.tensor_split(F)`. In each of the steps 1, ...,
 # `steps`, every rank takes a step of `torch.optim.AdamW` (`lr=0.1`) with `cost_gradient` of its own
-# rows. After step s, fragment f is due if (s + f) % H is 0. All ranks keep the same copy of theta, the
-# agreed theta, and each rank has its own theta. For a due fragment, the ranks average (agreed - own).
-# This is the gradient for an outer SGD (`lr=0.7`, Nesterov momentum 0.9), which changes this fragment
-# only. Then each rank copies the agreed fragment into its own theta. Return the agreed theta. Use one `all_reduce` for each due
+# rows. After step s, fragment f is due if (s + f) % H is 0. Each rank has its own theta, and a copy of
+# the agreed theta. For a due fragment, the ranks average (agreed - own). This is the gradient for an
+# outer SGD (`lr=0.7`, Nesterov momentum 0.9), which changes this fragment only. Then each rank copies
+# the agreed fragment into its own theta. Return the agreed theta. Use one `all_reduce` for each due
 # fragment. Leave the inputs as they are.
 
 

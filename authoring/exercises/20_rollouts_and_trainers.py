@@ -23,7 +23,7 @@ from simlib.checks import Rule, check, measure, messages, nbytes, only, somebody
 # are free, and the version is 0. Writing takes `write_s` per token. When all rollouts of batch i are
 # written and batch i - 1 is learned, the trainers learn batch i, in `learn_s` / T per token. Then the
 # version is i + 1. Try T = 1 to R - 1. Return `(T, seconds)`: the T whose last batch is
-# learned earliest, and the time when it is learned. Send nothing.
+# learned earliest, and that time. Send nothing.
 
 
 # %% role="answer" question="best_split" points=3
