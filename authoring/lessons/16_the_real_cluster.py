@@ -339,7 +339,7 @@ def from_lesson(lesson, *names):
 around, ping_pong = from_lesson("02", "around", "ping_pong")
 bring, ring = from_lesson("05_building", "bring", "ring")
 one_epoch, sgd, *_ = from_lesson(
-    "07", "one_epoch", "sgd", "training", "lenet", "sync_initial_weights", "sync_gradients"
+    "07_data", "one_epoch", "sgd", "training", "lenet", "sync_initial_weights", "sync_gradients"
 )
 parts = simlib.digits.load()  # as lesson 07 prepares them
 std, mean = torch.std_mean(parts[0].tensors[0])
