@@ -35,9 +35,9 @@ def test_options_as_objects_are_those_of_the_keywords():
     ("given", "words"),
     [
         ({"faults": {"kill": {}}}, "must be a simlib.Faults"),
-        ({"faults": simlib.Faults(kill={0: 1}), "kill": {0: 2}}, "were both given"),
-        ({"diagnosis": simlib.Diagnosis(strict=True), "timeout_s": 3}, "were both given"),
-        ({"restarts": simlib.Restarts(1), "min_ranks": 1}, "were both given"),
+        ({"faults": simlib.Faults(kill={0: 1}), "kill": {0: 2}}, "but not both"),
+        ({"diagnosis": simlib.Diagnosis(strict=True), "timeout_s": 3}, "but not both"),
+        ({"restarts": simlib.Restarts(1), "min_ranks": 1}, "but not both"),
         ({"restarts": simlib.Restarts(-1)}, "restarts=-1 must be a whole number, 0 or more"),
         ({"restarts": False}, "restarts=False must be a whole number, 0 or more"),
         ({"diagnosis": simlib.Diagnosis(timeout_s=0)}, "timeout_s=0 must be a positive number"),
