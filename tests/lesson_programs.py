@@ -91,5 +91,5 @@ def start(engine, program, world_size, *args):
     """A `Run`, by the engine of this name."""
     if engine == "run":
         return simlib.run(program, world_size, args=args)
-    cluster = simlib.clusters.ethernet_10g(5, device=simlib.Device(flops_per_s=100e9))
+    cluster = simlib.clusters.ethernet_10g(8, device=simlib.Device(flops_per_s=100e9))
     return simlib.simulate(program, world_size, args=args, cluster=cluster)
