@@ -191,7 +191,7 @@ verdict = check(
             ]
         ),
     },
-    as_given="d56fab30",
+    as_given="4bf0f97e",
     points=1,
 )
 verdict
