@@ -113,4 +113,5 @@ WRONG = {
     transposed: "That is transposed",
     by_broadcast: "this question allows only",
 }
+EARNS = {empty_ones: 2}
 ALSO_RIGHT = [right]
