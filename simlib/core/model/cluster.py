@@ -320,10 +320,6 @@ class Topology:
 
     def latency_s(self, src: int, dst: int) -> float:
         """Seconds that a message from src to dst waits before its bytes begin to move."""
-        same = self.node_of[src] == self.node_of[dst]
-        latency_s = self._latency_in_node_s if same else self._latency_between_s
-        if same or not self._uplink_s:
-            return latency_s
         return float(self.latencies_s(np.array([src]), np.array([dst]))[0])
 
     def crosses_spine(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
