@@ -4,7 +4,7 @@ import shutil
 
 import nbformat
 import pytest
-from class_made import SCRIPT, made_class
+from class_made import EXERCISES, SCRIPT, made_class
 from lab_server import ROOT
 
 from simlib.classroom.grading.pages import write_pages
@@ -97,10 +97,11 @@ def browser_page(chromium):
 def test_the_class_page_leads_to_every_student(browser_page, report):
     browser_page.goto((report / "class.html").as_uri())
     browser_page.get_by_role("heading", name="Where the class stumbles").wait_for()
-    assert browser_page.get_by_role("img").count() == 8  # a bar for each question, and the points
+    questions = sum(len(one.questions) for one in EXERCISES.values())
+    assert browser_page.get_by_role("img").count() == questions + 1  # a bar each, and the points
     browser_page.get_by_role("link", name="Student 03", exact=True).last.click()
     browser_page.get_by_role("heading", name="Student 03").wait_for()
-    assert browser_page.get_by_role("heading", level=3).count() == 7
+    assert browser_page.get_by_role("heading", level=3).count() == questions
     assert browser_page.said == []
 
 

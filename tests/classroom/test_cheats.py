@@ -32,7 +32,8 @@ def test_what_a_rank_can_forge_in_a_simulation(expected_of, source):
     one = exercise("05")
     made = content(notebook(one, {"chain_broadcast": source}))
     result = grade(made, one, expected_of(one), SEED, LIMITS)
-    assert [question.points for question in result.questions] == [0, 0, 3, 0]
+    points = {one.question: one.points for one in result.questions if one.points}
+    assert points == {"chain_broadcast": 3}
 
 
 def test_the_shapes_of_what_a_rank_sends_tell_nothing(expected_of):

@@ -144,7 +144,7 @@ def cases_of(family, count, for_simulate=False):
             placement=placement,
             starts=(random.random(n) * spread_s).tolist(),
             eager_limit_bytes=one_of(*limits) if (number + number // 10) % 2 else -1,
-            is_ring=family[1] in ("ring", "chain"),
+            is_ring=family[0] != "messages" and family[1] in ("ring", "chain"),
         )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def test_ranks_that_died_leave_no_dump(tmp_path):
 
 def test_what_is_no_ring_and_no_folder_of_this_run_is_refused(tmp_path):
     run = simlib.simulate(four_kinds, 1)
-    with pytest.raises(simlib.InvalidCallError, match="at least one entry"):
+    with pytest.raises(simlib.InvalidCallError, match="give the number of last calls"):
         run.to_recorder(tmp_path, last=0)
     (tmp_path / "nccl_trace_rank_7").touch()
     with pytest.raises(simlib.InvalidCallError, match="has nccl_trace_rank_7, which is not from"):

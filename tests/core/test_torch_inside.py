@@ -50,8 +50,8 @@ def test_a_group_knows_its_rank_and_size_whatever_its_backend_says():
     ("says", "advice"),
     [
         ("Backend gloo does not support alltoall", "call dist.all_to_all_single, or install"),
-        ("no module has no attribute 'all_gather_single'", "it dist.all_gather_into_tensor"),
-        ("no module has no attribute 'reduce_scatter_single'", "it dist.reduce_scatter_tensor"),
+        ("no module has no attribute 'all_gather_single'", "op dist.all_gather_into_tensor"),
+        ("no module has no attribute 'reduce_scatter_single'", "op dist.reduce_scatter_tensor"),
     ],
 )
 def test_what_an_older_torch_lacks_is_told_with_what_to_call_instead(says, advice):
