@@ -104,9 +104,7 @@ def test_spans_of_an_asynchronous_device_last_as_long_as_what_they_launched(tmp_
 
 def test_what_nobody_can_say_is_refused():
     run = simulate(products)
-    with pytest.raises(
-        simlib.InvalidCallError, match="'mixed', part=2. Its spans: 'mixed'"
-    ):
+    with pytest.raises(simlib.InvalidCallError, match="'mixed', part=2. Its spans: 'mixed'"):
         run.mfu("mixed", part=2)
     for device in (
         Device(memory_Bps=1e3),

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import simlib
+from simlib.core.diagnose.failures import frames_in
 from simlib.core.engines.processes.worlds import SharedRendezvous, World
 from simlib.core.record import store_keys
 from simlib.core.record.oplog import (
@@ -742,3 +743,13 @@ def test_of_very_many_ranks_the_first_are_told():
     assert "100 ranks wait in a ring: 0 for 99" in lines[0] and "..., " in lines[0]
     assert "... and 90 more ranks" in str(caught.value)
     assert len(caught.value.sites) == 100
+
+
+def test_a_stack_that_is_half_written_has_no_frames_yet():
+    frames = ("recorder.py", 2, "wait"), (__file__, 138, "everybody"), (__file__, 152, "main")
+    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in frames]
+    native = "Stack (most recent call first):\n" + "".join(lines[:2])
+    assert len(frames_in(native.encode())) == 1
+    assert frames_in(native.encode(), whole=True) == []
+    native += lines[2] + '  File "<string>", line 1 in <module>\n'
+    assert len(frames_in(native.encode(), whole=True)) == 2

@@ -359,7 +359,7 @@ class JobMonitor(RunMonitor):
         while not all(found.values()) and time.monotonic() < deadline:
             for rank in ranks:
                 text = self._folder.read("err", rank) or b""
-                found[rank] = failures.frames_in(text[sizes[rank] :])
+                found[rank] = failures.frames_in(text[sizes[rank] :], whole=True)
             self._while_waiting()
             time.sleep(LOOK_S)
         return found

@@ -657,6 +657,6 @@ class ProcessMonitor(RunMonitor):
         while not all(found.values()) and time.monotonic() < deadline:
             for rank in ranks:
                 self.read_native(self.world.ranks[rank])
-                found[rank] = failures.frames_in(self.native[rank])
+                found[rank] = failures.frames_in(self.native[rank], whole=True)
             time.sleep(0.005)
         return found

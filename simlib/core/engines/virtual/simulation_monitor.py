@@ -238,7 +238,7 @@ class SimulationMonitor(RunMonitor):
         deadline = time.monotonic() + STACK_LIMIT_S
         while not found[rank] and time.monotonic() < deadline:
             self._read_native()
-            found[rank] = failures.frames_in(self._native)
+            found[rank] = failures.frames_in(self._native, whole=True)
             time.sleep(0.005)
         return {rank: found[rank]}
 
