@@ -746,7 +746,7 @@ def test_of_very_many_ranks_the_first_are_told():
 
 
 def test_a_stack_that_is_half_written_has_no_frames_yet():
-    frames = ("recorder.py", 2, "wait"), (__file__, 138, "everybody"), (__file__, 152, "main")
+    frames = (simlib.__file__, 2, "wait"), (__file__, 138, "everybody"), (__file__, 152, "main")
     lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in frames]
     native = "Stack (most recent call first):\n" + "".join(lines[:2])
     assert len(frames_in(native.encode())) == 1
