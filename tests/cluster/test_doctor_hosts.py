@@ -45,7 +45,7 @@ def test_mpiexec_of_another_mpi(cluster, tmp_path):
     for host in ("node1", "node2"):
         state, sentence = seen.lines["mpi4py", host]
         assert state == "wrong", seen.text
-        assert "mpi4py's library is MPICH, mpiexec is Open MPI" in sentence
+        assert "mpi4py's library is MPICH, but mpiexec is Open MPI" in sentence
         assert "use the mpiexec of MPICH" in sentence
     assert seen.lines["mpi", "node1"][0] == "ok"
 

@@ -297,7 +297,7 @@ SEEN = {
     "link down": ("server", "does not answer: is it switched on, and in this network"),
     "off": ("server", "does not answer: is it switched on, and in this network"),
     "no key": ("ssh", "does not let this account in .* ssh-copy-id"),
-    "uid": ("account", "root with uid 4321, here root with uid 0: .*usermod -u"),
+    "uid": ("account", "root with uid 4321, but here it is root with uid 0: .*usermod -u"),
     "no Python": ("python", "is not there, only .*: install the same environment at the same"),
     "other Python": (
         "python", r"is Python 3\.99\.1 there and 3\..* here: .* sends functions as bytecode"
@@ -357,7 +357,7 @@ STARTS = {
     "no key": "{0} does not let this account in .* ssh-copy-id node",
     "unknown key": "ssh does not know {0} yet, .* run `ssh {0}` once",
     "no MPI": (
-        "a host has no MPI .*doctor --hosts node1,{0} --folder .*` says which.*: "
+        "a host has no MPI .*doctor --hosts node1,{0} --folder .*` names the host.*: "
         "install the same MPI"
     ),
     "other Python": r"{0} runs .*, which is Python 3\.99\.1, but the notebook has Python 3",
@@ -470,7 +470,7 @@ def test_what_slurm_cannot_give_now_waits_and_says_why(hosts):
     try:
         wait_until(told)
         hosts.note("impossible request, waiting", told(), time.time() - began_s)
-        words = "the queue says '(Nodes required|ReqNodeNotAvail).*may last for ever.*cancel.. take"
+        words = "the queue says '(Nodes required|ReqNodeNotAvail).*may wait forever.*cancel.. removes"
         assert re.search(words, told())
     finally:
         job.cancel()
