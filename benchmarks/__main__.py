@@ -14,6 +14,7 @@ TABLES = (
     *("starting", "recording", "diagnosing", "collectives", "ddp", "simulating", "loopback"),
     *("network", "paying", "scale", "grading", "testing", "watching", "gpu", "dataless", "card"),
     "real_jobs",
+    "eager",
 )
 """Modules; each has a function of the same name, which prints its tables."""
 
