@@ -26,6 +26,7 @@ from .table import heading, line
 NBYTES, LATE_S, LATENCY_S, RATE_BPS = 12_000, 1.0, 0.05, 1e6
 PAYLOAD = 1448 / 1514  # of a full frame
 BANDWIDTH_BPS = RATE_BPS / 8 * PAYLOAD
+CHAIN = "|".join(("s1" * 5, "r0s2" * 5, "r1s3" * 5, "r2" * 5))
 MANY = "s1" * 30 + "|l0" + "r0" * 30 + "||"
 ROWS = (
     ("the receive is early: it ends", "s1|r0||", 1, -1),
@@ -36,6 +37,7 @@ ROWS = (
     ("two messages of a pair: the second receive ends", "s1s1|r0r0||", 1, 1),
     ("one to a late rank, then one to rank 2: it receives", "s1s2|l0r0|r0|", 2, 0),
     ("three ranks send to rank 0: its last receive ends", "r1r2r3|s0|s0|s0", 0, -1),
+    ("five along a chain of four ranks: the last receive ends", CHAIN, 3, -1),
     ("30 to a late rank: the 10th send ends", MANY, 0, 9),
     ("30 to a late rank: the last send ends", MANY, 0, -1),
     ("30 to a late rank: the last receive ends", MANY, 1, -1),
