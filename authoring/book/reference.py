@@ -21,6 +21,17 @@ GROUPS = {
     "simlib.core.record.lightning": "Lightning on recorded ranks",
 }
 """Modules of the reference, and what each is about."""
+FIRST = {
+    "simlib": "run simulate Run Cluster compute load compare diagnose submit Job".split(),
+    "simlib.scale": "time_of step_time sync_time pipeline_time zero_time".split(),
+    "simlib.collectives": "schedule choose Schedule".split(),
+    "simlib.labs": "ping_pong_lab rounds_lab crossover_lab break_even_lab pipeline_lab".split(),
+    "simlib.checks": "check_of check Verdict".split(),
+}
+"""By module, the names that readers need first, in this order."""
+INTRODUCTION = (
+    "Each table shows a name and the first sentence about it. Click a name for the rest.\n"
+)
 
 
 def names_of(module):
@@ -37,20 +48,44 @@ def names_of(module):
 
 
 def pages():
-    """``{name of the file: its text}``: a list of all, and a page for each module."""
+    """``{name of the file: its text}``: tables of all names, and a page for each module."""
     listed = "".join(f"   {module}\n" for module in GROUPS)
-    made = {"index.rst": f"{_title('Reference')}.. toctree::\n   :maxdepth: 2\n\n{listed}"}
+    toctree = f".. toctree::\n   :hidden:\n   :maxdepth: 1\n\n{listed}\n"
+    tables = [
+        f"{_title(f'{module}: {about}', '-')}{_tables(module, ':nosignatures:')}"
+        for module, about in GROUPS.items()
+    ]
+    made = {"index.rst": "\n".join([_title("Reference"), INTRODUCTION, toctree, *tables])}
     for module, about in GROUPS.items():
         found = importlib.import_module(module)
-        names = names_of(module)
-        called = "".join(f"   {name}\n" for name in names if callable(getattr(found, name)))
-        constants = [name for name in names if not callable(getattr(found, name))]
+        constants = [name for name in names_of(module) if not callable(getattr(found, name))]
         made[f"{module}.rst"] = (
-            f"{_title(f'{module}: {about}')}.. currentmodule:: {module}\n\n"
-            f".. autosummary::\n   :toctree: names\n\n{called}\n"
+            f"{_title(f'{module}: {about}')}{_tables(module, ':toctree: names')}"
             + "".join(f".. data:: {name}\n\n   {_told(found, name)}\n\n" for name in constants)
         )
     return made
+
+
+def _tables(module, option):
+    """A table for each sort of a module's names: a name, and the first sentence about it."""
+    found, sorts = importlib.import_module(module), {}
+    names = [name for name in names_of(module) if callable(getattr(found, name))]
+    first = sorts["Start here"] = FIRST.get(module, [])
+    for name in names:
+        if name not in first:
+            sorts.setdefault(_sort(getattr(found, name)), []).append(name)
+    listed = {sort: "".join(f"   {name}\n" for name in sorts[sort]) for sort in sorts}
+    return f".. currentmodule:: {module}\n\n" + "".join(
+        f".. rubric:: {sort}\n\n.. autosummary::\n   {option}\n\n{listed[sort]}\n"
+        for sort in ("Start here", "Functions", "Classes", "Errors")
+        if listed.get(sort)
+    )
+
+
+def _sort(value):
+    if not isinstance(value, type):
+        return "Functions"
+    return "Errors" if issubclass(value, BaseException) else "Classes"
 
 
 def _told(package, name):
@@ -64,5 +99,5 @@ def _told(package, name):
     return "A constant."
 
 
-def _title(words):
-    return f"{words}\n{'=' * len(words)}\n\n"
+def _title(words, line="="):
+    return f"{words}\n{line * len(words)}\n\n"

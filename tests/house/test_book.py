@@ -217,3 +217,13 @@ def test_the_book_has_all_lessons_exercises_and_guides():
     guides = {path for path in paths if path.startswith("docs/") and "/design/" not in path}
     assert [path for path in guides if path.removesuffix(".md") not in chapters.split()] == []
     assert not [path for path in paths if path.startswith("solutions")]
+def test_the_reference_begins_with_the_names_that_readers_need_first():
+    text = reference.pages()["index.rst"]
+    places = [text.index(f"\n   {name}\n") for name in ("run", "simulate", "Cluster", "doctor")]
+    assert places == sorted(places) and ":nosignatures:" in text
+    for module in reference.GROUPS:
+        found = importlib.import_module(module)
+        called = [name for name in reference.names_of(module) if callable(getattr(found, name))]
+        assert [name for name in called if f"\n   {name}\n" not in text] == [], module
+
+
