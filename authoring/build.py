@@ -391,12 +391,16 @@ def numbers(paths):
 
 
 def start_page(root):
-    """The text of the start page: its source with the lists and the hours filled in.
+    """The text of the start page: its source with the lists and the hours filled in."""
+    return with_hours(root, (root / START_SOURCE).read_text(encoding="utf-8"))
+
+
+def with_hours(root, text):
+    """A text with the lists of lessons and exercises and their hours filled in.
 
     ``<!-- hours of lessons 00 02a -->`` becomes the hours of all parts of lesson 00 and of
-    part a of lesson 02.
+    part a of lesson 02, and ``<!-- minutes of lessons 00a -->`` the minutes of part a.
     """
-    text = (root / START_SOURCE).read_text(encoding="utf-8")
     for kind, count in (("lessons", minutes.of_lesson), ("exercises", minutes.of_exercise)):
         folder = "notebooks" if kind == "lessons" else kind
         rows, total, by_number = [], 0, Counter()
@@ -414,9 +418,9 @@ def start_page(root):
             by_number.update(dict.fromkeys({number_of(path.stem), number.replace(" ", "")}, needed))
         text = text.replace(f"<!-- {kind} -->", "\n".join(rows) or "None yet.")
         text = text.replace(f"<!-- hours of {kind} -->", str(round(total / 60)))
-        for line in re.findall(rf"<!-- hours of {kind} [\da-f ]+ -->", text):
+        for line in re.findall(rf"<!-- (?:hours|minutes) of {kind} [\da-f ]+ -->", text):
             some = sum(by_number[number] for number in line.split()[4:-1])
-            text = text.replace(line, str(round(some / 60)))
+            text = text.replace(line, str(round(some / 60) if " hours " in line else some))
     return text
 
 

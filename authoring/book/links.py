@@ -32,6 +32,15 @@ def repository(root):
     return f"https://{host}{origin.path.removesuffix('.git')}", "main"
 
 
+def colab(repository, place):
+    """The address at which Colab opens a notebook. None where it cannot: it reads GitHub only."""
+    address, branch = repository or ("", "")
+    host, _, name = address.partition("github.com/")
+    if host != "https://":
+        return None
+    return f"https://colab.research.google.com/github/{name}/blob/{branch}/{place}"
+
+
 def within(text, place, change, image):
     """A Markdown text with its links changed; code stays.
 

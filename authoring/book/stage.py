@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import build as builder
 import nbformat
 import playable
 
@@ -23,6 +24,7 @@ FOLDED = {"check": ("hide-cell", "the check"), "setup": ("hide-input", "the impo
 """By a cell's role in an exercise: what the book folds of it, and how that is called."""
 GUESS = re.compile(r"^\w+ = None\b", re.MULTILINE)
 """In the code of a cell whose outcome is to be guessed first."""
+NOTE = "rbr-reading"
 READING = {
     "notebooks": "You are reading: what cells gave is stored, and their runs play. To run them "
     "yourself, [install](../docs/install.md) the course.",
@@ -32,6 +34,12 @@ READING = {
     "sie selbst auszuführen, [installiere](../../docs/install.md) den Kurs.",
 }
 """By the folder of a notebook, what stands below its title."""
+IN_COLAB = {
+    "de": "[In Colab öffnen]({address}). Führe dort zuerst diese Zeile in einer neuen Zelle aus:",
+    "": "[Open in Colab]({address}). There, first run this line in a new cell:",
+}
+INSTALL = "```text\n%pip install git+{0}@{1}\n```"
+"""What follows where Colab can read the repository: its own machine has no simlib."""
 SOLUTION = "solutions/"
 SOLUTION_LINK = re.compile(r" \(\[solution\]\([^)]*\)\)")
 START_TITLE = "All lessons and exercises"
@@ -116,8 +124,7 @@ class Stage:
         notebook = nbformat.reads(text, as_version=4)
         pages = playable.read_pages(self.root / playable.beside(place))
         heading, _, rest = notebook.cells[0].source.partition("\n")
-        told = READING[Path(place).parent.name]
-        told = f"<div class=rbr-reading>\n\n{told}\n\n</div>"
+        told = f"::::{{div}} {NOTE}\n{self.told(place)}\n::::"
         notebook.cells[0].source = f"{heading}\n\n{told}\n{rest}"
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
@@ -128,14 +135,33 @@ class Stage:
                 cell.metadata = _metadata(cell)
         return nbformat.writes(notebook)
 
+    def told(self, place):
+        """What stands below the title of a notebook: it is only read here, and where it runs."""
+        folder = Path(place).parent.name
+        address = links.colab(self.repository, place)
+        if not address:
+            return READING[folder]
+        opened = IN_COLAB.get(folder, IN_COLAB[""]).format(address=address)
+        return f"{READING[folder]}\n\n{opened}\n\n{INSTALL.format(*self.repository)}"
+
     def landing(self):
         """The first page: one program and its run, playing."""
         from book import first_program  # which imports torch
 
         page = first_program.page_of_run(first_program.simulated())
         text = (HERE / "index.md").read_text(encoding="utf-8")
+        text = self.text("index.md", builder.with_hours(self.root, text))
+        text = text.replace("<!-- chapters -->", self.chapters())
         text = text.replace("<!-- program -->", first_program.SOURCE)
         return text.replace("<!-- run -->", run_html(self.assets, "", LANDING, page))
+
+    def chapters(self):
+        """The list of lessons beside each page; its numbers have the letters of START.md."""
+        paths = [path for path in builder.sources(self.root) if path.parent.name == "lessons"]
+        return "\n".join(
+            f"{number} {builder.title(path)} <notebooks/{path.stem}>"
+            for path, number in builder.numbers(paths).items()
+        )
 
 
 def _metadata(cell):

@@ -92,6 +92,27 @@ def test_the_repository_is_the_origin_of_the_web_without_its_password(
     assert links.repository(tmp_path) == found
 
 
+COLAB = "https://colab.research.google.com/github/owner/name/blob/dev/notebooks/"
+
+
+@pytest.mark.parametrize("folder, words", [("", "Open in Colab"), ("de/", "In Colab öffnen")])
+def test_a_lesson_opens_in_colab_where_its_repository_is_on_github(stage, folder, words):
+    told = stage("https://github.com/owner/name@dev").told(f"notebooks/{folder}00_x.ipynb")
+    assert f"[{words}]({COLAB}{folder}00_x.ipynb)" in told
+    assert "%pip install git+https://github.com/owner/name@dev\n" in told
+    for other in ("", "https://example.org/owner/name@dev"):
+        assert "olab" not in stage(other).told(f"notebooks/{folder}00_x.ipynb")
+
+
+def test_lessons_of_one_number_have_letters_in_the_list_beside_the_pages(stage):
+    listed = stage("").chapters().splitlines()
+    assert listed[:2] == [
+        "00 a Start here <notebooks/00_start_here>",
+        "00 b Your first training <notebooks/00_your_first_training>",
+    ]
+    assert "03 When it hangs <notebooks/03_when_it_hangs>" in listed
+
+
 # Outputs
 
 
@@ -194,6 +215,16 @@ def test_the_reference_has_every_public_name():
         assert all(getattr(found, name).__doc__ for name in reference.names_of(module)), module
 
 
+def test_the_reference_begins_with_the_names_that_readers_need_first():
+    text = reference.pages()["index.rst"]
+    places = [text.index(f"\n   {name}\n") for name in ("run", "simulate", "Cluster", "doctor")]
+    assert places == sorted(places) and ":nosignatures:" in text
+    for module in reference.GROUPS:
+        found = importlib.import_module(module)
+        called = [name for name in reference.names_of(module) if callable(getattr(found, name))]
+        assert [name for name in called if f"\n   {name}\n" not in text] == [], module
+
+
 def test_a_notebook_that_nobody_builds_is_not_in_the_book(tmp_path):
     names = ("notebooks/02_x.ipynb", "notebooks/de/02_x.ipynb", "exercises/02_x.ipynb")
     sources = ("lessons/02_x.py", "lessons/de/02_x.md", "exercises/02_x.py")
@@ -217,13 +248,3 @@ def test_the_book_has_all_lessons_exercises_and_guides():
     guides = {path for path in paths if path.startswith("docs/") and "/design/" not in path}
     assert [path for path in guides if path.removesuffix(".md") not in chapters.split()] == []
     assert not [path for path in paths if path.startswith("solutions")]
-def test_the_reference_begins_with_the_names_that_readers_need_first():
-    text = reference.pages()["index.rst"]
-    places = [text.index(f"\n   {name}\n") for name in ("run", "simulate", "Cluster", "doctor")]
-    assert places == sorted(places) and ":nosignatures:" in text
-    for module in reference.GROUPS:
-        found = importlib.import_module(module)
-        called = [name for name in reference.names_of(module) if callable(getattr(found, name))]
-        assert [name for name in called if f"\n   {name}\n" not in text] == [], module
-
-
