@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-from book import links  # noqa: E402
+from book import links, texts  # noqa: E402
 
 project = "Rank by Rank"
 author = "Rank by Rank authors"
@@ -44,6 +44,8 @@ default_role = "code"
 autosummary_generate = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+autodoc_default_options = {"no-index-entry": True}  # the search would find each name twice
+html_use_index = False
 napoleon_google_docstring = False
 napoleon_custom_sections = ["Cost", "Source"]
 napoleon_use_ivar = True  # an attribute is no target: many classes have "ranks"
@@ -57,7 +59,7 @@ html_extra_path = [os.environ["BOOK_EXTRA"]]
 html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 html_copy_source = False
-html_show_search_summary = False  # it would fetch the pages, which a folder refuses
+html_show_search_summary = False  # it would fetch the pages, which a folder refuses: see search.js
 html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
@@ -117,4 +119,6 @@ def finish(app, error):
 def setup(app):
     """What Sphinx calls."""
     app.connect("autodoc-process-docstring", make_sections, priority=400)  # before napoleon
+    app.connect("html-page-context", texts.read_page)
+    app.connect("build-finished", texts.write_texts)
     app.connect("build-finished", finish)

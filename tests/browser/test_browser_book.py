@@ -1,11 +1,14 @@
 """The book as `make book` builds it: crawled, and read in a browser that has no network."""
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import build_book
 import pytest
+
+from simlib.core.draw.palette import contrast
 
 PAGES = ("index", "notebooks/03_when_it_hangs", "notebooks/09_when_does_it_pay")
 EXERCISE = "exercises/02_send_and_recv"
@@ -133,6 +136,44 @@ def test_the_run_of_the_first_page_plays(read):
     assert float(player.get_attribute("data-time")) > 0
 
 
+@pytest.mark.parametrize("width", ["wide", "tablet"])
+def test_the_run_of_the_first_page_is_seen_without_scrolling(read, width):
+    page = read("index", width)
+    controls = page.frame_locator(".rbr-run iframe").first.locator("button:visible").first
+    controls.wait_for()
+    box = controls.bounding_box()
+    assert box["y"] + box["height"] < 900
+
+
+def test_the_first_page_leads_to_each_place_once(book):
+    page = Path(book / "index.html").read_text(encoding="utf-8")
+    links = re.findall(
+        r'href="([^"#][^"]*)"', page[page.index("<article") : page.index("</article")]
+    )
+    assert len(links) > 4 and len(set(links)) == len(links)
+
+
+@pytest.mark.parametrize("name", [*PAGES, EXERCISE, "docs/install", "reference/names/simlib.run"])
+def test_a_page_is_described_in_its_head(book, name):
+    head = Path(book / f"{name}.html").read_text(encoding="utf-8").partition("</head>")[0]
+    (told,) = re.findall(r'<meta name="description" content="([^"]{20,160})"', head)
+    assert f'<meta property="og:description" content="{told}"' in head
+    assert 'content="https://github.com/owner/name/raw/dev/docs/images/timeline.png"' in head
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_links_of_headings_can_be_seen(read, theme):
+    page = read(PAGES[1], theme=theme)
+    of = "one => getComputedStyle(one)"
+    ink = page.locator("h2 a.headerlink").first.evaluate(f"{of}.color")
+    paper = page.locator("body").evaluate(f"{of}.backgroundColor")
+    ink, paper = (
+        "#" + "".join(f"{int(part):02x}" for part in re.findall(r"\d+", color)[:3])
+        for color in (ink, paper)
+    )
+    assert contrast(ink, paper) >= 4.5
+
+
 def test_runs_are_as_high_as_they_say_and_wear_the_theme(read):
     page = read("notebooks/03_when_it_hangs", theme="dark")
     frame = page.locator(".rbr-run iframe").first
@@ -196,6 +237,20 @@ def test_words_are_found(read):
     page.goto(page.url.replace("index.html", "search.html?q=staleness"))
     page.locator("#search-results li").first.wait_for()
     assert "What staleness costs" in page.locator("#search-results").inner_text()
+
+
+def test_results_of_the_search_show_where_the_words_are(read):
+    page = read("index")
+    page.goto(page.url.replace("index.html", "search.html?q=deadlock"))
+    page.locator("#search-results li mark").first.wait_for()
+    page.locator("text=Search finished").wait_for()
+    titles = page.locator("#search-results li > a").all_inner_texts()
+    assert titles[0] == "03 When it hangs" and titles.count("DeadlockError") == 1
+    assert "simlib.DeadlockError" not in titles
+    found = page.locator("#search-results li").first
+    assert found.locator("mark").first.inner_text().lower() == "deadlock"
+    page.goto(found.locator("a").evaluate("link => link.href"))
+    assert "deadlock" in page.locator(":target").inner_text().lower()
 
 
 def test_checks_of_an_exercise_are_folded(read):

@@ -11,10 +11,11 @@ import playable
 import pytest
 import torch
 import torch.distributed as dist
-from book import links, reference
+from book import links, reference, texts
 from book.outputs import Assets, book_outputs
 from book.stage import Stage, staged_paths
 from build import settle_pages
+from docutils.core import publish_doctree
 from playable import packed
 
 import simlib
@@ -111,6 +112,47 @@ def test_lessons_of_one_number_have_letters_in_the_list_beside_the_pages(stage):
         "00 b Your first training <notebooks/00_your_first_training>",
     ]
     assert "03 When it hangs <notebooks/03_when_it_hangs>" in listed
+
+
+# What search engines and the search read
+
+
+PAGE = """
+A page
+======
+
+.. container:: rbr-reading
+
+   You are reading.
+
+*Words: the glossary.*
+
+Ranks   wait for each other.
+
+.. raw:: html
+
+   <b>no text</b>
+
+::
+
+   dist.recv(x)
+
+And for *nothing* else.
+
+Below
+-----
+
+More.
+"""
+
+
+def test_a_page_is_described_by_its_first_paragraph_and_searched_by_its_sections():
+    tree = publish_doctree(PAGE, settings_overrides={"doctitle_xform": False})
+    assert texts.description(tree) == "Ranks wait for each other."
+    words = "Words: the glossary. Ranks wait for each other. And for nothing else. dist.recv(x)"
+    assert texts.sections_of(tree) == [["a-page", words], ["below", "More."]]
+    long = texts.description(publish_doctree("word " * 100))
+    assert long.endswith("word ...") and len(long) <= 160
 
 
 # Outputs
