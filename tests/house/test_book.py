@@ -21,6 +21,7 @@ from playable import packed
 import simlib
 from simlib import facade
 from simlib.core.draw.player.page import page_of
+from simlib.course.labs.sliders import FALLBACK
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -231,6 +232,20 @@ def test_every_picture_of_a_run_in_a_lesson_plays():
                 is_run = text.startswith(("  rank ", "player of")) or " ranks: " in text[:80]
                 if is_run and "image/png" in output.data:
                     assert f"{cell.id}-{place}.json" in pages, f"{path.name}: {cell.id}"
+
+
+def test_every_lab_in_a_lesson_moves():
+    """In stored lessons: what is a lab by its text has sliders with at least two pictures each."""
+    labs = 0
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
+        pages = playable.read_pages(ROOT / playable.beside(path.relative_to(ROOT).as_posix()))
+        for cell in nbformat.read(path, 4).cells:
+            for place, output in enumerate(cell.get("outputs", [])):
+                if FALLBACK in output.get("data", {}).get("text/plain", ""):
+                    strips = pages[f"{cell.id}-{place}.json"]["lab"]
+                    assert all(len(set(strip["pictures"])) > 1 for strip in strips), path.name
+                    labs += 1
+    assert labs >= 14
 
 
 def test_pages_hold_nothing_of_the_machine_that_built_them():

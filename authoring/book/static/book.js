@@ -49,8 +49,12 @@ function lab(element) {
     look();
   }));
   const note = document.createElement("p");
-  note.textContent = "Drawn beforehand, one slider at a time; in JupyterLab they move together.";
+  note.textContent = "These pictures are stored in the page, so here you move one slider at a time. "
+    + "In JupyterLab all sliders move together.";
   element.prepend(...rows.map(({ row }) => row), note);
+  rows.forEach(({ row }, index) => row.addEventListener("pointerenter", () => {
+    for (const src of strips[index][isDark() ? "dark" : "light"]) new Image().src = src;
+  }, { once: true }));  // so that pictures from a server do not lag behind the slider
   return look;
 }
 
