@@ -648,6 +648,7 @@ def test_lessons_of_one_number_get_letters_and_the_exercise_stands_beside_the_la
         "".join(f"<!-- hours of lessons {parts} --> " for parts in ("00 02", "02a", "00 02b"))
     )
     assert builder.start_page(root) == "1 0 1 "
+    assert builder.with_hours(root, "<!-- minutes of lessons 02a -->") == "5"
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ function bestSection(sections, words) {
 
 /** A paragraph with the text around the first of the words, which are all marked. */
 function excerpt(text, words) {
-  const either = new RegExp(`(${words.join("|")})`, "i");
+  const either = new RegExp(`((?:${words.join("|")})[\\p{Letter}\\p{Number}]*)`, "iu");
   const at = Math.max(text.search(either), 0);
   const begin = at > AROUND[0] ? text.indexOf(" ", at - AROUND[0]) + 1 : 0;
-  const shown = text.slice(begin, at + AROUND[1]);
+  const cut = text.slice(begin, at + AROUND[1]), ends = begin + cut.length === text.length;
+  const shown = ends ? cut : cut.replace(/\s\S*$/, "");
   const paragraph = document.createElement("p");
   paragraph.className = "context";
   paragraph.append(begin ? "... " : "", ...shown.split(either).map((piece, index) => {
     if (index % 2 === 0) return piece;
     return Object.assign(document.createElement("mark"), { textContent: piece });
-  }), begin + shown.length < text.length ? " ..." : "");
+  }), ends ? "" : " ...");
   return paragraph;
 }
 
