@@ -16,12 +16,15 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -173,6 +176,34 @@ def write_checks():
             say(f"The checks of exercises were not built again: {error}")
 
 
+def owners_of_venv():
+    """Folders that `.venv` serves, by its stamp and by what is installed from where it lies."""
+    if STAMP.is_file():
+        yield from map(Path, STAMP.read_text().splitlines()[1:])
+    for file in VENV.glob("lib/python*/site-packages/*.dist-info/direct_url.json"):
+        yield Path(url2pathname(urlparse(json.loads(file.read_text())["url"]).path))
+
+
+def refuse_the_venv_of_another():
+    """InstallError if `.venv` is a link, or serves another copy of the course.
+
+    An install would take the environment away from that copy.
+    """
+    if VENV.is_symlink():
+        raise InstallError(
+            f"{VENV} is a link to {VENV.resolve()}, and an install would change the environment"
+            f" there: remove the link (rm {shlex.quote(str(VENV))}) and run the command again, so"
+            " that this folder gets an environment of its own."
+        )
+    for owner in owners_of_venv():
+        if (owner / "scripts" / "install.py").is_file() and not owner.samefile(ROOT):
+            raise InstallError(
+                f"{VENV} belongs to another copy of the course, in {owner}: remove it (rm -r"
+                f" {shlex.quote(str(VENV))}) and run the command again, so that this folder gets"
+                " an environment of its own."
+            )
+
+
 def install():
     """Bring `.venv` up to date."""
     write_checks()
@@ -257,6 +288,7 @@ def main(arguments):
         if unknown:
             raise InstallError(f"{unknown[0]} is not an extra. The extras are {', '.join(EXTRAS)}.")
         with alone():
+            refuse_the_venv_of_another()
             for extra in extras:
                 install_extra(extra)
             if not extras:

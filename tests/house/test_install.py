@@ -1,6 +1,7 @@
 """The installer: what goes wrong is said in one sentence, what is there is left alone."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -211,6 +212,63 @@ def test_an_interrupted_install_is_repaired(machine):
     (folder / ".venv" / "half").write_text("")
     again = make(machine())
     assert again.returncode == 0 and "was not finished: starting again" in again.stdout
+
+
+def second_clone(folder):
+    """Another clone of the course, beside the first."""
+    return Path(shutil.copytree(folder, folder.with_name("second"), symlinks=True))
+
+
+def contents(folder):
+    """Each file below a folder, with its text."""
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("target", ["install", "dev"])
+def test_a_venv_that_is_a_link_is_refused_and_what_it_leads_to_stays(machine, target):
+    first = machine()
+    second = second_clone(first)
+    make(first)
+    (second / ".venv").symlink_to(first / ".venv")
+    before = contents(first)
+    said = sentence(make(second, target))
+    assert f"is a link to {first / '.venv'}" in said and f"(rm {second / '.venv'})" in said
+    assert contents(first) == before and not (second / "calls").exists()
+    (second / ".venv").unlink()  # as it says
+    assert "Installed." in make(second, target).stdout
+    assert contents(first) == before
+
+
+def give_editable(venv, folder):
+    """Let a venv have what pip writes where it installs a folder so that it can be edited."""
+    info = venv / "lib" / "python3.11" / "site-packages" / f"{folder.name}-0.1.dist-info"
+    info.mkdir(parents=True)
+    text = json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}})
+    (info / "direct_url.json").write_text(text)
+
+
+def test_a_venv_that_another_clone_has_installed_is_refused(machine):
+    first = machine()
+    make(first)
+    second = second_clone(first)
+    refused = f"belongs to another copy of the course, in {first}: remove it (rm -r "
+    assert refused in sentence(make(second))
+    (second / ".venv" / "installed").unlink()
+    give_editable(second / ".venv", first)
+    assert refused in sentence(make(second))
+    assert asked_of_pip(second) == [FOR_LEARNERS]  # by the first, before it was copied
+    shutil.rmtree(second / ".venv")  # as it says
+    assert "Installed." in make(second).stdout
+
+
+def test_a_venv_of_this_clone_and_with_a_learners_own_package_is_not_refused(machine, tmp_path):
+    folder = machine()
+    make(folder)
+    give_editable(folder / ".venv", folder)
+    (tmp_path / "a package").mkdir()
+    give_editable(folder / ".venv", tmp_path / "a package")
+    change_lists(folder)
+    assert "installing what is new" in make(folder).stdout
 
 
 def test_two_installs_at_once_follow_each_other(machine):
