@@ -431,15 +431,23 @@ verdict
 #
 # ## Appendix: where things are, and a lab
 #
+# The list of files on the left shows two folders:
+#
 # | folder | what is in it |
 # |---|---|
 # | `notebooks/` | the lessons, with their outputs |
 # | `exercises/` | your part: stubs and checks |
-# | `solutions/` | one good answer to each exercise; look after you have tried |
-# | `simlib/` | the library behind `run` and `simulate`, written to be read |
 #
-# `START.md` lists all lessons and exercises. No lesson needs variables of another: open any of them,
-# choose *Restart Kernel and Run All Cells*, and it runs to its end.
+# Below the folders you see `START.md`, which lists all lessons and exercises. The list does not show the
+# other folders of the course. Two of them are for you, too:
+#
+# | folder | what is in it | how to open it |
+# |---|---|---|
+# | `solutions/` | one good answer to each exercise; look after you have tried | follow a link in `START.md` |
+# | `simlib/` | the library behind `run` and `simulate`, written to be read | choose *File*, *Open from Path...* and type `simlib/facade.py`, for example |
+#
+# No lesson needs variables of another: open any of them, choose *Restart Kernel and Run All Cells*, and
+# it runs to its end.
 #
 # The next picture shows `tell_everyone` with 8 ranks on Ethernet of 1 Gbit/s. Each additional rank adds
 # one message and one pause. So at what time will the last arrow begin?
