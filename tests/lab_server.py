@@ -104,7 +104,10 @@ def start_page(browser, address):
 
 
 def write_notebook(path, cells):
-    """Write a notebook of code cells; without a kernel's name JupyterLab would ask for one."""
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"}}
+    """Write a notebook of code cells; without its metadata JupyterLab would ask for a kernel."""
+    metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)"},
+        "language_info": {"name": "python"},  # which colours the code before a kernel answers
+    }
     code = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=kernel), path)
+    nbformat.write(nbformat.v4.new_notebook(cells=code, metadata=metadata), path)

@@ -24,6 +24,19 @@ FORMULAS = """(root) => {
     return [root.querySelectorAll("mjx-container").length, [...text, ...broken]];
 }"""
 """JavaScript: the number of formulas below a node; what is between dollars still, or an error."""
+BROKEN = """(root) => {
+  const found = [], range = document.createRange();
+  const texts = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode()); )
+    for (const word of text.data.matchAll(/[^\\s/]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1)
+        found.push(word[0]);
+    }
+  return found;
+}"""
+"""JavaScript: the words below a node that go on in the next line; a path may after each slash."""
 RUN_LIMIT_MS = 180_000
 PICTURE_LIMIT_S = 60
 
