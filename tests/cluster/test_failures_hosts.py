@@ -470,7 +470,9 @@ def test_what_slurm_cannot_give_now_waits_and_says_why(hosts):
     try:
         wait_until(told)
         hosts.note("impossible request, waiting", told(), time.time() - began_s)
-        words = "the queue says '(Nodes required|ReqNodeNotAvail).*may wait forever.*cancel.. removes"
+        words = (
+            "the queue says '(Nodes required|ReqNodeNotAvail).*may wait forever.*cancel.. removes"
+        )
         assert re.search(words, told())
     finally:
         job.cancel()

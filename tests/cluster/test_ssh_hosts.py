@@ -230,7 +230,10 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
     mpiexec = simlib.Mpiexec()
     for to, words in (
         (laptop.to(mpiexec, "node99"), "the host node99 is unknown: is its name spelled right?"),
-        (laptop.to(mpiexec, python="/no/python"), "login has no Python /no/python: name the Python"),
+        (
+            laptop.to(mpiexec, python="/no/python"),
+            "login has no Python /no/python: name the Python",
+        ),
         (
             laptop.to(mpiexec, python=["/usr/bin/env", "python3"]),
             "/usr/bin/env python3 on login cannot load this simlib .*with python=",
@@ -241,7 +244,9 @@ def test_what_is_wrong_is_told_before_anything_runs(laptop, monkeypatch):
             laptop.submit(lambda rank, world_size: rank, to)
         assert simlib.jobs(laptop.here / "jobs")[-1].status == "failed"
     monkeypatch.setattr(torch, "__version__", "1.99.0")
-    with pytest.raises(simlib.JobError, match="with torch .*, but the notebook has 1.99.0: install"):
+    with pytest.raises(
+        simlib.JobError, match="with torch .*, but the notebook has 1.99.0: install"
+    ):
         laptop.submit(lambda rank, world_size: rank, laptop.to(mpiexec))
 
 

@@ -751,5 +751,5 @@ def test_a_stack_that_is_half_written_has_no_frames_yet():
     native = "Stack (most recent call first):\n" + "".join(lines[:2])
     assert len(frames_in(native.encode())) == 1
     assert frames_in(native.encode(), whole=True) == []
-    native += lines[2] + '  File "<string>", line 1 in <module>\n'
+    native += lines[2] + f'  File "{simlib.__file__}", line 3 in call\n'
     assert len(frames_in(native.encode(), whole=True)) == 2

@@ -47,8 +47,8 @@ _TYPES_OF_GPU_ERRORS = (
 """The types of these errors of torch and Lightning. Other errors come from the program itself."""
 _NO_GPU_MEMORY = ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
-_STACK_END = re.compile(r"( in (<module>|_bootstrap|_run_module_as_main)|^  \.\.\.)\n", re.M)
-"""The outermost frame of a process or a thread, or the mark of `faulthandler` after 100 frames."""
+_STACK_END = re.compile(r"( in <module>|^  \.\.\.)$", re.M)
+"""The outermost frame of a program, or the mark of `faulthandler` after 100 frames."""
 
 
 _OF_OTHER_TORCH = (
@@ -303,19 +303,16 @@ def _last_known_site(monitor, rank):
 def frames_in(native: bytes, whole: bool = False) -> list[tuple[str, int, str]]:
     """The learner's frames, outermost first, in the last stack that `faulthandler` wrote.
 
-    With ``whole``, the function skips a stack whose outermost frame is still to be written.
+    With ``whole``, the function skips a stack that the rank is still writing: after the learner's
+    frames no frame of simlib has come yet.
     """
     text = native.decode("utf-8", "replace")
     stacks = re.split(r"^(?:Current thread|Thread|Stack) .*$", text, flags=re.M)[1:]
     for stack in reversed(stacks):
-        if whole and not _STACK_END.search(stack):
-            continue
-        found = [
-            (m["file"], int(m["line"]), m["function"])
-            for m in _FRAME.finditer(stack)
-            if is_learners(m["file"])
-        ]
-        if found:
+        frames = [(m["file"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack)]
+        found = [frame for frame in frames if is_learners(frame[0])]
+        is_whole = found and (found[-1] is not frames[-1] or _STACK_END.search(stack))
+        if is_whole or (found and not whole):
             return found[::-1]
     return []
 
