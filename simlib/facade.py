@@ -31,6 +31,7 @@ from .core.model.errors import (
     StuckError,
     UnfinishedError,
 )
+from .core.model.outcome import ExitCode
 from .core.model.trace import Collective, Group, Message, Op, Site, Trace
 from .core.record import lightning
 from .core.record.this_rank import compute, held, hold, span
@@ -59,6 +60,7 @@ __all__ = [
     "DeadlockError",
     "Device",
     "Diagnosis",
+    "ExitCode",
     "Faults",
     "Finding",
     "Group",

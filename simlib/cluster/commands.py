@@ -14,6 +14,7 @@ from dataclasses import fields
 
 from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
+from ..core.model.outcome import CODES, ExitCode, exit_code_of
 from ..core.record.transports import BACKEND_NAMES
 from .batch import SYSTEMS
 from .batch.folder import JOBS, GoneError
@@ -24,7 +25,6 @@ BACKENDS = (*BACKEND_NAMES, "mpi4py")
 FOLDER = f"folder that contains the folders of jobs ({JOBS})"
 BACKEND = f"backend that moves the data: {', '.join(BACKENDS)}, default: gloo"
 STAGE = "copy the job to hosts that share no filesystem"
-CODES = "The exit code is 0 if the job is done, 1 if it failed or was cancelled, 130 after Ctrl-C."
 
 
 def add_commands(commands):
@@ -87,7 +87,7 @@ def _doctor(options):
     hosts = None if options.hosts is None else options.hosts.split(",")
     report = doctor(hosts, launcher=options.launcher, folder=options.folder)
     print(report)
-    return 0 if report.ok else 1
+    return ExitCode.OK if report.ok else ExitCode.WRONG_PROGRAM
 
 
 def _add_job_command(commands, name, command, summary, description):
@@ -315,24 +315,24 @@ def _looked_at(job):
     try:
         job.follow()
         if job.status in ("queued", "active"):
-            return 130
+            return ExitCode.INTERRUPTED
     except JobError as error:  # its folder is deleted
         print(f"simlib: {error}", file=sys.stderr)
-        return 1
+        return exit_code_of(error)
     return _ended(job)[0]
 
 
 def _ended(job):
     """Wait for a job's end. Return the exit code, and the job's `Run` if there is one."""
     try:
-        return 0, job.result()
+        return ExitCode.OK, job.result()
     except SimlibError as error:
         print(f"simlib: {error}", file=sys.stderr)
-        return 1, error.run
+        return exit_code_of(error), error.run
 
 
 def _result(options):
-    _refuse(run_outputs.wrong_files(options))
+    run_outputs.refuse_wrong_files(options)
 
     def result(job):
         code, run = _ended(job)
@@ -350,7 +350,7 @@ def _cancel(options):
             job.cancel()
         except JobError as error:
             print(f"simlib: {error}", file=sys.stderr)
-            return 1
+            return exit_code_of(error)
         print(f"{job.name} is {job.status}")
         return 0
 

@@ -106,12 +106,12 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     )
     written(tmp_path, text, "my run.py")
     restarts = ["--restarts", "1", "--min-ranks", "1"]
-    assert main(["submit", "-n", "3", *restarts, "--follow", "my run.py"]) == 1
+    assert main(["submit", "-n", "3", *restarts, "--follow", "my run.py"]) == 3
     said = capfd.readouterr()
     assert said.out.startswith("my_run-1 is submitted")
     assert "[0] attempt 1\n" in said.out
     assert "rank 1 called sys.exit(3) (my run.py, line 7)" in said.err
-    assert main(["result", "--trace", "trace.json", "my_run-1"]) == 1
+    assert main(["result", "--trace", "trace.json", "my_run-1"]) == 3
     again = capfd.readouterr()
     assert "rank 1 called sys.exit(3) (my run.py, line 7)" in again.err and not again.out
     assert (tmp_path / "trace.json").exists()
@@ -134,7 +134,7 @@ def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):
     wait_until(lambda: job.status == "active")
     assert main(["cancel", "script-1"]) == 0
     assert "script-1 is cancelled" in capfd.readouterr().out
-    assert main(["result", "script-1"]) == 1
+    assert main(["result", "script-1"]) == 5
     assert "script-1 was cancelled" in capfd.readouterr().err
     wait_until(lambda: not processes_of(job))
 

@@ -9,7 +9,10 @@ import textwrap
 
 import pytest
 
+from simlib import ExitCode
 from simlib.cli import main
+from simlib.core.model import errors
+from simlib.core.model.outcome import exit_code_of
 
 SCRIPT = """
 import argparse, os, sys
@@ -174,18 +177,74 @@ def test_a_script_that_loses_a_rank_goes_on_with_the_others(tmp_path, command):
     assert simlib(command, "-n", 3, path).returncode != 0
 
 
-def test_a_failing_script_is_told_and_returns_1(tmp_path):
-    fails = "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('lost')\n"
-    for text, told in (
-        (fails, "rank 1 raised ValueError: lost (script.py, line 3)"),
-        ("import sys\nsys.exit(4)\n", "ranks 0 and 1 called sys.exit(4) (script.py, line 2)"),
-    ):
-        path = tmp_path / "script.py"
-        path.write_text(text)
-        done = simlib("run", "-n", 2, path)
-        assert done.returncode == 1
-        assert told in done.stderr and "runpy" not in done.stderr
-    assert done.stderr.endswith("line 2)\n    sys.exit(4)\n")
+WAITS = "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+ENDS = [
+    ("", ExitCode.OK, ""),
+    (
+        f"{WAITS}dist.recv(torch.ones(1), src=1 - dist.get_rank())",
+        ExitCode.WRONG_PROGRAM,
+        "ranks 0 and 1 wait for each other",
+    ),
+    (f"{WAITS}dist.send(torch.ones(1), dst=7)", ExitCode.WRONG_PROGRAM, "7"),
+    (
+        "import os\nif os.environ['RANK'] == '1':\n    raise ValueError('lost')",
+        ExitCode.RANK_FAILED,
+        "rank 1 raised ValueError: lost (script.py, line 3)",
+    ),
+    (
+        "import sys\nsys.exit(4)",
+        ExitCode.RANK_FAILED,
+        "ranks 0 and 1 called sys.exit(4) (script.py, line 2)",
+    ),
+    ("while True:\n    pass", ExitCode.TIMEOUT, "script.py, line"),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "told"), ENDS)
+def test_the_exit_code_says_how_a_script_ended(text, code, told, tmp_path, capfd):
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    assert main(["simulate", "-n", "2", "--timeout", "1", str(path)]) == code
+    said = capfd.readouterr().err
+    assert told in said and "runpy" not in said
+
+
+def test_a_finding_is_a_failure_only_if_asked(tmp_path, capfd):
+    path = tmp_path / "script.py"
+    path.write_text(f"{WAITS}if dist.get_rank() == 0:\n    dist.isend(torch.ones(1), dst=1)")
+    words = ["-n", "2", "--quiet", str(path)]
+    assert main(["simulate", *words]) == ExitCode.OK
+    assert main(["simulate", "--strict", *words]) == ExitCode.WRONG_PROGRAM
+    assert capfd.readouterr().err.count("was never received") == 2
+
+
+def test_the_exit_code_of_real_ranks_and_the_line_that_is_told(tmp_path, capfd):
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(4)\n")
+    assert main(["run", "-n", "2", str(path)]) == ExitCode.RANK_FAILED
+    assert capfd.readouterr().err.endswith("line 2)\n    sys.exit(4)\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.RaceError(""), ExitCode.WRONG_PROGRAM),
+        (errors.MismatchError(""), ExitCode.WRONG_PROGRAM),
+        (errors.InvalidCallError("", run="a run"), ExitCode.WRONG_PROGRAM),
+        (errors.InvalidCallError(""), ExitCode.USAGE),
+        (errors.RankDiedError(""), ExitCode.RANK_FAILED),
+        (errors.OutOfMemoryError(""), ExitCode.RANK_FAILED),
+        (errors.DeadlockError("", graph="a graph"), ExitCode.WRONG_PROGRAM),
+        (errors.DeadlockError(""), ExitCode.TIMEOUT),
+        (errors.StuckError(""), ExitCode.TIMEOUT),
+        (errors.JobTimeLimitError(""), ExitCode.TIMEOUT),
+        (errors.JobError(""), ExitCode.NOT_RUN),
+        (errors.SimlibError("the processes could not be started"), ExitCode.NOT_RUN),
+        (errors.RunInterrupted(""), ExitCode.INTERRUPTED),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error, code):
+    assert exit_code_of(error) is code
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ...core.model.errors import (
     DeadlockError,
     InvalidCallError,
     JobError,
+    JobTimeLimitError,
     SimlibError,
     StuckError,
 )
@@ -444,7 +445,7 @@ class JobOutcome:
 
     def _out_of_limit(self) -> JobError:
         limit = json.loads(self._folder.need("launch.json"))["time_limit"]
-        return JobError(
+        return JobTimeLimitError(
             f"{self._name} reached its time limit of {limit:g} s before its ranks were done: "
             "increase time_limit"
         )

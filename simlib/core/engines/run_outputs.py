@@ -6,6 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from ..model.errors import InvalidCallError
+
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
 """The largest world of each engine. The command line needs the numbers before torch is loaded."""
@@ -34,14 +36,15 @@ def add_options(command: ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="print no table")
 
 
-def wrong_files(options: Namespace) -> str | None:
-    """A sentence about wrong file names in a call, or None. It is used before the run."""
+def refuse_wrong_files(options: Namespace) -> None:
+    """Refuse wrong file names in a call, before the run."""
     for path in filter(None, (options.trace, options.picture, options.html)):
         if not os.path.isdir(os.path.dirname(path) or "."):
-            return f"there is no folder for {path}"
+            raise InvalidCallError(f"there is no folder for {path}")
     if options.html and not options.html.lower().endswith((".html", ".htm")):
-        return f"--html {options.html} is not a page: name a file that ends in .html"
-    return None
+        raise InvalidCallError(
+            f"--html {options.html} is not a page: name a file that ends in .html"
+        )
 
 
 def save(run: Any, options: Namespace) -> None:

@@ -212,6 +212,10 @@ class JobError(SimlibError):
     kind = "job"
 
 
+class JobTimeLimitError(JobError):
+    """A job reached its time limit."""
+
+
 class RunInterrupted(_Ending, KeyboardInterrupt):
     """Somebody stopped a run by the Stop button or Ctrl-C. ``sites`` names the line of each
     rank."""

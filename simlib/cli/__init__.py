@@ -1,0 +1,69 @@
+"""The command line: ``python -m simlib run -n 4 script.py [args]``, and all other commands.
+
+Each command returns an `ExitCode`, an `Outcome`, or a number. A command imports its modules when it
+is called. So a wrong call does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pkgutil import resolve_name
+
+from .. import _ctrl_c, classroom, cluster, course
+from ..core.environment import VERSION, MissingExtra
+from ..core.model.errors import InvalidCallError
+from ..core.model.outcome import ExitCode, Outcome
+from . import records, scripts
+
+__all__ = ["ExitCode", "main"]
+
+PARTS = (scripts, records, cluster, classroom, course)
+
+
+def main(argv=None):
+    """Run a command; returns the exit code. Its kinds are in `ExitCode`."""
+    options = _parser().parse_args(argv)
+    if options.command not in scripts.WITH_TORCH:
+        _ctrl_c.is_raised()
+    return _outcome(options).code
+
+
+def _outcome(options):
+    """Run the command that a call names. Returns an `Outcome`."""
+    try:
+        done = options.command(options)
+        return done if isinstance(done, Outcome) else Outcome(done)
+    except (MissingExtra, InvalidCallError) as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        return Outcome(ExitCode.USAGE, "usage", str(error))
+    except KeyboardInterrupt:
+        print(_ctrl_c.WORDS, file=sys.stderr)
+        return Outcome(ExitCode.INTERRUPTED, "interrupted", _ctrl_c.WORDS)
+    except BrokenPipeError:  # whoever read our output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Outcome(1)
+    finally:
+        _ctrl_c.ends_at_once()
+
+
+class _Command(argparse.ArgumentParser):
+    """A command that refuses unknown options itself, with its own usage."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As in argparse, but no argument may be left over."""
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, []
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
+    parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Command)
+    for part in PARTS:
+        for name in part.COMMANDS:
+            resolve_name(f"{part.__name__}.{name}")(commands)
+    return parser

@@ -1,0 +1,92 @@
+"""``simlib diagnose``, ``card``, ``play`` and ``compare``: commands about records in files."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ..core.model.errors import InvalidCallError
+from ..core.model.outcome import ExitCode
+
+COMMANDS = ("add_commands",)
+
+
+def add_commands(commands):
+    """Add the commands about records to the subcommands of a parser."""
+    card = commands.add_parser(
+        "card",
+        help="measure this machine's device, for simlib.Device.measured",
+        description="Measure single operations on the GPU of this machine, or on its CPU, and "
+        "write a file for simlib.Device.measured. Nothing else should run meanwhile.",
+    )
+    card.add_argument("--out", default="card.json", metavar="FILE", help="output (card.json)")
+    card.add_argument("--device", choices=("cuda", "cpu"), help="device (cuda if there is a GPU)")
+    card.add_argument("--time", type=float, default=110, metavar="S", help="seconds to use (110)")
+    card.set_defaults(command=_card)
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="say why a job hangs, from the dumps that its ranks left",
+        description="Read the dumps of torch's flight recorder that the ranks of a job have left "
+        "in a folder, and say who waits for whom, who is absent, and at which line. Logs of "
+        "NCCL in the folder are read too. With --job, simlib asks the ranks of a job that runs on "
+        "this machine for dumps, and writes the dumps into FOLDER. Then FOLDER must be new or "
+        "empty, and comes before --job. The exit code is 0 if no rank waits, 1 if something is "
+        "wrong, and 2 if the dumps do not suffice.",
+    )
+    diagnose.add_argument("folder", metavar="FOLDER", nargs="?")
+    diagnose.add_argument(
+        "--job",
+        nargs="?",
+        type=_pid,
+        const=0,
+        metavar="PID",
+        help="a job of torchrun on this host. If several jobs run, give a process of one of them",
+    )
+    diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
+    diagnose.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    diagnose.set_defaults(command=_diagnose)
+
+
+def _pid(text):
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not the number of a process; write the folder before --job: simlib "
+            f"diagnose {text} --job"
+        )
+    return int(text)
+
+
+def _card(options):
+    if not os.path.isdir(os.path.dirname(options.out) or "."):
+        raise InvalidCallError(f"there is no folder for {options.out}")
+    if not options.time > 0:
+        raise InvalidCallError(f"--time {options.time:g}: give seconds above 0")
+    import torch
+
+    from ..core.devices.measuring import measure
+
+    card = measure(options.device or ("cuda" if torch.cuda.is_available() else "cpu"), options.time)
+    with open(options.out, "w", encoding="utf-8") as file:
+        file.write(card.text())
+    print(f"{card.name} is measured. Use it as simlib.Device.measured({options.out!r})")
+    return ExitCode.OK
+
+
+def _diagnose(options):
+    import json
+
+    if options.folder is None and options.job is None:
+        raise InvalidCallError("diagnose needs a folder of dumps, or --job")
+    from ..core.results.job_diagnosis import diagnose, diagnose_job
+
+    try:
+        if options.job is None:
+            found = diagnose(options.folder)
+        else:
+            found = diagnose_job(options.job or None, options.folder)
+        if options.html:
+            found.to_html(options.html)
+    except (ValueError, OSError) as error:
+        raise InvalidCallError(str(error)) from None
+    print(json.dumps(found.to_record(), indent=1) if options.json else found)
+    return ExitCode.OK if found.kind == "healthy" else ExitCode.WRONG_PROGRAM

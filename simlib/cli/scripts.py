@@ -1,0 +1,183 @@
+"""``simlib run`` and ``simlib simulate``: a script on real or on simulated ranks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .. import _ctrl_c
+from ..core.engines import run_outputs
+from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
+from ..core.model.errors import InvalidCallError, RunInterrupted, SimlibError
+from ..core.model.outcome import CODES, Outcome
+
+COMMANDS = ("add_commands",)
+
+
+def add_commands(commands):
+    """Add ``run`` and ``simulate`` to the subcommands of a parser."""
+    run = commands.add_parser(
+        "run",
+        help="run a script on real ranks: processes of this machine",
+        description="Run a script on real ranks, as mpiexec or torchrun would: every rank runs "
+        "the whole script, with RANK and WORLD_SIZE in its environment. Prints each "
+        "line with its rank, then a table of who sent what to whom. "
+        f"{CODES}",
+    )
+    _add_arguments(run, MAX_PROCESSES)
+    run.add_argument(
+        "--watch",
+        action="store_true",
+        help="for runs of hours: keep only the last ops, and print a line with the number of ops "
+        "and the waiting ranks every S seconds",
+    )
+    run.add_argument("--every", type=float, metavar="S", help="seconds between these lines (60)")
+    run.add_argument(
+        "--backend", default="gloo", metavar="NAME", help="gloo or nccl, to move the data (gloo)"
+    )
+    run.add_argument(
+        "--profile",
+        action="store_true",
+        help="use torch's profiler: the pictures show what each rank's GPU did",
+    )
+    run.set_defaults(command=_run)
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a script on simulated ranks, with a modelled cluster and a virtual clock",
+        description="Run a script on a modelled cluster. Prints each line with its rank, then a "
+        f"table of who sent what to whom, and the virtual time. {CODES}",
+    )
+    _add_arguments(simulate, MAX_SIMULATED)
+    simulate.add_argument(
+        "--network",
+        default="ethernet_10g",
+        choices=_Networks(),
+        metavar="NAME",
+        help="a preset of simlib.clusters (ethernet_10g)",
+    )
+    simulate.add_argument(
+        "--ranks-per-node",
+        type=int,
+        metavar="K",
+        help="ranks on each node (1, but LOCAL_RANK counts all ranks, as on one host)",
+    )
+    simulate.set_defaults(command=_simulate)
+
+
+class _Networks:
+    """The names of the presets of `simlib.clusters`. They need numpy, so they are imported late."""
+
+    def __iter__(self):
+        from ..core.clusters import __all__ as names
+
+        return iter(names)
+
+
+def _add_arguments(command, most):
+    command.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {most}")
+    run_outputs.add_limits(command)
+    command.add_argument(
+        "--strict", action="store_true", help="a finding, for example a race, is a failure"
+    )
+    run_outputs.add_options(command)
+    command.add_argument(
+        "--seed",
+        type=_seed,
+        metavar="SEED",
+        help="seed of the ranks' random numbers (0); same: all ranks have the same numbers; new: "
+        "each run has other numbers, and prints its seed",
+    )
+    command.add_argument(
+        "-m", dest="is_module", action="store_true", help="script is a module: -m package.module"
+    )
+    command.add_argument("script")
+    command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def _seed(text):
+    return int(text) if text.isdecimal() else text
+
+
+def _run(options):
+    from ..core.engines.options import Diagnosis, Restarts
+    from ..core.engines.processes.real_run import run_script
+
+    if options.every is not None and not options.watch:
+        raise InvalidCallError(f"--every {options.every:g} needs --watch")
+
+    def run():
+        every_s = 60.0 if options.every is None else options.every
+        watch = options.watch and every_s
+        watched = Diagnosis(timeout_s=options.timeout, strict=options.strict, watch=watch)
+        return run_script(
+            options.script,
+            options.n,
+            options.args,
+            restarts=Restarts(options.restarts, options.min_ranks),
+            diagnosis=watched,
+            backend=options.backend,
+            seed=options.seed,
+            is_module=options.is_module,
+            profile=options.profile,
+        )
+
+    return _perform(options, run)
+
+
+def _simulate(options):
+    from ..core import clusters
+    from ..core.engines.options import Diagnosis, Restarts
+    from ..core.engines.virtual.simulated_run import simulate_script
+
+    def run():
+        per_node = max(1, options.ranks_per_node or 1)
+        nodes = -(-options.n // per_node)
+        cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
+        return simulate_script(
+            options.script,
+            options.n,
+            options.args,
+            cluster=cluster,
+            local_size=options.ranks_per_node and per_node,
+            restarts=Restarts(options.restarts, options.min_ranks),
+            diagnosis=Diagnosis(timeout_s=options.timeout, strict=options.strict),
+            seed=options.seed,
+            is_module=options.is_module,
+        )
+
+    return _perform(options, run)
+
+
+def _perform(options, run):
+    """Run the program, save the requested files, and print the table; returns the `Outcome`."""
+    if not options.is_module and not os.path.isfile(options.script):
+        raise InvalidCallError(f"there is no file {options.script}")
+    run_outputs.refuse_wrong_files(options)
+    _ctrl_c.is_raised()
+    try:
+        run = run()
+    except (SimlibError, RunInterrupted) as error:
+        print(f"simlib: {error}", file=sys.stderr)
+        run_outputs.save(error.run, options)
+        _print_seed(options, error.run)
+        return Outcome.of_error(error)
+    run_outputs.save(run, options)
+    _print_seed(options, run)
+    if not options.quiet:
+        from ..core.draw.lanes import unit_of
+
+        print(run.table())
+        if run.engine == "simulated":
+            unit, scale = unit_of(run.time_s)
+            print(f"\nvirtual time: {run.time_s * scale:.9g} {unit}")
+    return Outcome()
+
+
+def _print_seed(options, run):
+    if options.seed == "new" and run is not None:
+        print(f"simlib: --seed {run.seed} repeats the random numbers of this run", file=sys.stderr)
+
+
+WITH_TORCH = (_run, _simulate)
+"""Commands that import torch first. Until then, Ctrl-C ends them at once."""
