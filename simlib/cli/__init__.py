@@ -15,17 +15,16 @@ from .. import _ctrl_c, classroom, cluster, course
 from ..core.environment import VERSION, MissingExtra
 from ..core.model.errors import InvalidCallError
 from ..core.model.outcome import ExitCode, Outcome
-from . import records, scripts
 
-__all__ = ["ExitCode", "main"]
-
-PARTS = (scripts, records, cluster, classroom, course)
+COMMANDS = ("scripts:add_commands", "records:add_commands")
+"""Functions that add commands to the parser. Each of `PARTS` has a list of its own."""
+PARTS = (cluster, classroom, course)
 
 
 def main(argv=None):
     """Run a command; returns the exit code. Its kinds are in `ExitCode`."""
     options = _parser().parse_args(argv)
-    if options.command not in scripts.WITH_TORCH:
+    if not options.imports_first:
         _ctrl_c.is_raised()
     return _outcome(options).code
 
@@ -63,7 +62,8 @@ def _parser():
     parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
     parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Command)
-    for part in PARTS:
+    parser.set_defaults(imports_first=False)
+    for part in (sys.modules[__name__], *PARTS):
         for name in part.COMMANDS:
             resolve_name(f"{part.__name__}.{name}")(commands)
     return parser

@@ -41,7 +41,7 @@ def add_commands(commands):
         action="store_true",
         help="use torch's profiler: the pictures show what each rank's GPU did",
     )
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, imports_first=True)
     simulate = commands.add_parser(
         "simulate",
         help="run a script on simulated ranks, with a modelled cluster and a virtual clock",
@@ -62,7 +62,8 @@ def add_commands(commands):
         metavar="K",
         help="ranks on each node (1, but LOCAL_RANK counts all ranks, as on one host)",
     )
-    simulate.set_defaults(command=_simulate)
+    # Ctrl-C ends the command at once while it imports torch.
+    simulate.set_defaults(command=_simulate, imports_first=True)
 
 
 class _Networks:
@@ -177,7 +178,3 @@ def _perform(options, run):
 def _print_seed(options, run):
     if options.seed == "new" and run is not None:
         print(f"simlib: --seed {run.seed} repeats the random numbers of this run", file=sys.stderr)
-
-
-WITH_TORCH = (_run, _simulate)
-"""Commands that import torch first. Until then, Ctrl-C ends them at once."""
