@@ -7,6 +7,8 @@ is called. So a wrong call does not wait for torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import sys
 from pkgutil import resolve_name
@@ -26,7 +28,15 @@ def main(argv=None):
     options = _parser().parse_args(argv)
     if not options.imports_first:
         _ctrl_c.is_raised()
-    return _outcome(options).code
+    if not getattr(options, "json", False):
+        return _outcome(options).code
+    with contextlib.redirect_stdout(sys.stderr):
+        done = _outcome(options)
+    told = {"kind": done.kind, "message": done.message} | done.facts
+    about = {"simlib": VERSION, "command": options.subcommand}
+    ended = {"exit_code": done.code, "exit": ExitCode(done.code).name}
+    print(json.dumps(about | ended | told, indent=1, allow_nan=False))
+    return done.code
 
 
 def _outcome(options):
@@ -61,7 +71,9 @@ class _Command(argparse.ArgumentParser):
 def _parser():
     parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
     parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Command)
+    commands = parser.add_subparsers(
+        dest="subcommand", required=True, metavar="command", parser_class=_Command
+    )
     parser.set_defaults(imports_first=False)
     for part in (sys.modules[__name__], *PARTS):
         for name in part.COMMANDS:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from ..core.engines.run_outputs import add_json
 from ..core.model.errors import InvalidCallError
-from ..core.model.outcome import ExitCode
+from ..core.model.outcome import ExitCode, Outcome
 
 COMMANDS = ("add_commands",)
 
@@ -43,7 +44,7 @@ def add_commands(commands):
         help="a job of torchrun on this host. If several jobs run, give a process of one of them",
     )
     diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
-    diagnose.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    add_json(diagnose)
     diagnose.set_defaults(command=_diagnose)
 
 
@@ -73,8 +74,6 @@ def _card(options):
 
 
 def _diagnose(options):
-    import json
-
     if options.folder is None and options.job is None:
         raise InvalidCallError("diagnose needs a folder of dumps, or --job")
     from ..core.results.job_diagnosis import diagnose, diagnose_job
@@ -88,5 +87,7 @@ def _diagnose(options):
             found.to_html(options.html)
     except (ValueError, OSError) as error:
         raise InvalidCallError(str(error)) from None
-    print(json.dumps(found.to_record(), indent=1) if options.json else found)
-    return ExitCode.OK if found.kind == "healthy" else ExitCode.WRONG_PROGRAM
+    if not options.json:
+        print(found)
+    code = ExitCode.OK if found.kind == "healthy" else ExitCode.WRONG_PROGRAM
+    return Outcome(code, facts=found.to_record())

@@ -10,7 +10,7 @@ from .. import _ctrl_c
 from ..core.engines import run_outputs
 from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from ..core.model.errors import InvalidCallError, RunInterrupted, SimlibError
-from ..core.model.outcome import CODES, Outcome
+from ..core.model.outcome import CODES
 
 COMMANDS = ("add_commands",)
 
@@ -156,23 +156,26 @@ def _perform(options, run):
         raise InvalidCallError(f"there is no file {options.script}")
     run_outputs.refuse_wrong_files(options)
     _ctrl_c.is_raised()
+    failure = None
     try:
         run = run()
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
-        run_outputs.save(error.run, options)
-        _print_seed(options, error.run)
-        return Outcome.of_error(error)
+        failure, run = error, error.run
     run_outputs.save(run, options)
     _print_seed(options, run)
-    if not options.quiet:
-        from ..core.draw.lanes import unit_of
+    if failure is None and not (options.quiet or options.json):
+        _print_run(run)
+    return run_outputs.outcome_of(run, failure, options)
 
-        print(run.table())
-        if run.engine == "simulated":
-            unit, scale = unit_of(run.time_s)
-            print(f"\nvirtual time: {run.time_s * scale:.9g} {unit}")
-    return Outcome()
+
+def _print_run(run):
+    from ..core.draw.lanes import unit_of
+
+    print(run.table())
+    if run.engine == "simulated":
+        unit, scale = unit_of(run.time_s)
+        print(f"\nvirtual time: {run.time_s * scale:.9g} {unit}")
 
 
 def _print_seed(options, run):

@@ -14,7 +14,8 @@ from dataclasses import fields
 
 from ..core.engines import run_outputs
 from ..core.model.errors import InvalidCallError, JobError, SimlibError
-from ..core.model.outcome import CODES, ExitCode, exit_code_of
+from ..core.model.outcome import CODES, ExitCode, Outcome, exit_code_of
+from ..core.model.words import aligned
 from ..core.record.transports import BACKEND_NAMES
 from .batch import SYSTEMS
 from .batch.folder import JOBS, GoneError
@@ -37,6 +38,7 @@ def add_commands(commands):
         description="List the jobs in a folder, in the order in which they were submitted.",
     )
     listed.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
+    run_outputs.add_json(listed)
     listed.set_defaults(command=_jobs)
     _add_job_command(
         commands,
@@ -78,6 +80,7 @@ def _add_doctor(commands):
     parser.add_argument(
         "--folder", default=".", metavar="F", help="folder that all hosts should share (this one)"
     )
+    run_outputs.add_json(parser)
     parser.set_defaults(command=_doctor)
 
 
@@ -86,8 +89,10 @@ def _doctor(options):
 
     hosts = None if options.hosts is None else options.hosts.split(",")
     report = doctor(hosts, launcher=options.launcher, folder=options.folder)
-    print(report)
-    return ExitCode.OK if report.ok else ExitCode.WRONG_PROGRAM
+    if not options.json:
+        print(report)
+    code = ExitCode.OK if report.ok else ExitCode.WRONG_PROGRAM
+    return Outcome(code, facts=report.to_record())
 
 
 def _add_job_command(commands, name, command, summary, description):
@@ -278,33 +283,41 @@ def _over(count, by):
 
 
 def _jobs(options):
-    if not os.path.isdir(options.folder):
-        print(f"there are no jobs in {options.folder}")
-        return 0
-    from .batch.job import jobs
+    found, left_out = [], []
+    if os.path.isdir(options.folder):
+        from .batch.job import jobs
 
-    with warnings.catch_warnings(record=True, action="always") as left_out:
-        found = jobs(options.folder)
+        with warnings.catch_warnings(record=True, action="always") as left_out:
+            found = jobs(options.folder)
     for warning in left_out:
         print(f"simlib: {warning.message}", file=sys.stderr)
-    rows = list(filter(None, map(_row, found)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-    if not rows:
-        print(f"there are no jobs in {options.folder}")
-    return 0
+    told = list(filter(None, map(_about, found)))
+    if not options.json:
+        _print_jobs(told, options.folder)
+    return Outcome(facts={"jobs": told, "left_out": [str(one.message) for one in left_out]})
 
 
-def _row(job):
-    """Return the state of a job as the cells of a table; None if its folder was deleted
-    meanwhile."""
+def _about(job):
+    """Return a job as plain data; None if its folder was deleted meanwhile."""
     try:
-        where = "; ".join(filter(None, (job.place, job.trouble)))
-        return job.name, job.status, f"{job.world_size} ranks", where
+        return {
+            "name": job.name,
+            "status": job.status,
+            "world_size": job.world_size,
+            "place": job.place,
+            "trouble": job.trouble,
+            "folder": str(job.path),
+        }
     except GoneError:
         return None
+
+
+def _print_jobs(told, folder):
+    rows = []
+    for job in told:
+        where = "; ".join(filter(None, (job["place"], job["trouble"])))
+        rows.append((job["name"], job["status"], f"{job['world_size']} ranks", where))
+    print("\n".join(aligned(rows, left=range(4))) or f"there are no jobs in {folder}")
 
 
 def _follow(options):
@@ -319,27 +332,28 @@ def _looked_at(job):
     except JobError as error:  # its folder is deleted
         print(f"simlib: {error}", file=sys.stderr)
         return exit_code_of(error)
-    return _ended(job)[0]
+    _, error = _ended(job)
+    return ExitCode.OK if error is None else exit_code_of(error)
 
 
 def _ended(job):
-    """Wait for a job's end. Return the exit code, and the job's `Run` if there is one."""
+    """Wait for a job's end. Return its `Run` if there is one, and the error that ended it."""
     try:
-        return ExitCode.OK, job.result()
+        return job.result(), None
     except SimlibError as error:
         print(f"simlib: {error}", file=sys.stderr)
-        return exit_code_of(error), error.run
+        return error.run, error
 
 
 def _result(options):
     run_outputs.refuse_wrong_files(options)
 
     def result(job):
-        code, run = _ended(job)
+        run, error = _ended(job)
         run_outputs.save(run, options)
-        if code == 0 and not options.quiet:
+        if error is None and not (options.quiet or options.json):
             print(run.table())
-        return code
+        return run_outputs.outcome_of(run, error, options)
 
     return _with_job(options, result)
 

@@ -298,7 +298,7 @@ def test_a_folder_that_somebody_deletes(folder, waiting, left, monkeypatch, caps
     assert simlib.jobs(folder.path.parent) == []
     monkeypatch.setattr(jobs, "jobs", lambda _: listed)
     assert main(["jobs", "--folder", str(folder.path.parent)]) == 0
-    assert _looked_at(job) == 1
+    assert _looked_at(job) == simlib.ExitCode.NOT_RUN
     said = capsys.readouterr()
     assert "there are no jobs" in said.out and said.err.count("main-1 no longer exists") == 1
 

@@ -11,8 +11,9 @@ import html
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...core.model.errors import InvalidCallError
 from ..launchers import refuse_text
@@ -202,6 +203,17 @@ class Report:
     def wrong(self) -> list[Line]:
         """A list of the lines that say what to fix."""
         return [line for line in self.lines if line.state == WRONG]
+
+    def to_record(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        keys = ("hosts", "latency_s", "bandwidth_Bps")
+        return {
+            "kind": "ok" if self.ok else "wrong",
+            "message": self._summary(),
+            "hosts": list(self.hosts),
+            "checks": [asdict(line) for line in self.lines],
+            "pairs": [dict(zip(keys, (pair[:2], *pair[2:]), strict=True)) for pair in self.pairs],
+        }
 
     def rows(self) -> list[tuple[str, str, str]]:
         """``(state, check, text)``: hosts with the same text share a row."""

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from ..model.errors import InvalidCallError
+from ..model.outcome import Outcome
 
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
@@ -27,13 +28,23 @@ def add_limits(command: ArgumentParser) -> None:
 
 
 def add_options(command: ArgumentParser) -> None:
-    """Add ``--trace``, ``--picture``, ``--html`` and ``--quiet`` to a parser."""
+    """Add ``--trace``, ``--picture``, ``--html``, ``--quiet`` and ``--json`` to a parser."""
     command.add_argument("--trace", metavar="FILE", help="save the trace for Perfetto, as JSON")
     command.add_argument("--picture", metavar="FILE", help="save the timeline as a picture")
     command.add_argument(
         "--html", metavar="FILE", help="save the run as a page that plays in any browser"
     )
     command.add_argument("--quiet", action="store_true", help="print no table")
+    add_json(command)
+
+
+def add_json(command: ArgumentParser) -> None:
+    """Add ``--json`` to a parser. `simlib.cli.main` prints the document."""
+    command.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document on stdout, and everything else on stderr",
+    )
 
 
 def refuse_wrong_files(options: Namespace) -> None:
@@ -57,3 +68,13 @@ def save(run: Any, options: Namespace) -> None:
         run.timeline().savefig(options.picture)
     if options.html:
         run.to_html(options.html)
+
+
+def outcome_of(run: Any, error: Any, options: Namespace) -> Outcome:
+    """The outcome of a command whose run ended, in an error or with None."""
+    facts = {}
+    if options.json and run is not None:
+        from ..results.document import run_document
+
+        facts = run_document(run, error)
+    return Outcome(facts=facts) if error is None else Outcome.of_error(error, **facts)

@@ -16,6 +16,7 @@ from ..formats.flight_recorder import add_from_log, read_dumps
 from ..formats.live_look import look_at
 from ..formats.nccl_log import read_nccl_logs
 from ..record.oplog_reader import name_groups
+from .document import lines_of, waits_document
 from .run import Run
 
 APART_S = 2.0
@@ -78,7 +79,6 @@ class JobDiagnosis(Displayed):
 
     def to_record(self) -> dict[str, Any]:
         """The diagnosis as plain data, for JSON."""
-        waits = self.graph.waits.values() if self.graph else ()
         return {
             "kind": self.kind,
             "message": self.message,
@@ -86,20 +86,9 @@ class JobDiagnosis(Displayed):
             "notes": self.notes,
             "world_size": self.run.world_size,
             "missing": list(self.run.trace.missing),
-            "waits": list(map(_wait_record, waits)),
-            "cycle": list(self.graph.cycle) if self.graph else [],
+            "lines": lines_of(self.sites),
+            **waits_document(self.graph),
         }
-
-
-def _wait_record(wait: Any) -> dict[str, Any]:
-    return {
-        "rank": wait.rank,
-        "for": list(wait.needs),
-        "call": wait.op.call,
-        "group": wait.op.group.description or wait.op.group.name,
-        "file": wait.op.site.file,
-        "line": wait.op.site.lineno,
-    }
 
 
 def diagnose(path: str | Path) -> JobDiagnosis:
