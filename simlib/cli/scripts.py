@@ -25,7 +25,7 @@ def add_commands(commands):
         "line with its rank, then a table of who sent what to whom. "
         f"{CODES}",
     )
-    _add_arguments(run, MAX_PROCESSES)
+    _add_arguments(run, MAX_PROCESSES, "1: simlib submit runs a script on several hosts")
     run.add_argument(
         "--watch",
         action="store_true",
@@ -48,7 +48,7 @@ def add_commands(commands):
         description="Run a script on a modelled cluster. Prints each line with its rank, then a "
         f"table of who sent what to whom, and the virtual time. {CODES}",
     )
-    _add_arguments(simulate, MAX_SIMULATED)
+    _add_arguments(simulate, MAX_SIMULATED, "nodes; then N is the number of ranks on each of them")
     simulate.add_argument(
         "--network",
         default="ethernet_10g",
@@ -75,8 +75,21 @@ class _Networks:
         return iter(names)
 
 
-def _add_arguments(command, most):
-    command.add_argument("-n", type=int, required=True, metavar="N", help=f"ranks, 1 to {most}")
+def _add_arguments(command, most, nodes):
+    command.add_argument(
+        "-n",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        dest="n",
+        type=_ranks,
+        required=True,
+        metavar="N",
+        help=f"ranks, 1 to {most}. As for torchrun, cpu, gpu and auto count those of this machine",
+    )
+    command.add_argument("--nnodes", type=_nodes, metavar="M", help=nodes)
+    command.add_argument(
+        "--standalone", action="store_true", help="no effect: torchrun has this option"
+    )
     run_outputs.add_limits(command)
     command.add_argument(
         "--strict", action="store_true", help="a finding, for example a race, is a failure"
@@ -93,7 +106,30 @@ def _add_arguments(command, most):
         "-m", dest="is_module", action="store_true", help="script is a module: -m package.module"
     )
     command.add_argument("script")
-    command.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run_outputs.add_script_arguments(command)
+
+
+def _ranks(text):
+    """The number of ranks; ``cpu``, ``gpu`` and ``auto`` have the same meaning as for torchrun."""
+    if text not in ("cpu", "gpu", "auto"):
+        if not text.isdecimal():
+            words = "must be a number of ranks, or cpu, gpu or auto"
+            raise argparse.ArgumentTypeError(f"{text} {words}")
+        return int(text)
+    gpus = 0
+    if text != "cpu":
+        import torch
+
+        gpus = torch.cuda.device_count()
+    return gpus if gpus or text == "gpu" else os.cpu_count()
+
+
+def _nodes(text):
+    """The number of nodes. torchrun also accepts the form ``MIN:MAX``."""
+    least, _, most = text.partition(":")
+    if not least.isdecimal() or int(least) < 1 or most not in ("", least):
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number of 1 or more")
+    return int(least)
 
 
 def _seed(text):
@@ -104,6 +140,11 @@ def _run(options):
     from ..core.engines.options import Diagnosis, Restarts
     from ..core.engines.processes.real_run import run_script
 
+    if options.nnodes not in (None, 1):
+        raise InvalidCallError(
+            f"--nnodes {options.nnodes}: run starts ranks on this machine only. simlib submit runs "
+            "a script on several hosts, and simlib simulate on modelled nodes"
+        )
     if options.every is not None and not options.watch:
         raise InvalidCallError(f"--every {options.every:g} needs --watch")
 
@@ -132,15 +173,17 @@ def _simulate(options):
     from ..core.engines.virtual.simulated_run import simulate_script
 
     def run():
-        per_node = max(1, options.ranks_per_node or 1)
-        nodes = -(-options.n // per_node)
-        cluster = getattr(clusters, options.network)(nodes=nodes, ranks_per_node=per_node)
+        size, per_node = options.n, options.ranks_per_node
+        if options.nnodes is not None:
+            size, per_node = options.nnodes * options.n, options.n
+        nodes = -(-size // max(1, per_node or 1))
+        cluster = getattr(clusters, options.network)(nodes, max(1, per_node or 1))
         return simulate_script(
             options.script,
-            options.n,
+            size,
             options.args,
             cluster=cluster,
-            local_size=options.ranks_per_node and per_node,
+            local_size=per_node and max(1, per_node),
             restarts=Restarts(options.restarts, options.min_ranks),
             diagnosis=Diagnosis(timeout_s=options.timeout, strict=options.strict),
             seed=options.seed,

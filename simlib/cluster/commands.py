@@ -5,7 +5,6 @@ Each batch system defines its own options. The commands detect wrong calls befor
 
 from __future__ import annotations
 
-import argparse
 import glob
 import os
 import sys
@@ -132,7 +131,7 @@ def _add_submit(commands):
     parser.add_argument("--folder", default=JOBS, metavar="F", help=f"{FOLDER}; hosts must see it")
     parser.add_argument("--follow", action="store_true", help="then do what `simlib follow` does")
     parser.add_argument("script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    run_outputs.add_script_arguments(parser)
     parser.set_defaults(command=_submit)
 
 

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from simlib import ExitCode
-from simlib.cli import main
+from simlib.cli import _parser, main
 from simlib.core.model import errors
 from simlib.core.model.outcome import exit_code_of
 
@@ -141,6 +141,40 @@ def test_a_script_runs_unchanged_with_its_arguments(script, tmp_path):
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+SAYS = "import os, sys\nprint(*(os.environ[n] for n in sys.argv[1:]), flush=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --standalone --nnodes 1 --nproc-per-node 2 -m pkg.says LOCAL_RANK", ["0", "1"]),
+        ("run --nnodes=1:1 --nproc_per_node=2 --max_restarts 1 pkg/says.py RANK", ["0", "1"]),
+        (
+            "simulate --nnodes 2 --nproc-per-node 1 pkg/says.py LOCAL_RANK GROUP_RANK",
+            ["0 0", "0 1"],
+        ),
+    ],
+)
+def test_a_call_is_understood_as_by_torchrun(words, said, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "says.py").write_text(SAYS)
+    command, *rest = words.split()
+    assert main([command, "--quiet", *rest]) == 0
+    found = sorted(capfd.readouterr().out.splitlines())
+    assert found == [f"[{rank}] {text}" for rank, text in enumerate(said)]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "ranks"),
+    [("3", 8, 3), ("cpu", 8, 5), ("gpu", 8, 8), ("auto", 8, 8), ("auto", 0, 5)],
+)
+def test_ranks_are_counted_as_torchrun_counts_them(text, gpus, ranks, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert _parser().parse_args(["run", "--nproc-per-node", text, "x.py"]).n == ranks
+
+
 @pytest.mark.parametrize("command", ["run", "simulate"])
 def test_a_module_runs_by_its_name_with_relative_imports(tmp_path, command):
     (tmp_path / "pkg").mkdir()
@@ -252,8 +286,12 @@ def test_each_kind_of_error_has_its_exit_code(error, code):
     [
         (("run", "-n", 2, "no_such.py"), "there is no file no_such.py"),
         (("run", "-n", 2, "-m", "x.py"), "-m needs a module's name: write -m x, or leave -m out"),
-        (("run", "-n", "two", "x.py"), "invalid int value: 'two'"),
+        (("run", "-n", "two", "x.py"), "two must be a number of ranks, or cpu, gpu or auto"),
         (("run", "-n", 0, __file__), "whole number from 1 to 64"),
+        (("run",), "required: -n/--nproc-per-node/--nproc_per_node, script\n"),
+        (("submit",), "required: -n, script\n"),
+        (("run", "-n", 2, "--nnodes", 2, __file__), "run starts ranks on this machine only"),
+        (("run", "-n", 2, "--nnodes", "1:4", __file__), "1:4 must be a whole number"),
         (("fly",), "invalid choice"),
         (
             ("submit", "-n", 2, "--fly", "x.py"),

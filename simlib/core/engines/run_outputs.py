@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
 from ..model.errors import InvalidCallError
@@ -20,11 +20,23 @@ def add_limits(command: ArgumentParser) -> None:
         "--timeout", type=float, default=120, metavar="S", help="seconds without progress (120)"
     )
     command.add_argument(
-        "--restarts", type=int, default=0, metavar="N", help="restart up to N times after deaths"
+        "--restarts",
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="restart up to N times after deaths",
     )
     command.add_argument(
         "--min-ranks", type=int, metavar="N", help="restart if at least N ranks are left"
     )
+
+
+def add_script_arguments(command: ArgumentParser) -> None:
+    """Add ``args``, the arguments of a script, to a parser. A script needs none."""
+    rest = command.add_argument("args", nargs=REMAINDER, help="arguments of the script")
+    rest.required = False  # else a usage error would name them
 
 
 def add_options(command: ArgumentParser) -> None:
