@@ -62,8 +62,51 @@ def add_commands(commands):
         metavar="K",
         help="ranks on each node (1, but LOCAL_RANK counts all ranks, as on one host)",
     )
+    _add_model(simulate)
     # Ctrl-C ends the command at once while it imports torch.
     simulate.set_defaults(command=_simulate, imports_first=True)
+
+
+def _add_model(simulate):
+    """Add the options for the modelled devices and faults."""
+    simulate.add_argument(
+        "--device",
+        metavar="NAME",
+        help="the device of each rank: a preset of simlib.devices, such as a100, or the file that "
+        "simlib card wrote (none: computing takes no time)",
+    )
+    simulate.add_argument(
+        "--compute",
+        default="flops",
+        choices=("flops", "measured", "free"),
+        help="time of computing: by the device (flops), as measured on this machine, or none",
+    )
+    simulate.add_argument(
+        "--slow",
+        action="append",
+        type=_by_rank,
+        metavar="RANK=FACTOR",
+        help="computing takes FACTOR times longer on this rank; may be repeated",
+    )
+    simulate.add_argument(
+        "--kill",
+        action="append",
+        type=_by_rank,
+        metavar="RANK=S",
+        help="kill this rank, or all ranks of node1, after S virtual seconds; may be repeated",
+    )
+    simulate.add_argument(
+        "--memory", action="store_true", help="print how much memory each rank needs at its peak"
+    )
+
+
+def _by_rank(text):
+    """A rank or the name of a node, and a number: ``0=1.5`` or ``node1=2``."""
+    who, _, number = text.partition("=")
+    try:
+        return (int(who) if who.isdecimal() else who), float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} must have the form 0=1.5") from None
 
 
 class _Networks:
@@ -169,7 +212,7 @@ def _run(options):
 
 def _simulate(options):
     from ..core import clusters
-    from ..core.engines.options import Diagnosis, Restarts
+    from ..core.engines.options import Diagnosis, Faults, Measurement, Restarts
     from ..core.engines.virtual.simulated_run import simulate_script
 
     def run():
@@ -177,7 +220,9 @@ def _simulate(options):
         if options.nnodes is not None:
             size, per_node = options.nnodes * options.n, options.n
         nodes = -(-size // max(1, per_node or 1))
-        cluster = getattr(clusters, options.network)(nodes, max(1, per_node or 1))
+        more = {"device": _device(options.device)} if options.device else {}
+        cluster = getattr(clusters, options.network)(nodes, max(1, per_node or 1), **more)
+        options.has_device = cluster.device is not None
         return simulate_script(
             options.script,
             size,
@@ -186,11 +231,31 @@ def _simulate(options):
             local_size=per_node and max(1, per_node),
             restarts=Restarts(options.restarts, options.min_ranks),
             diagnosis=Diagnosis(timeout_s=options.timeout, strict=options.strict),
-            seed=options.seed,
+            faults=Faults(slow=_dict(options.slow), kill=_dict(options.kill)),
+            measurement=Measurement(
+                compute=options.compute, memory=options.memory or None, seed=options.seed
+            ),
             is_module=options.is_module,
         )
 
     return _perform(options, run)
+
+
+def _dict(pairs):
+    return dict(pairs) if pairs else None
+
+
+def _device(name):
+    """The device of ``--device``."""
+    from ..core import devices
+    from ..core.model.cluster import Device
+
+    if name in devices.__all__:
+        return getattr(devices, name)()
+    if not os.path.isfile(name):
+        known = ", ".join(devices.__all__)
+        raise InvalidCallError(f"--device {name} is not a file, and not one of {known}")
+    return Device.measured(name)
 
 
 def _perform(options, run):
@@ -208,17 +273,43 @@ def _perform(options, run):
     run_outputs.save(run, options)
     _print_seed(options, run)
     if failure is None and not (options.quiet or options.json):
-        _print_run(run)
+        _print_run(run, options)
     return run_outputs.outcome_of(run, failure, options)
 
 
-def _print_run(run):
-    from ..core.draw.lanes import unit_of
-
+def _print_run(run, options):
     print(run.table())
     if run.engine == "simulated":
+        from ..core.draw.lanes import unit_of
+
+        if options.memory:
+            print("\n" + _memory_table(run.memory))
+        if not run.repeats:  # then the table above has no times
+            print("\n" + run.states.table())
+        elif options.compute == "flops" and not (options.has_device or any(run.states.computing_s)):
+            print(f"\n{NO_DEVICE}")
         unit, scale = unit_of(run.time_s)
         print(f"\nvirtual time: {run.time_s * scale:.9g} {unit}")
+
+
+NO_DEVICE = (
+    "computed 0 s: the cluster has no device, so computing takes no virtual time. With --device "
+    "a100, computing takes as long as on this device. With --compute measured, it takes as long "
+    "as on this machine"
+)
+
+
+def _memory_table(ledgers):
+    """A row for each rank, at most 20, with the memory at its peak."""
+    from ..core.model.ledger import CATEGORIES
+    from ..core.model.words import aligned, short_bytes
+
+    rows = [("rank", "memory at the peak", *CATEGORIES)]
+    for ledger in ledgers[:20]:
+        parts = (ledger.peak_bytes, *map(ledger.peak.get, CATEGORIES))
+        rows.append((str(ledger.rank), *map(short_bytes, parts)))
+    more = [f"... and {len(ledgers) - 20:,} more ranks"] if len(ledgers) > 20 else []
+    return "\n".join([*aligned(rows), *more])
 
 
 def _print_seed(options, run):

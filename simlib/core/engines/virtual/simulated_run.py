@@ -248,25 +248,31 @@ def simulate_script(
     world_size: int,
     argv: Sequence[str],
     *,
-    cluster: Cluster | None = None,
+    cluster: Cluster,
     local_size: int | None = None,
     restarts: Restarts | int = 0,
     diagnosis: Diagnosis | None = None,
-    seed: int | str | None = None,
+    faults: Faults | None = None,
+    measurement: Measurement | None = None,
     is_module: bool = False,
 ) -> Run:
     """Simulate a whole script, or a module by its name; ``argv`` are its arguments.
 
     ``local_size`` is the number of ranks of one host in the environment. By default one host has
-    all ranks.
+    all ranks. The objects have the same meaning as for `simulate`.
     """
     size = _check_world_size(world_size)
+    measured = measurement or Measurement()
+    topology = Topology(cluster, size, "block")
+    options, seed = _options(Network(cluster=cluster), topology, faults or Faults(), measured)
     engine = SimulationEngine(
-        cluster=_check_cluster(cluster, size),
+        cluster=cluster,
         world_size=size,
         local_size=size if local_size is None else local_size,
-        program=program_of_script(path, argv, size, seed, is_module),
+        program=program_of_script(path, argv, size, measured.seed, is_module),
+        options=options,
         diagnosis=diagnosis or Diagnosis(),
+        seed=seed,
     )
     return _attempts(engine, restarts_of(restarts, Restarts(), size))
 
