@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
 
 from ..core.engines.run_outputs import add_json
 from ..core.model.errors import InvalidCallError
 from ..core.model.outcome import ExitCode, Outcome
 
-COMMANDS = ("add_commands",)
+RECORD = "a file of simlib run --trace or of Run.save, or a folder of traces of torch's profiler"
 
 
 def add_commands(commands):
@@ -46,6 +50,26 @@ def add_commands(commands):
     diagnose.add_argument("--html", metavar="FILE", help="write a page with the waits and calls")
     add_json(diagnose)
     diagnose.set_defaults(command=_diagnose)
+    play = commands.add_parser(
+        "play",
+        help="play a saved run in the browser",
+        description="Write a saved run as a page that plays, and open the page in the browser.",
+    )
+    play.add_argument("record", metavar="RUN.json", help=RECORD)
+    play.add_argument("--html", metavar="FILE", help="write the page to FILE, and open no browser")
+    play.set_defaults(command=_play)
+    compare = commands.add_parser(
+        "compare",
+        help="compare the messages and collectives of saved runs",
+        description="Compare saved runs side by side: kinds, numbers and lines of their messages "
+        "and collectives. The exit code is 0 if they are equal, 1 if they differ, and 2 if simlib "
+        "cannot compare them.",
+    )
+    compare.add_argument("records", nargs="+", metavar="RUN.json", help=RECORD)
+    compare.add_argument(
+        "--html", metavar="FILE", help="write a page with both runs, which play together"
+    )
+    compare.set_defaults(command=_compare)
 
 
 def _pid(text):
@@ -91,3 +115,39 @@ def _diagnose(options):
         print(found)
     code = ExitCode.OK if found.kind == "healthy" else ExitCode.WRONG_PROGRAM
     return Outcome(code, facts=found.to_record())
+
+
+def _play(options):
+    run = _loaded(options.record)
+    if options.html is not None:
+        print(f"the page is {run.to_html(options.html)}")
+        return ExitCode.OK
+    folder = Path(tempfile.mkdtemp(prefix="simlib-"))
+    page = run.to_html(folder / f"{Path(options.record).stem}.html")
+    print(f"the page is {page}")
+    if sys.stdout.isatty():
+        webbrowser.open(page.as_uri())
+    return ExitCode.OK
+
+
+def _compare(options):
+    from ..core.results.comparison import compare
+
+    paths = options.records
+    stems = [Path(path).stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else paths
+    found = compare({name: _loaded(path) for name, path in zip(names, paths, strict=True)})
+    print(found)
+    if options.html is not None:
+        found.to_html(options.html)
+    return ExitCode.WRONG_PROGRAM if found.differences else ExitCode.OK
+
+
+def _loaded(path):
+    """The run in a file. A file that is none is a wrong call."""
+    from ..core.results.load import load
+
+    try:
+        return load(path)
+    except (ValueError, OSError) as error:
+        raise InvalidCallError(str(error)) from None

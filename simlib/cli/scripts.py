@@ -12,8 +12,6 @@ from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from ..core.model.errors import InvalidCallError, RunInterrupted, SimlibError
 from ..core.model.outcome import CODES
 
-COMMANDS = ("add_commands",)
-
 
 def add_commands(commands):
     """Add ``run`` and ``simulate`` to the subcommands of a parser."""

@@ -248,7 +248,7 @@ def simulate_script(
     world_size: int,
     argv: Sequence[str],
     *,
-    cluster: Cluster,
+    cluster: Cluster | None = None,
     local_size: int | None = None,
     restarts: Restarts | int = 0,
     diagnosis: Diagnosis | None = None,
@@ -263,10 +263,10 @@ def simulate_script(
     """
     size = _check_world_size(world_size)
     measured = measurement or Measurement()
-    topology = Topology(cluster, size, "block")
+    topology = Topology(_check_cluster(cluster, size), size, "block")
     options, seed = _options(Network(cluster=cluster), topology, faults or Faults(), measured)
     engine = SimulationEngine(
-        cluster=cluster,
+        cluster=topology.cluster,
         world_size=size,
         local_size=size if local_size is None else local_size,
         program=program_of_script(path, argv, size, measured.seed, is_module),
