@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from simlib import ExitCode
 from simlib.cli import _parser, main
+from simlib.core.environment import VERSION
 from simlib.core.model import errors
 from simlib.core.model.outcome import exit_code_of
 
@@ -308,3 +310,34 @@ def test_wrong_calls(args, words, capsys):
     except SystemExit as end:
         code = end.code
     assert code == 2 and words in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"simlib {VERSION}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run"], ["jobs"], ["play", "nowhere.json"]])
+def test_nothing_is_coloured_with_no_color_or_where_it_is_piped(words, tmp_path):
+    command = [sys.executable, "-m", "simlib", *words]
+    wishes = {"TERM": "xterm-256color"}
+    piped = subprocess.run(command, cwd=tmp_path, capture_output=True, env=os.environ | wishes)
+    assert b"\x1b" not in piped.stdout + piped.stderr
+    ours, terminal = pty.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        with open(terminal, "wb", buffering=0) as end:
+            wishes["NO_COLOR"] = "1"
+            subprocess.run(command, cwd=tmp_path, stdout=end, stderr=end, env=os.environ | wishes)
+        said = screen.read(4000)
+    assert said and b"\x1b" not in said
+
+
+def test_a_verdict_is_not_coloured_on_a_terminal(tmp_path, monkeypatch, capsys):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    path = tmp_path / "script.py"
+    path.write_text(f"{WAITS}dist.recv(torch.ones(1), src=1 - dist.get_rank())")
+    assert main(["simulate", "-n", "2", str(path)]) == ExitCode.WRONG_PROGRAM
+    said = capsys.readouterr()
+    assert "wait for each other" in said.err and "\x1b" not in said.out + said.err
