@@ -25,7 +25,12 @@ PARTS = (cluster, classroom, course)
 
 def main(argv=None):
     """Run a command; returns the exit code. Its kinds are in `ExitCode`."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how the line could go on
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    options = parser.parse_args(argv)
     if not options.imports_first:
         _ctrl_c.is_raised()
     if not getattr(options, "json", False):

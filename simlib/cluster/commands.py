@@ -96,10 +96,18 @@ def _doctor(options):
 
 def _add_job_command(commands, name, command, summary, description):
     parser = commands.add_parser(name, help=summary, description=description)
-    parser.add_argument("job", metavar="JOB", help="the job's name (see `simlib jobs`) or folder")
+    job = parser.add_argument(
+        "job", metavar="JOB", help="the job's name (see `simlib jobs`) or folder"
+    )
+    job.completer = _names  # for argcomplete
     parser.add_argument("--folder", default=JOBS, metavar="F", help=FOLDER)
     parser.set_defaults(command=command)
     return parser
+
+
+def _names(parsed_args, **_):
+    """The names of all jobs."""
+    return [os.path.basename(one) for one in glob.glob(os.path.join(parsed_args.folder, "*"))]
 
 
 def _add_submit(commands):

@@ -341,3 +341,34 @@ def test_a_verdict_is_not_coloured_on_a_terminal(tmp_path, monkeypatch, capsys):
     assert main(["simulate", "-n", "2", str(path)]) == ExitCode.WRONG_PROGRAM
     said = capsys.readouterr()
     assert "wait for each other" in said.err and "\x1b" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("simlib sim", ["simulate"]),
+        ("simlib simulate --netw", ["--network"]),
+        ("simlib simulate -n 2 --network ethernet_10", ["ethernet_10g", "ethernet_100g"]),
+        ("simlib simulate --compute m", ["measured"]),
+        ("simlib run -n 2 tr", ["train.py"]),
+        ("simlib result train", ["train-1", "train-2"]),
+    ],
+)
+def test_a_shell_completes_the_command(line, words, tmp_path):
+    pytest.importorskip("argcomplete")
+    (tmp_path / "train.py").touch()
+    for name in ("train-1", "train-2"):
+        (tmp_path / "simlib-jobs" / name).mkdir(parents=True)
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": "completions",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = [sys.executable, "-X", "importtime", "-m", "simlib"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=os.environ | asked)
+    found = (tmp_path / "completions").read_text().split("\n")
+    assert sorted(word.strip() for word in found) == sorted(words)
+    assert b" torch\n" not in done.stderr
