@@ -272,7 +272,9 @@ def _perform(options, run):
     _print_seed(options, run)
     if failure is None and not (options.quiet or options.json):
         _print_run(run, options)
-    return run_outputs.outcome_of(run, failure, options)
+    from ..core.results.document import outcome_of
+
+    return outcome_of(run, failure, options.json)
 
 
 def _print_run(run, options):

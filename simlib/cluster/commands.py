@@ -356,11 +356,13 @@ def _result(options):
     run_outputs.refuse_wrong_files(options)
 
     def result(job):
+        from ..core.results.document import outcome_of
+
         run, error = _ended(job)
         run_outputs.save(run, options)
         if error is None and not (options.quiet or options.json):
             print(run.table())
-        return run_outputs.outcome_of(run, error, options)
+        return outcome_of(run, error, options.json)
 
     return _with_job(options, result)
 

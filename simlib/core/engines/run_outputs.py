@@ -7,7 +7,6 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
 from ..model.errors import InvalidCallError
-from ..model.outcome import Outcome
 
 MAX_PROCESSES = 64
 MAX_SIMULATED = 4096
@@ -80,13 +79,3 @@ def save(run: Any, options: Namespace) -> None:
         run.timeline().savefig(options.picture)
     if options.html:
         run.to_html(options.html)
-
-
-def outcome_of(run: Any, error: Any, options: Namespace) -> Outcome:
-    """The outcome of a command whose run ended, in an error or with None."""
-    facts = {}
-    if options.json and run is not None:
-        from ..results.document import run_document
-
-        facts = run_document(run, error)
-    return Outcome(facts=facts) if error is None else Outcome.of_error(error, **facts)

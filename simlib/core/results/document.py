@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..model.errors import RunInterrupted, SimlibError
+from ..model.outcome import Outcome
 from ..model.trace import Site
 from .run import Run
 
@@ -30,6 +31,12 @@ def run_document(run: Run, error: SimlibError | RunInterrupted | None) -> dict[s
         **waits_document(run.graph),
         "ranks": _ranks(run, error),
     }
+
+
+def outcome_of(run: Run | None, error: Any, as_json: bool) -> Outcome:
+    """The outcome of a command whose run ended, in an error or with None."""
+    facts = run_document(run, error) if as_json and run is not None else {}
+    return Outcome(facts=facts) if error is None else Outcome.of_error(error, **facts)
 
 
 def lines_of(sites: Mapping[int, Site]) -> list[dict[str, Any]]:
