@@ -7,10 +7,16 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 
+import numpy as np
+
 from ..model.ledger import GpuMemory
 from ..model.trace import Group, Op, Piece, Site, Work, describe_call, make_site, source_line
 from . import oplog, safe_pickle
 from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
+
+
+FEW = 32
+"""Fewer ops than these are read one by one."""
 
 
 class Shared:
@@ -125,7 +131,7 @@ class OpLogReader:
 
     def read_on(self) -> None:
         """Read the records written since the last call."""
-        committed = self._field(oplog.COMMITTED)
+        self._committed = committed = self._field(oplog.COMMITTED)
         while self._position < committed:
             self._position = self._read_record(self._position)
 
@@ -133,8 +139,11 @@ class OpLogReader:
         """Read the record at an offset; returns the offset of the next record."""
         memory, at = self._where(offset)
         if memory[at] == oplog.IS_OP:
-            self._offsets.append(offset)
-            return offset + OP.size
+            shift = offset - at
+            while at + shift < self._committed and memory[at] == oplog.IS_OP:
+                self._offsets.append(at + shift)
+                at += OP.size
+            return at + shift
         if memory[at] == oplog.IS_PIECE:
             self._pieces.append(offset)
             return offset + PIECE.size
@@ -201,10 +210,37 @@ class OpLogReader:
             The number of the first op that is left out.
         """
         self.read_on()
-        return [
-            self.op_at(offset, seq, origin_s, cells)
-            for seq, offset in enumerate(self._offsets[first:until], first)
-        ]
+        offsets = self._offsets[first:until]
+        flags, (post, end, wait, posted) = self._columns(offsets)
+        if len(offsets) < FEW or (flags & oplog.FAILED).any():
+            numbered = enumerate(offsets, first)
+            return [self.op_at(offset, seq, origin_s, cells) for seq, offset in numbered]
+        found, memory, size = [], self._memory, oplog.OP_TIMES
+        moments = ((column - origin_s).tolist() for column in (post, wait, end))
+        is_open = (column == NEVER for column in (wait, end))
+        columns = *moments, *(column.tolist() for column in is_open), posted.tolist()
+        rows = zip(offsets, range(first, first + len(offsets)), *columns, strict=True)
+        for at, seq, post_s, wait_s, end_s, has_no_wait, has_no_end, after in rows:
+            words = memory[at : at + size]
+            fields = self._calls.get(words)
+            if fields is None:
+                fields = self._calls[words] = self._fields_of(words, cells)
+            found.append(
+                Op(  # type: ignore[call-arg]
+                    self.rank, seq, *fields, post_s, None if has_no_wait else wait_s,
+                    None if has_no_end else end_s, None if has_no_wait else after,
+                )  # fmt: skip
+            )
+        return found
+
+    def _columns(self, offsets):
+        """The flags of ops, and the columns of `oplog.TIMES`, as arrays."""
+        at = np.frombuffer(offsets, np.int64) if offsets else np.zeros(0, np.int64)
+        flags = np.frombuffer(self._memory, np.uint16)[(at + oplog.OP_FLAGS) // 2]
+        moments = np.frombuffer(self._memory, np.float64)
+        numbers = np.frombuffer(self._memory, np.int64)
+        first = (at + oplog.OP_TIMES) // 8
+        return flags, (*(moments[first + i] for i in range(3)), numbers[first + 3])
 
     def pieces(self, origin_s: float) -> list[Piece]:
         """The pieces of computing that were named so far; ``origin_s`` is as for `ops`."""
@@ -271,12 +307,9 @@ class OpLogReader:
 
     def requests_never_waited(self) -> list[int]:
         """Numbers of ops whose request the learner got, but did not wait for or see complete."""
-        found = []
-        for seq, offset in self._known():
-            flags, end, wait = self._flags_and_times(offset)
-            if flags & oplog.REQUEST and wait == end == NEVER:
-                found.append(seq)
-        return found
+        flags, (_, end, wait, _) = self._columns(self._offsets)
+        is_open = (flags & oplog.REQUEST != 0) & (wait == NEVER) & (end == NEVER)
+        return np.flatnonzero(is_open).tolist()
 
     @property
     def has_futures_taken(self) -> bool:

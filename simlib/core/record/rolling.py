@@ -183,6 +183,15 @@ class RollingReader(OpLogReader):
         held = self._held.get(offset)
         return (self._memory, place_in(offset, self._segment)) if held is None else (held, 0)
 
+    def requests_never_waited(self) -> list[int]:
+        """The same as `OpLogReader.requests_never_waited`, for the ops that are kept."""
+        found = []
+        for seq, offset in self._known():
+            flags, end, wait = self._flags_and_times(offset)
+            if flags & oplog.REQUEST and wait == end == NEVER:
+                found.append(seq)
+        return found
+
     def _known(self):
         yield from ((seq, offset) for offset, seq in self._held_seqs.items())
         yield from enumerate(self._offsets, self._first)
