@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..record.transports.plain_group import hand_over
+from ..record.transports.plain_group import hand_over_copy
 
 
 @dataclass(slots=True)
@@ -56,7 +56,8 @@ class Mailbox:
         self._sends[post.src].append(post)
         if post.is_eager and post.is_here:
             self._begin_eager(post)
-        self._match()
+        if self._receives:
+            self._match()
         if self._simulation.deaths:
             self._fail_if_dead(post, self._dst, self._sends[post.src])
 
@@ -192,7 +193,9 @@ class Mailbox:
         self._sends[send.src].popleft()
         self._receives.remove(receive)
         receive.request.source = send.src
-        receive.request.deliver = partial(hand_over, (send.content,), (receive.content,))
+        receive.request.deliver = partial(
+            hand_over_copy, send.content, send.dtype, receive.content
+        )
         self._simulation.have_met(receive.request)
         self._go_on(send, receive)
 

@@ -165,8 +165,9 @@ class Network:
         InvalidCallError
             Time would go back, or there is no such message.
         """
-        self._check_time(time_s)
-        path = self._path(src, dst, way)
+        if not time_s >= self._now_s:
+            self._check_time(time_s)
+        path = self._paths.get((src, dst, way)) or self._path(src, dst, way)
         if nbytes < 0:
             check_count("nbytes", nbytes, low=0)
         self._now_s = time_s
@@ -236,10 +237,9 @@ class Network:
         """Handle all events of one moment; returns the transfers that end."""
         ended, touched = [], []
         while self._events and self._events[0][0] == moment_s:
-            event = heapq.heappop(self._events)
-            if self._is_stale(event):
+            due_s, _, _, transfer = heapq.heappop(self._events)
+            if transfer.end_s is not None or due_s != transfer._due_s:  # `_is_stale`
                 continue
-            transfer = event[-1]
             if transfer._rate_Bps:
                 for link in transfer._path.links:
                     drawing = self._drawing[link]
@@ -252,7 +252,7 @@ class Network:
                 continue
             while transfer is not None and not self._draws(transfer, moment_s, touched):
                 transfer = self._end(transfer, moment_s, ended)
-        for transfers in self._components(touched):
+        for transfers in self._components(touched) if touched else ():
             for transfer, rate_Bps in self._rates(transfers):
                 if rate_Bps != transfer._rate_Bps:
                     transfer._draw_at(rate_Bps, moment_s)
@@ -301,9 +301,13 @@ class Network:
     def _look_ahead(self):
         """The first valid note is the next event."""
         events = self._events
-        while events and self._is_stale(events[0]):
+        while events:
+            due_s, _, _, transfer = events[0]
+            if transfer.end_s is None and due_s == transfer._due_s:
+                self.next_event_s = due_s
+                return
             heapq.heappop(events)
-        self.next_event_s = events[0][0] if events else inf
+        self.next_event_s = inf
 
     def _is_stale(self, note):
         due_s, transfer = note[0], note[-1]

@@ -171,6 +171,8 @@ class Scheduler:
         moment = self.network.next_event_s
         if self._ready and self._ready[0][0] < moment:
             moment = self._ready[0][0]
+        if not (self._events or self._quiet or self._unless_over):
+            return moment
         if self._events:
             self._drop_cancelled()
             if self._events and self._events[0][0] < moment:
@@ -203,6 +205,8 @@ class Scheduler:
                 if self._events:
                     self._drop_cancelled()
                 ready_s = self._ready[0][0] if self._ready else inf
+                if self._ready and not self._may_come_first(ready_s):
+                    return heapq.heappop(self._ready)[-1]
                 event_s = self._events[0][0] if self._events else inf
                 network_s = self.network.next_event_s
                 quiet_s = self._quiet[0][0] if self._quiet else inf
@@ -232,6 +236,11 @@ class Scheduler:
         except Exception as error:
             self.failure = error
             return CONTROLLER
+
+    def _may_come_first(self, ready_s):
+        """Whether anything may have to happen before the first rank that is ready."""
+        others = self._events or self._quiet or self._unless_over or self._polling
+        return others or self.network.next_event_s <= ready_s
 
     def _comes_first(self, network_s, *others_s):
         """Whether an `unless_over` event comes before all others, and there are others."""
@@ -292,7 +301,8 @@ class VirtualTime:
 
     def settle(self, rank: int) -> float:
         """Before an op: let all events before this rank's clock happen; returns the clock."""
-        self.take_in(rank)
+        if self.beside is not None and self.beside[rank].took_part:
+            self.take_in(rank)
         if self._measured is None:
             return self._scheduler.settle(rank)
         self.work(rank, max(0.0, time.thread_time() - self._measured[rank]))

@@ -14,11 +14,11 @@ import torch
 
 from ..environment import is_learners
 from ..model.errors import InvalidCallError
-from ..record.pending import is_without_data
+from ..record.pending import is_without_data, places
 from ..record.recorder import count_bytes
 from ..record.this_rank import here
 from ..record.transports import FOREVER
-from ..record.transports.plain_group import REDUCING, PlainGroup
+from ..record.transports.plain_group import REDUCING, PlainGroup, copy_of
 from .mailbox import Mailbox, Post
 from .meetings import Call, uncounted
 
@@ -59,7 +59,7 @@ class SimulatedGroup(PlainGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
-        content = uncounted(simulation.dispatch_modes[self._rank], _copy, tensors[0])
+        content = uncounted(simulation.dispatch_modes[self._rank], copy_of, tensors[0])
         post = self._post(tensors, self._position, dst, content)
         post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
         return self._posted(self._mailbox(dst, tag), "send", post, dst, tag)
@@ -69,10 +69,13 @@ class SimulatedGroup(PlainGroup):
         return self._posted(self._mailbox(self._position, tag), "receive", post, src, tag)
 
     def _post(self, tensors, src, dst, content):
+        (tensor,) = tensors
         request = Request(self._simulation, self._rank, self._log.last, tensors)
-        request.patience_s, request.has_data = self.patience_s, not is_without_data(content)
+        request.patience_s = self.patience_s
+        if places and is_without_data(tensor):
+            request.has_data = False
         clock = self._simulation.scheduler.clocks[self._rank]
-        return Post(src, dst, content.dtype, count_bytes(tensors[0]), request, content, clock)
+        return Post(src, dst, tensor.dtype, count_bytes(tensor), request, content, clock)
 
     def _posted(self, mailbox, method, post, peer, tag):
         request = post.request
@@ -196,10 +199,6 @@ def _not_passed(position, missing, wait_all_ranks, limit_s):
     return f"[Rank 0]: {who} failed to pass monitoredBarrier in {1000 * limit_s:.0f} ms"
 
 
-def _copy(tensor):
-    return tensor.detach().clone()
-
-
 class Request:
     """One op of one rank that is under way or complete.
 
@@ -214,32 +213,28 @@ class Request:
     by ``then(end_s)``.
     """
 
-    __slots__ = tuple(
-        "rank start simulation end_s deliver source meeting failure give_up limit_s patience_s "
-        "has_data kind moment then _is_awaited _looked_s _result _references _callbacks".split()
-    )
+    end_s: float | None = None
+    deliver: Callable[[], None] | None = None
+    source: int | None = None
+    meeting: tuple | None = None
+    failure: str | None = None
+    give_up: Callable[[], None] | None = None
+    limit_s: float | None = None
+    patience_s = PlainGroup.patience_s
+    kind = ""
+    has_data = True
+    moment: Moment | None = None
+    then: Callable[[float], Any] | None = None
+    _is_awaited = False
+    _looked_s: float | None = None
+    _references: list[weakref.ref] | None = None
+    _callbacks: tuple[Callable[[], Any], ...] = ()
 
     def __init__(self, simulation: Simulation, rank: int, start: int, result: Any) -> None:
         self.simulation = simulation
         self.rank = rank
         self.start = start
-        self.end_s: float | None = None
-        self.deliver: Callable[[], None] | None = None
-        self.source: int | None = None
-        self.meeting: tuple | None = None
-        self.failure: str | None = None
-        self.give_up: Callable[[], None] | None = None
-        self.limit_s: float | None = None
-        self.patience_s = PlainGroup.patience_s
-        self.kind = ""
-        self.has_data = True
-        self.moment: Moment | None = None
-        self.then: Callable[[float], Any] | None = None
-        self._is_awaited = False
-        self._looked_s: float | None = None
         self._result = result
-        self._references: list[weakref.ref] | None = None
-        self._callbacks: list[Callable[[], Any]] = []
 
     def finish(self, end_s: float) -> None:
         """The op completes at this moment."""
@@ -330,7 +325,9 @@ class Request:
         if deliver is not None:
             self.meeting = None  # which refers to its requests: let go of the tensors
             uncounted(self.simulation.dispatch_modes[self.rank], deliver)
-        callbacks, self._callbacks = self._callbacks, []
+        if not self._callbacks:
+            return
+        callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             try:
                 callback()
@@ -340,7 +337,7 @@ class Request:
     def call_at_end(self, callback: Callable[[], Any]) -> None:
         """Call ``callback`` when the rank sees that the op is complete, or now if it has seen
         this."""
-        self._callbacks.append(callback)
+        self._callbacks += (callback,)
         is_over = (
             self.end_s is not None and self.end_s <= self.simulation.scheduler.clocks[self.rank]
         )

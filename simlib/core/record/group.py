@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from ..environment import is_learners
 from .arguments import Place, check_collective, check_message, check_peer
-from .oplog import ANY_SOURCE, ASYNC, KIND_ID, NOBODY, REQUEST
+from .oplog import ANY_SOURCE, ASYNC, CALL, IS_OP, KIND_ID, NOBODY, REQUEST
 from .pending import Buffer, buffers_of
 from .recorder import (
     NOTHING_TO_WAIT_FOR,
@@ -44,7 +44,7 @@ MAX_CHECKED = 1000
 """The number of different calls that a group remembers."""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _C10D_FILE = c10d.__file__
-_TENSORS = torch.Tensor, torch.nn.Parameter
+_TENSORS, _STRIDED = (torch.Tensor, torch.nn.Parameter), torch.strided
 _thread_id = threading.get_ident
 _API_FILES = frozenset(
     module.__file__ for module in (c10d, c10d_logger, torch.overrides, torch.utils._device)
@@ -162,25 +162,25 @@ class RecordingGroup(GroupOfItsOwn):
         begins at ``frame``, by default at the caller's caller. ``to`` contains the peer and the
         tag.
         """
-        peer, tag = to
+        frame = sys._getframe(1).f_back if frame is None else frame
+        if _thread_id() != self._recorder.thread:
+            flags |= self._recorder.flag_of_thread()
+        return self._write(self._packed(kind, signature, frame, to, flags))
+
+    def _packed(self, kind, signature, frame, to, flags):
+        """One call as the log keeps it."""
+        (peer, tag), (number, nbytes) = to, signature
+        site, peer = self._recorder.site(frame), NOBODY if peer is None else self._ranks[peer]
+        where = site, self._group_number(), number
+        return CALL.pack(IS_OP, KIND_ID[kind], flags, *where, peer, tag, nbytes)
+
+    def _write(self, packed):
         recorder = self._recorder
         if recorder.before_op is not None:
             recorder.before_op()
         if recorder.stream_ends.open:
             recorder.stream_ends.look_in_turn()
-        if _thread_id() != recorder.thread:
-            flags |= recorder.flag_of_thread()
-        number, nbytes = signature
-        start = self._log.post(
-            KIND_ID[kind],
-            flags,
-            recorder.site(sys._getframe(1).f_back if frame is None else frame),
-            self._group_number(),
-            number,
-            NOBODY if peer is None else self._ranks[peer],
-            tag,
-            nbytes,
-        )
+        start = self._log.post_packed(packed)
         if self._is_limited:
             recorder.limited.add(start)
         return start
@@ -252,26 +252,53 @@ class RecordingGroup(GroupOfItsOwn):
 
     def _message(self, method, tensors, tag, peer=None):
         """Record a message and pass it on; ``peer`` is None for a recv of any source."""
+        recorder, tensor = self._recorder, tensors[0]
+        flags, frame = self._caller()
+        if peer is None:
+            flags |= ANY_SOURCE
+        if _thread_id() != recorder.thread:
+            flags |= recorder.flag_of_thread()
+        checked, known = self._checked(), None
+        is_plain = type(tensor) in _TENSORS and tensor.layout is _STRIDED and tensor.is_contiguous()
+        if is_plain and frame is not None:
+            whom = method, peer, type(peer), tag, type(tag), flags
+            key = (*whom, id(frame.f_code), frame.f_lasti, tensor.shape, tensor.dtype, tensor.device)
+            known = checked.get(key)
+        if known is None:
+            packed = self._new_message(method, tensors, tag, peer, flags, frame)
+            known = packed, frame and frame.f_code  # which keeps the id its own
+            if is_plain and frame is not None and is_learners(frame.f_code.co_filename):
+                checked[key] = known
+        start = self._write(known[0])
+        if recorder.fingerprints is not None and peer is not None:
+            pair = (self._rank, peer) if method == "send" else (peer, self._rank)
+            self._check_message_fingerprint(start, *pair, tag, tensor)
+        buffers = None
+        if flags & REQUEST:
+            buffers = [Buffer.of(tensor, method != "send")]
+        elif recorder.pending.requests:
+            buffers = [Buffer(tensor, method != "send", None)]
+        gpu = recorder.gpu_of(tensors)
+        args = (tensors, tag) if peer is None else (tensors, peer, tag)
+        work = (self._request if flags & ASYNC else BlockingCall)(
+            self._pass_on(start, method, *args), recorder, start
+        )
+        if peer is None:
+            work._source = self._ranks
+        if self._limit is not None:
+            work.limit = self._limit
+        if gpu is not None:
+            work.gpu = gpu
+        return self._keep(work, flags, buffers) if buffers is not None else work
+
+    def _new_message(self, method, tensors, tag, peer, flags, frame):
+        """Check a message that differs from all earlier ones; returns its call, packed."""
         check_message(method, tensors[0], tag, self._capabilities)
         kind = "send" if method == "send" else "recv"
         if peer is not None:
             check_peer(self._rank, len(self._ranks), peer, "dst" if kind == "send" else "src")
-        flags, frame = self._caller()
-        if peer is None:
-            flags |= ANY_SOURCE
         signature = self._recorder.signature(tensors, None, None)
-        start = self._post(kind, signature, frame=frame, to=(peer, tag), flags=flags)
-        if self._recorder.fingerprints is not None and peer is not None:
-            pair = (self._rank, peer) if kind == "send" else (peer, self._rank)
-            self._check_message_fingerprint(start, *pair, tag, tensors[0])
-        make = self._request if flags & ASYNC else BlockingCall
-        buffers = [Buffer.of(tensors[0], kind == "recv")] if self._is_watched(flags) else None
-        gpu = self._recorder.gpu_of(tensors)
-        args = (tensors, tag) if peer is None else (tensors, peer, tag)
-        source = self._ranks if peer is None else None
-        work = make(self._pass_on(start, method, *args), self._recorder, start, source)
-        work.limit, work.gpu = self._limit, gpu
-        return self._keep(work, flags, buffers)
+        return self._packed(kind, signature, frame, (peer, tag), flags)
 
     @contextlib.contextmanager
     def together(self, device: torch.device) -> Iterator[list]:

@@ -71,6 +71,7 @@ OP = struct.Struct("BBHIIIqqqdddq")
 """Type, kind, flags, site, group, signature, peer, tag, nbytes; the times of its post, of its end,
 and of the beginning of the rank's wait for it; the number of ops that the rank had posted then."""
 CALL, TIMES = struct.Struct("BBHIIIqqq"), struct.Struct("dddq")  # the two halves of an op
+_POSTED = struct.Struct(f"{CALL.size}sdddq")  # an op whose first half is packed already
 _OP_PEER, OP_TIMES, _OP_END, _OP_WAIT = 16, CALL.size, CALL.size + 8, CALL.size + 16
 _WAIT = struct.Struct("dq")
 FLAGS, OP_FLAGS = struct.Struct("H"), 2
@@ -230,10 +231,11 @@ class OpLogWriter:
     def _reserve(self, size):
         """Reserve ``size`` bytes at the end of the log. Returns their offset, or 0 if the log is
         full."""
-        if self._end + size > self._limit and self._segment:
-            self._turn()
-        # A full log stays so: a later op may refer to what was left out.
-        self._full = self._full or self._end + size > self._limit
+        if self._end + size > self._limit:
+            if self._segment:
+                self._turn()
+            # A full log stays so: a later op may refer to what was left out.
+            self._full = self._full or self._end + size > self._limit
         return 0 if self._full else self._end
 
     def enter(self) -> None:
@@ -327,19 +329,22 @@ class OpLogWriter:
 
         If the log is full, the method only counts the op and returns 0.
         """
+        return self.post_packed(CALL.pack(IS_OP, *call))
+
+    def post_packed(self, call: bytes) -> int:
+        """The same for a call that is packed already."""
+        memory = self._memory
         with self._lock:
-            start = self._reserve(OP.size)
+            start = self._reserve(OP_SIZE)
             if not start:
                 self._dropped += 1
-                U64.pack_into(self._memory, DROPPED, self._dropped)
+                U64.pack_into(memory, DROPPED, self._dropped)
             else:
-                OP.pack_into(
-                    self._memory, start - self._shift, IS_OP, *call, self._clock(), NEVER, NEVER, 0
-                )
-                self._end = start + OP.size
+                _POSTED.pack_into(memory, start - self._shift, call, self._clock(), NEVER, NEVER, 0)
+                self._end = start + OP_SIZE
                 self.posted += 1
             self._progress += 1
-            _TWO.pack_into(self._memory, COMMITTED, self._end, self._progress)
+            _TWO.pack_into(memory, COMMITTED, self._end, self._progress)
             self.last = start
         return start
 
@@ -395,7 +400,10 @@ class OpLogWriter:
         waiting.
         """
         if start:
-            self._change(start, _begin_wait, self._clock(), self.posted)
+            if self._segment:
+                self._change(start, _begin_wait, self._clock(), self.posted)
+            else:
+                _WAIT.pack_into(self._memory, start + _OP_WAIT, self._clock(), self.posted)
             if alone:
                 U64.pack_into(self._memory, WAITING, start)
 
@@ -405,7 +413,11 @@ class OpLogWriter:
 
     def wait_end(self, start: int, end_s: float | None = None) -> None:
         """The op for which the rank waited is complete, now or since ``end_s``."""
-        self._change(start, _end, self._clock() if end_s is None else end_s)
+        moment = self._clock() if end_s is None else end_s
+        if self._segment or not start:
+            self._change(start, _end, moment)
+        else:
+            TIME.pack_into(self._memory, start + _OP_END, moment)
         self._progress += 1
         _TWO.pack_into(self._memory, PROGRESS, self._progress, 0)
 

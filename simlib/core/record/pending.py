@@ -19,13 +19,15 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+FEW = 4
+"""simlib compares an op with so many open buffers one by one, and with more by an index."""
 MAX_WORK = 1000
 """simlib tries at most this many candidates to find out whether tensors in pieces overlap."""
 
@@ -126,20 +128,25 @@ class Pending:
 
     def add(self, work: Any, buffers: list[Buffer]) -> None:
         """A request was posted; ``buffers`` is a list of `Buffer`."""
-        places = self.compare(work, buffers)
-        with self._lock:
-            for place in places:
-                self._places.add(place, work)
+        places = self.compare(work, buffers, is_kept=True)
         counted = buffers if len(buffers) == 1 else _that_count(buffers)
         versions = [(b.tensor, b.version) for b in counted if b.version is not None]
         self.requests[work] = places, versions
 
-    def compare(self, work: Any, buffers: list[Buffer]) -> list[Place]:
-        """Check whether an op uses memory of an open request; returns the places of its buffers."""
-        places = [Place.of(buffer.tensor, buffer.is_written) for buffer in buffers]
-        places = [place for place in places if place.first < place.end]
+    def compare(self, work: Any, buffers: list[Buffer], is_kept: bool = False) -> list[Place]:
+        """Check whether an op uses memory of an open request; returns the places of its buffers.
+
+        If the op ``is_kept``, later ops are compared with it, until `forget`.
+        """
+        places, met = [], {}
         with self._lock:
-            met = {other: None for place in places for other in self._places.overlapping(place)}
+            for buffer in buffers:
+                place = Place.of(buffer.tensor, buffer.is_written)
+                if place.first < place.end:
+                    places.append(place)
+                    met.update(dict.fromkeys(self._places.overlapping(place)))
+            for place in places if is_kept else ():
+                self._places.add(place, work)
         for other in met:
             if not other.has_come():
                 self._report("overlap", work.start, other.start)
@@ -187,7 +194,7 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
         """The place of a tensor; an empty place if it has no such memory."""
-        if tensor.layout is not torch.strided or is_without_data(tensor):
+        if tensor.layout is not torch.strided or (places and is_without_data(tensor)):
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
         if tensor.is_contiguous():  # one without elements, too
@@ -233,24 +240,37 @@ class _Memory:
 class Places:
     """Runs of memory that can be found by address.
 
-    The runs are sorted by their size in powers of two, and for each such size by their first bytes.
-    A run that may overlap begins less than one such size earlier.
+    The latest few runs are in a list. All others are sorted by their size in powers of two, and for
+    each such size by their first bytes. A run that may overlap begins less than one such size
+    earlier.
 
     **Cost** O(sizes in use + log(runs) + met) to look; moving a list to add or remove.
     """
 
     def __init__(self) -> None:
+        self._latest: list[tuple[Place, Any]] = []
         self._by_size: dict[
             int, list
         ] = {}  # power of two -> list of (first byte, id of owner, place, owner)
 
     def add(self, place: Place, owner: Any) -> None:
         """Note memory and its owner."""
+        self._latest.append((place, owner))
+        if len(self._latest) > FEW:
+            for one in self._latest:
+                self._sort_in(*one)
+            self._latest.clear()
+
+    def _sort_in(self, place, owner):
         runs = self._by_size.setdefault((place.end - place.first).bit_length(), [])
         insort(runs, (place.first, id(owner), place, owner), key=_address)
 
     def remove(self, place: Place, owner: Any) -> None:
         """Forget it."""
+        for at, (one, _) in enumerate(self._latest):
+            if one is place:
+                del self._latest[at]
+                return
         power = (place.end - place.first).bit_length()
         runs = self._by_size[power]
         at = bisect_left(runs, (place.first, id(owner)), key=_address)
@@ -258,8 +278,14 @@ class Places:
         if not runs:
             del self._by_size[power]
 
-    def overlapping(self, place: Place) -> Iterator[Any]:
+    def overlapping(self, place: Place) -> list:
         """The owners of memory that this place shares, if one of the two is written."""
+        found = [owner for other, owner in self._latest if place.clashes_with(other)]
+        if self._by_size:
+            found += self._sorted_overlapping(place)
+        return found
+
+    def _sorted_overlapping(self, place):
         for power, runs in self._by_size.items():
             at = bisect_left(runs, (place.first - (1 << power), 0), key=_address)
             while at < len(runs) and runs[at][0] < place.end:

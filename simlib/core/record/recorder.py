@@ -263,17 +263,16 @@ def _signature_in_words(tensors, reduce_op, splits):
 class _Request:
     """The transport's own request. It notes the moments of the rank's wait and of its end."""
 
-    __slots__ = ()
+    _source = None  # the ranks of its group, if the op is a recv of any source
+    _result = None
+    pending = None
+    limit = None
+    gpu = None  # the GPU on whose stream the op ends
 
-    def _begin(self, work, recorder, start, source):
+    def _begin(self, work, recorder, start):
         self._work = work
         self._recorder = recorder
-        self._source = source
-        self._result = None
         self.start = start
-        self.pending = None
-        self.limit = None
-        self.gpu = None  # the GPU on whose stream the op ends
 
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._result is not None:
@@ -332,10 +331,8 @@ class BlockingCall(_Request):
     """The request of a blocking call. The call only waits for it, so it is lighter than a
     `Work`."""
 
-    __slots__ = ("_work", "_recorder", "_source", "_result", "start", "pending", "limit", "gpu")
-
-    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
-        self._begin(work, recorder, start, source)
+    def __init__(self, work: Any, recorder: Recorder, start: int) -> None:
+        self._begin(work, recorder, start)
 
 
 class RecordedWork(_Request, dist.Work):
@@ -347,12 +344,13 @@ class RecordedWork(_Request, dist.Work):
     never end.
     """
 
-    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
+    is_number = False
+    _future: Any = None  # the transport's own, where somebody has taken it
+
+    def __init__(self, work: Any, recorder: Recorder, start: int) -> None:
         super().__init__()
-        self._begin(work, recorder, start, source)
+        self._begin(work, recorder, start)
         recorder.requests[start] = self
-        self.is_number = False
-        self._future: Any = None  # the transport's own, where somebody has taken it
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
         if self._recorder.before_wait is not None:
@@ -428,10 +426,8 @@ class RecordedWork(_Request, dist.Work):
 class RecordedMessage(RecordedWork):
     """The request of an isend or irecv. With Gloo it is complete only after a wait."""
 
-    def __init__(self, work: Any, recorder: Recorder, start: int, source: Any = None) -> None:
-        super().__init__(work, recorder, start, source)
-        self._looks = 0  # since the rank's last op
-        self._looked_after = None
+    _looks = 0  # since the rank's last op
+    _looked_after = None
 
     def is_completed(self) -> bool:
         if self._result is not None:

@@ -3,6 +3,7 @@ call."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...model.errors import InvalidCallError
-from ..pending import is_without_data
+from ..pending import is_without_data, places
 from . import FOREVER
 
 ADVICE = "do not let a value decide what to compute, or simulate a small model with data"
@@ -142,8 +143,8 @@ def put(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
     As with Gloo, autograd does not notice this copy.
     """
-    sizes = [target.numel() for target in targets]
-    if [source.numel() for source in sources] != sizes:
+    sizes = [*map(Tensor.numel, targets)]
+    if [*map(Tensor.numel, sources)] != sizes:
         sources = joined(sources).split(sizes)
     for source, target in zip(sources, targets, strict=True):
         if target.layout is not torch.strided:
@@ -174,13 +175,44 @@ def forget_values_of(tensor: Tensor) -> None:
 
 def hand_over(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy results into a rank's tensors, as far as both sides have values."""
-    if any(map(is_without_data, targets)):
+    if places and any(map(is_without_data, targets)):
         return
-    if any(map(is_without_data, sources)):
+    if places and any(map(is_without_data, sources)):
         for target in targets:
             forget_values_of(target)
     else:
         put(sources, targets)
+
+
+MOST_BYTES = 1 << 16
+"""simlib copies the memory of plain tensors up to this size directly, which is faster."""
+_PLAIN = torch.Tensor, torch.nn.Parameter
+
+
+def copy_of(tensor: Tensor) -> Tensor | bytes:
+    """A copy of a tensor that a rank sends: the bytes of its memory, or a tensor."""
+    if _is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES:
+        return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return (tensor.detach() if tensor.requires_grad else tensor).clone()
+
+
+def hand_over_copy(content: Tensor | bytes, dtype: torch.dtype, target: Tensor) -> None:
+    """`hand_over` of a `copy_of` a tensor of this dtype."""
+    if not isinstance(content, bytes):
+        hand_over((content,), (target,))
+    elif _is_plain(target) and target.nbytes == len(content):
+        ctypes.memmove(target.data_ptr(), content, len(content))
+    else:
+        hand_over((torch.frombuffer(bytearray(content), dtype=dtype),), (target,))
+
+
+def _is_plain(tensor):
+    """Whether the memory of a tensor contains its elements, one after the other."""
+    if places or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_neg() or tensor.is_conj() or tensor.is_inference():
+        return False
+    return tensor.is_cpu and tensor.is_contiguous() and tensor.data_ptr() != 0
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

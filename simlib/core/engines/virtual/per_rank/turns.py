@@ -44,7 +44,8 @@ class StateInTurn:
         last = self._rank
         if rank == last:
             return
-        self.look()
+        if self._modules.names.is_seen:
+            self.look()
         self._numbers.enter(last, rank)
         self._change_modules(last, rank)
         if self.modes.of_rank:
