@@ -174,12 +174,13 @@ class Network:
         transfer = Transfer(self._started, time_s, src, dst, nbytes, path)
         transfer._remaining += self._envelope_bytes
         self._started += 1
-        transfer._due_s = time_s + path.latency_s
-        self._foresee(transfer)
+        transfer._due_s = due_s = time_s + path.latency_s
+        self._noted += 1
+        heapq.heappush(self._events, (due_s, transfer._order, self._noted, transfer))
         if path.queue is not None:
             path.queue.append(transfer)
-        if transfer._due_s < self.next_event_s:
-            self.next_event_s = transfer._due_s
+        if due_s < self.next_event_s:
+            self.next_event_s = due_s
         return transfer
 
     def links(self, src: int, dst: int, way: Topology | None = None) -> tuple[int, ...]:

@@ -59,7 +59,8 @@ class SimulatedGroup(PlainGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Request:
         simulation = self._simulation
-        content = uncounted(simulation.dispatch_modes[self._rank], copy_of, tensors[0])
+        mode, (tensor,) = simulation.dispatch_modes[self._rank], tensors
+        content = copy_of(tensor) if mode is None else uncounted(mode, copy_of, tensor)
         post = self._post(tensors, self._position, dst, content)
         post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
         return self._posted(self._mailbox(dst, tag), "send", post, dst, tag)
@@ -258,10 +259,11 @@ class Request:
         """Block until the op completes; returns True. Raises an error if it has failed."""
         if self.moment is not None:
             return self._wait_on_stream(timeout)
-        scheduler = self.simulation.scheduler
-        self.simulation.time.take_in(self.rank)
-        if self.simulation.scripts is not None:
-            self.simulation.scripts[self.rank].add("wait", start=self.start)
+        simulation = self.simulation
+        scheduler = simulation.scheduler
+        simulation.time.take_in(self.rank)
+        if simulation.scripts is not None:
+            simulation.scripts[self.rank].add("wait", start=self.start)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
             if limit_s is not None:
@@ -324,7 +326,8 @@ class Request:
         deliver, self.deliver = self.deliver, None
         if deliver is not None:
             self.meeting = None  # which refers to its requests: let go of the tensors
-            uncounted(self.simulation.dispatch_modes[self.rank], deliver)
+            mode = self.simulation.dispatch_modes[self.rank]
+            deliver() if mode is None else uncounted(mode, deliver)
         if not self._callbacks:
             return
         callbacks, self._callbacks = self._callbacks, ()

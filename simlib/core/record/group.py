@@ -258,7 +258,10 @@ class RecordingGroup(GroupOfItsOwn):
             flags |= ANY_SOURCE
         if _thread_id() != recorder.thread:
             flags |= recorder.flag_of_thread()
-        checked, known = self._checked(), None
+        numbers, checked = self._checked_calls
+        if numbers is not self._log.numbers or len(checked) > MAX_CHECKED:
+            checked = self._checked()
+        known = None
         is_plain = type(tensor) in _TENSORS and tensor.layout is _STRIDED and tensor.is_contiguous()
         if is_plain and frame is not None:
             whom = method, peer, type(peer), tag, type(tag), flags
@@ -266,10 +269,12 @@ class RecordingGroup(GroupOfItsOwn):
             known = checked.get(key)
         if known is None:
             packed = self._new_message(method, tensors, tag, peer, flags, frame)
-            known = packed, frame and frame.f_code  # which keeps the id its own
+            gpu = recorder.stream_ends.device_of(tensors)
+            known = packed, gpu, frame and frame.f_code  # which keeps the id its own
             if is_plain and frame is not None and is_learners(frame.f_code.co_filename):
                 checked[key] = known
-        start = self._write(known[0])
+        packed, gpu, _ = known
+        start = self._write(packed)
         if recorder.fingerprints is not None and peer is not None:
             pair = (self._rank, peer) if method == "send" else (peer, self._rank)
             self._check_message_fingerprint(start, *pair, tag, tensor)
@@ -278,7 +283,8 @@ class RecordingGroup(GroupOfItsOwn):
             buffers = [Buffer.of(tensor, method != "send")]
         elif recorder.pending.requests:
             buffers = [Buffer(tensor, method != "send", None)]
-        gpu = recorder.gpu_of(tensors)
+        if gpu is not None:
+            recorder.stream_ends.begin(gpu)
         args = (tensors, tag) if peer is None else (tensors, peer, tag)
         work = (self._request if flags & ASYNC else BlockingCall)(
             self._pass_on(start, method, *args), recorder, start

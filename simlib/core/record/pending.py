@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_STRIDED = torch.strided
 FEW = 4
 """simlib compares an op with so many open buffers one by one, and with more by an index."""
 MAX_WORK = 1000
@@ -144,7 +145,8 @@ class Pending:
                 place = Place.of(buffer.tensor, buffer.is_written)
                 if place.first < place.end:
                     places.append(place)
-                    met.update(dict.fromkeys(self._places.overlapping(place)))
+                    for other in self._places.overlapping(place):
+                        met[other] = None
             for place in places if is_kept else ():
                 self._places.add(place, work)
         for other in met:
@@ -194,7 +196,7 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor, is_written: bool) -> Place:
         """The place of a tensor; an empty place if it has no such memory."""
-        if tensor.layout is not torch.strided or (places and is_without_data(tensor)):
+        if tensor.layout is not _STRIDED or (places and is_without_data(tensor)):
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
         if tensor.is_contiguous():  # one without elements, too
@@ -280,7 +282,12 @@ class Places:
 
     def overlapping(self, place: Place) -> list:
         """The owners of memory that this place shares, if one of the two is written."""
-        found = [owner for other, owner in self._latest if place.clashes_with(other)]
+        first, end, *_ = place
+        found = [
+            owner
+            for other, owner in self._latest
+            if first < other.end and other.first < end and place.clashes_with(other)
+        ]
         if self._by_size:
             found += self._sorted_overlapping(place)
         return found
