@@ -193,9 +193,7 @@ class Mailbox:
         self._sends[send.src].popleft()
         self._receives.remove(receive)
         receive.request.source = send.src
-        receive.request.deliver = partial(
-            hand_over_copy, send.content, send.dtype, receive.content
-        )
+        receive.request.deliver = partial(hand_over_copy, send.content, send.dtype, receive.content)
         self._simulation.have_met(receive.request)
         self._go_on(send, receive)
 

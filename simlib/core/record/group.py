@@ -265,7 +265,14 @@ class RecordingGroup(GroupOfItsOwn):
         is_plain = type(tensor) in _TENSORS and tensor.layout is _STRIDED and tensor.is_contiguous()
         if is_plain and frame is not None:
             whom = method, peer, type(peer), tag, type(tag), flags
-            key = (*whom, id(frame.f_code), frame.f_lasti, tensor.shape, tensor.dtype, tensor.device)
+            key = (
+                *whom,
+                id(frame.f_code),
+                frame.f_lasti,
+                tensor.shape,
+                tensor.dtype,
+                tensor.device,
+            )
             known = checked.get(key)
         if known is None:
             packed = self._new_message(method, tensors, tag, peer, flags, frame)

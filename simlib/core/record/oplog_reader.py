@@ -14,7 +14,6 @@ from ..model.trace import Group, Op, Piece, Site, Work, describe_call, make_site
 from . import oplog, safe_pickle
 from .oplog import DEFINITION, HEADER, NEVER, NOBODY, OP, PIECE, U64, WAITING
 
-
 FEW = 32
 """Fewer ops than these are read one by one."""
 
@@ -227,8 +226,13 @@ class OpLogReader:
                 fields = self._calls[words] = self._fields_of(words, cells)
             found.append(
                 Op(  # type: ignore[call-arg]
-                    self.rank, seq, *fields, post_s, None if has_no_wait else wait_s,
-                    None if has_no_end else end_s, None if has_no_wait else after,
+                    self.rank,
+                    seq,
+                    *fields,
+                    post_s,
+                    None if has_no_wait else wait_s,
+                    None if has_no_end else end_s,
+                    None if has_no_wait else after,
                 )  # fmt: skip
             )
         return found
