@@ -7,6 +7,7 @@ import statistics
 import time
 
 import cloudpickle
+import psutil
 
 import simlib
 from simlib.core.clockwork.network import Network
@@ -48,20 +49,36 @@ def _calls(rounds):
 def _operations(rounds):
     """A simulation's own share is told by clocks in the first and the last rank to run."""
     heading("Operations per second through dist.*")
-    for world_size, steps, goal in ((64, 300, 40_000), (1024, 30, 15_000)):
+    sizes = (64, 300, 40_000, 25_000), (1024, 30, 15_000, 12_000)
+    for world_size, steps, goal, cpu_goal in sizes:
         for what, program in (("ring", ring_steps), ("ping-pong in pairs", ping_pong)):
             ops = 2 * steps * world_size
-            inside, whole, bare = [], [], []
+            inside, whole, bare, messages, ratios = [], [], [], [], []
             for _ in range(rounds):
+                before_s = _cpu_s()
                 seconds, run = _seconds(program, world_size, (steps,))
+                cpu_s = _cpu_s() - before_s
+                messages.append(ops / 2 / cpu_s)
                 begins, ends = zip(*run.results, strict=True)
                 inside.append(ops / (max(ends) - min(begins)))
                 whole.append(ops / seconds)
+                before_s = time.process_time()
                 bare.append(_turns_per_second(world_size, steps))
+                ratios.append(cpu_s / (time.process_time() - before_s))
             held = statistics.median(inside) >= goal
             line(f"{world_size:,} ranks, {what}", spread(inside, digits=0), f">= {goal:,}", held)
             line("  with start, trace and checks", spread(whole, digits=0))
             line("  control: bare hand-overs per second", spread(bare, digits=0))
+            held = statistics.median(messages) >= cpu_goal
+            line("  messages per CPU second", spread(messages, digits=0), f">= {cpu_goal:,}", held)
+            line("  CPU of a message / of a bare hand-over", spread(ratios, digits=1))
+
+
+def _cpu_s():
+    """CPU seconds so far of this process and of the processes that it has started."""
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
 
 
 def _turns_per_second(world_size, turns):
