@@ -139,7 +139,8 @@ class Pending:
 
         If the op ``is_kept``, later ops are compared with it, until `forget`.
         """
-        places, met = [], {}
+        places: list[Place] = []
+        met: dict[Any, None] = {}
         with self._lock:
             for buffer in buffers:
                 place = Place.of(buffer.tensor, buffer.is_written)
