@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from functools import partial
 
 import build as builder
 import minutes
@@ -12,7 +13,7 @@ import pytest
 from translations import fingerprint
 
 from simlib.classroom.grading import source
-from simlib.classroom.grading.exercise import plain_cells, shown_form
+from simlib.classroom.grading.exercise import shown_form
 
 EXERCISES = builder.ROOT / "authoring" / "exercises"
 LESSON = """\
@@ -199,9 +200,10 @@ ANSWER = '# %% role="answer" question="q"\n'
 def test_a_source_with_a_slip_is_refused_with_file_and_line(tmp_path, text, sentence):
     path = tmp_path / "02_exercise.py"
     path.write_text(text)
-    with pytest.raises(source.SourceError) as refused:
-        source.read_source(path, is_exercise=True)
-    assert str(refused.value).startswith(f"{path}, {sentence}")
+    for read in (partial(source.read_source, is_exercise=True), source.read_cells):
+        with pytest.raises(source.SourceError) as refused:
+            read(path)
+        assert str(refused.value).startswith(f"{path}, {sentence}")
 
 
 def test_a_lesson_has_no_roles(tmp_path):
@@ -318,21 +320,19 @@ def test_what_a_check_expects_is_built_into_a_file_of_its_own(built):
         (root / "exercises" / gone).unlink()
 
 
-def test_an_install_reads_sources_as_the_builder_does():
+def test_simlib_reads_the_sources_of_exercises_as_the_builder_does():
     for path in source.exercise_files(EXERCISES, ".py"):
-        built, plain = source.read_source(path, True).cells, plain_cells(path.read_text())
-        of_builder, of_install = (
+        of_builder, of_simlib = (
             [
                 (
-                    one.cell_type,
-                    one.source,
-                    *(source.course_of(one, k) for k in ("role", "question")),
+                    *(one.id, one.cell_type, one.source),
+                    *(source.course_of(one, key) for key in source.COURSE_KEYS),
                 )
                 for one in cells
             ]
-            for cells in (built, plain)
+            for cells in (source.read_source(path, True).cells, source.read_cells(path))
         )
-        assert of_builder == of_install, path.stem
+        assert of_builder == of_simlib, path.stem
 
 
 def test_a_check_without_a_verdict_is_refused(checkout):

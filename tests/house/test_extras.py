@@ -47,3 +47,15 @@ def test_a_notebook_is_checked_without_the_extra_for_teachers():
     )
     done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_progress_without_new_answers_needs_neither_the_extra_nor_torch():
+    lines = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['jupytext', 'nbformat', 'torch', 'numpy']))\n"
+        "from simlib import cli\n"
+        "sys.exit(cli.main(['progress']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "review                          0 of 10   0 of 10  not begun\n" in done.stdout

@@ -19,12 +19,12 @@ from typing import NamedTuple
 from ..parts import parts_of
 from .notebook_file import Cell, Exercise, Question
 from .source import (
-    CELL_HEADER,
     SourceError,
     course_of,
     exercise_files,
     number_of,
-    read_source,
+    plain_cells,
+    read_cells,
     solution_source,
     stub_source,
 )
@@ -39,7 +39,7 @@ def read_exercise(path):
         The source cannot be read, or a question does not have exactly one answer cell, or it has no
         check cell or no hidden cell. Without these cells, any answer would be right.
     """
-    notebook = read_source(path, is_exercise=True)
+    notebook = SimpleNamespace(cells=read_cells(path))
     shown, cases = shown_form(notebook, path.stem)
     cells = tuple(
         Cell(
@@ -144,7 +144,6 @@ def is_exercise(text, name):
 
 SOURCES, CASES = "authoring/exercises", "exercises/checks"
 """Two folders of a checkout: the sources of exercises, and the expected answers of their checks."""
-HEADER_WORD = re.compile(r'\b(role|question)="([^"]*)"')
 
 CHECKS_FROM = "simlib.checks"
 """The module from which a setup imports names only for its checks."""
@@ -164,7 +163,8 @@ def shown_form(notebook, name):
     Parameters
     ----------
     notebook : NotebookNode
-        A notebook from `read_source`. The function does not change it.
+        A notebook from `read_source`, or an object with ``cells`` from `read_cells`. The function
+        does not change it.
     name : str
         ``NN_name`` of the exercise, or `REVIEW`.
 
@@ -215,22 +215,6 @@ def write_checks(root: Path) -> list[str]:
     for name in changed:
         (folder / name).write_text(texts[name], encoding="utf-8")
     return changed
-
-
-def plain_cells(text: str) -> list[SimpleNamespace]:
-    """Return the cells of a source as `read_source` does, but only with their role and question."""
-    cells, lines = [], []
-    for line in text.splitlines():
-        if line.startswith(CELL_HEADER):
-            is_prose, lines = "[markdown]" in line, []
-            course = dict(HEADER_WORD.findall(line))
-            kind = "markdown" if is_prose else "code"
-            cells.append((SimpleNamespace(cell_type=kind, metadata={"course": course}), lines))
-        else:
-            lines.append(line.removeprefix("#").removeprefix(" ") if is_prose else line)
-    for cell, its_lines in cells:
-        cell.source = "\n".join(its_lines).strip("\n")
-    return [cell for cell, _ in cells]
 
 
 def split_setups(cells, name):

@@ -19,9 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..checks import verdict
-from ..checks.verdict import FOLDER
-from .exercise import exercise_of, read_exercise
+from .exercise import CASES, exercise_of, read_exercise
 from .merge_answers import (
     GIVEN,
     NOT_ATTEMPTED,
@@ -33,7 +31,6 @@ from .merge_answers import (
 )
 from .notebook_file import Unreadable, parse, read_bytes
 from .sandbox import Limits
-from .shell import new_shell, run_cell
 from .source import SOURCES, exercise_files
 
 PRISTINE = ".pristine"
@@ -107,7 +104,7 @@ def pristine_of(path):
 def cases_beside(notebook):
     """Return the expected answers for a pristine notebook; empty if the handout has no such
     file."""
-    path = notebook.parent / FOLDER / f"{notebook.stem}.py"
+    path = notebook.parent / Path(CASES).name / f"{notebook.stem}.py"
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
@@ -309,6 +306,9 @@ class StillRunning(BaseException):
 
 def main():
     """Run the steps from standard input, and write the answers to the original stdout."""
+    from ..checks import verdict  # these import torch, and the caller of this program needs none
+    from .shell import new_shell
+
     steps, limits = json.load(sys.stdin), Limits()
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
 
@@ -343,6 +343,7 @@ def main():
 
 def run_for_a_time(shell, source, limit_s):
     """Run one cell. If it takes too long, end it, so that the cells after it can run."""
+    from .shell import run_cell  # as above
 
     def too_long(*_):
         raise StillRunning(f"the check was stopped after {limit_s} s. Grading has the same limit")

@@ -8,9 +8,12 @@ of their own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 from ...core.environment import ROOT, need
 from ..parts import complaint_about
@@ -30,6 +33,7 @@ STUB = ["# YOUR CODE HERE", "raise NotImplementedError()"]
 ROLES = ("setup", "answer", "check", "hidden")
 COURSE_KEYS = ("role", "question", "points", "weight")
 CELL_HEADER = "# %%"
+HEADER_KEY = re.compile(r"\b(\w+)=")
 REVIEW = "review"
 """The one exercise that belongs to no single lesson, because it mixes several lessons."""
 
@@ -64,27 +68,76 @@ def read_source(path, is_exercise):
     SourceError
         The source has unpaired or misspelt markers, unknown roles, or text before the first cell.
     MissingExtra
-        jupytext is not installed. Only people who write or grade exercises need this package.
+        jupytext is not installed. Only people who write lessons or exercises need this package.
     """
     need("grading", "jupytext", "nbformat", what="reading the source of an exercise")
     text = path.read_text(encoding="utf-8")
-    headers = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith(CELL_HEADER)]
     check_markers(text, path)
     import jupytext
     import nbformat
 
     notebook = jupytext.reads(text, fmt="py:percent")
-    if len(notebook.cells) != len(headers):
-        raise SourceError(f"{path}, line 1: there is text before the first {CELL_HEADER!r}")
-    for cell, line in zip(notebook.cells, headers, strict=True):
+    for cell in notebook.cells:
         cell.metadata = cell_metadata(cell.metadata)
-        check_cell(cell, is_exercise, f"{path}, line {line}")
-    set_ids(notebook.cells, path.stem)
+    complete(notebook.cells, text, path, is_exercise)
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     notebook.metadata = nbformat.from_dict(metadata)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
+
+
+def read_cells(path):
+    """Return the cells of an exercise's source as `read_source` does, without its packages. The
+    metadata are only the course's.
+
+    Raises
+    ------
+    SourceError
+        See `read_source`.
+    """
+    text = path.read_text(encoding="utf-8")
+    check_markers(text, path)
+    cells = plain_cells(text)
+    complete(cells, text, path, is_exercise=True)
+    return cells
+
+
+def plain_cells(text: str) -> list[SimpleNamespace]:
+    """Return the cells of a source as `read_cells` does, but unchecked and without ids."""
+    cells, lines, is_prose = [], [], False
+    for line in text.splitlines():
+        is_header = line.startswith(CELL_HEADER)
+        if is_header or (line.strip() and not cells):
+            is_prose, lines = "[markdown]" in line, [] if is_header else [line]
+            kind = "markdown" if is_prose else "code"
+            course = header_metadata(line) if is_header else {}
+            cells.append((SimpleNamespace(cell_type=kind, metadata={"course": course}), lines))
+        else:
+            lines.append(line.removeprefix("#").removeprefix(" ") if is_prose else line)
+    for cell, its_lines in cells:
+        cell.source = "\n".join(its_lines).strip("\n")
+    return [cell for cell, _ in cells]
+
+
+def header_metadata(line):
+    """Return the course's metadata in a cell header: words like ``points=2``, with JSON values."""
+    found, end, decoder = {}, 0, json.JSONDecoder()
+    while word := HEADER_KEY.search(line, end):
+        end = word.end()
+        with contextlib.suppress(ValueError):
+            found[word[1]], end = decoder.raw_decode(line, end)
+    return {key: found[key] for key in COURSE_KEYS if key in found}
+
+
+def complete(cells, text, path, is_exercise):
+    """Check the cells of a source, and give them ids."""
+    headers = [n for n, line in enumerate(text.splitlines(), 1) if line.startswith(CELL_HEADER)]
+    if len(cells) != len(headers):
+        raise SourceError(f"{path}, line 1: there is text before the first {CELL_HEADER!r}")
+    for cell, line in zip(cells, headers, strict=True):
+        check_cell(cell, is_exercise, f"{path}, line {line}")
+    set_ids(cells, path.stem)
 
 
 def check_markers(text, path):
