@@ -1,11 +1,14 @@
 """Starting processes: what the standard library's server does when several threads use it."""
 
+import gc
 import multiprocessing
 import subprocess
 import sys
 import threading
 from multiprocessing import forkserver
 
+import simlib
+from simlib import cli
 from simlib.core.engines.workers.server import server_context
 
 
@@ -40,3 +43,45 @@ def test_simlib_is_imported_without_mpi_and_what_only_pictures_need():
     code = f"import simlib, sys; print([one for one in ({names}) if one in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
+
+
+def test_the_servers_of_a_script_start_before_torch_is_imported():
+    code = """
+import sys
+from simlib import cli
+from simlib.core.engines.workers import server
+sys.modules["torch"] = None
+for n in (1, 2):
+    server.start_servers_of_script(n)
+    both = server.forkserver._forkserver, server._other
+    print(*(one._forkserver_pid is not None for one in both))
+server.stop_server()
+cli.start_servers_of_script = cli.start_server = print
+for command in "run", "simulate":
+    try:
+        cli.main([command, "-n", "3", cli.__file__])
+    except ModuleNotFoundError:
+        print("no torch")
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split("\n") == [
+        "True False",
+        "True True",
+        "3",
+        "no torch",
+        "",
+        "no torch",
+        "",
+    ]
+
+
+def test_a_command_with_a_wrong_file_starts_no_server(monkeypatch):
+    monkeypatch.setattr(cli, "start_servers_of_script", lambda n: 1 / 0)
+    assert cli.main(["run", "-n", "3", "nosuch.py"]) == 2
+
+
+def test_the_collector_of_a_rank_skips_what_its_server_has_imported():
+    def main(rank, world_size):
+        return gc.isenabled(), gc.get_freeze_count() > 100_000
+
+    assert simlib.run(main, 1).results == [(True, True)]

@@ -11,7 +11,11 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 import gc
+
+gc.disable()  # it would look through all objects of torch several times
+
 from contextlib import suppress
+from importlib import import_module
 
 import cloudpickle
 import numpy
@@ -24,6 +28,10 @@ import torch.optim
 
 from ...record import backend, returned
 from ..confinement import confinement
+from .server import PRELOADED
+
+for name in PRELOADED:
+    import_module(name)
 
 # A progress bar's lock for all processes would be a semaphore in every rank that shows one, left
 # behind where the rank is killed. Ranks share no terminal: the lock for threads is enough.
@@ -34,5 +42,5 @@ with suppress(ModuleNotFoundError):
 
 confinement().server_begins()
 
-gc.collect()
 gc.freeze()
+gc.enable()

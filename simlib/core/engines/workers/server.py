@@ -17,12 +17,15 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+from ...environment import are_ranks_trusted
+
 PRELOADED = [
+    "simlib.core.engines.workers.preload",
     "simlib.facade",
     "simlib.core.engines.processes.rank_main",
-    "simlib.core.engines.workers.preload",
 ]
-"""The modules that the server imports, by name. Processes forked from it have them."""
+"""The modules that the server imports, by name. Processes forked from it have them. The first
+imports the others."""
 RANK_NAME = "simlib rank"
 _preparation = spawn.get_preparation_data
 
@@ -44,6 +47,14 @@ def start_server(also: Sequence[str] = ()) -> None:
     The server ignores Ctrl-C from its first moment on, because it inherits the blocked signal.
     """
     _start(forkserver._forkserver, also)
+
+
+def start_servers_of_script(world_size: int) -> None:
+    """Start the servers that a script on real ranks needs. They import at the same time, while this
+    process imports, too."""
+    start_server()
+    if world_size > 1 and are_ranks_trusted():
+        _start(_other)
 
 
 def _start(server: Any, also: Sequence[str] = ()) -> None:
