@@ -17,8 +17,6 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from ...environment import are_ranks_trusted
-
 PRELOADED = [
     "simlib.core.engines.workers.preload",
     "simlib.facade",
@@ -49,12 +47,9 @@ def start_server(also: Sequence[str] = ()) -> None:
     _start(forkserver._forkserver, also)
 
 
-def start_servers_of_script(world_size: int) -> None:
-    """Start the servers that a script on real ranks needs. They import at the same time, while this
-    process imports, too."""
-    start_server()
-    if world_size > 1 and are_ranks_trusted():
-        _start(_other)
+def start_other_server() -> None:
+    """Start the second server, so that both servers import at the same time."""
+    _start(_other)
 
 
 def _start(server: Any, also: Sequence[str] = ()) -> None:
