@@ -21,6 +21,7 @@ from simlib.classroom.grading.reports import BadOverrides, check, file_name, rea
 from simlib.classroom.grading.roster import BadRoster, read_roster
 from simlib.classroom.grading.texts import SEEDS, Cache
 from simlib.cli import main
+from simlib.core.draw import display
 
 ONE, FOUR = exercise("01"), exercise("04")
 EVERY = {one.name: one for one in (ONE, FOUR)}
@@ -768,7 +769,8 @@ def test_a_bar_shows_what_was_done_last_and_moves_while_nothing_is(columns, monk
         assert "0 of 7" in screen.getvalue() and "solution is run first" in screen.getvalue()
         tell(Done)
         assert "1 of 7" in screen.getvalue() and "student_01 [31m 04" in screen.getvalue()
-    monkeypatch.setattr(whole_class, "TICK_S", 0.001)
+        assert "<00:0" in screen.getvalue()  # the remaining time
+    monkeypatch.setattr(display, "TICK_S", 0.001)
     with whole_class.progress(7):
         for _ in range(2):
             screen.written.clear()

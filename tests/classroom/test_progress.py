@@ -1,5 +1,10 @@
 """`simlib progress`: the table, what is run again, the page."""
 
+import os
+import pty
+import subprocess
+import sys
+
 import pytest
 from notebooks_made import ROOT, SOURCES, cell_of, content, exercise, hand_in, notebook
 
@@ -24,7 +29,7 @@ def folder(tmp_path):
 def test_one_table_has_every_exercise(folder, capsys):
     assert main(["progress", str(folder)]) == 1
     said = capsys.readouterr()
-    assert said.err == "checking 04_collectives.ipynb ...\n"  # the other one is as it came
+    assert said.err == ""
     assert said.out.splitlines() == [
         "exercise                right   points",
         "01_ranks_and_clusters  0 of 3   0 of 7  not begun",
@@ -32,6 +37,28 @@ def test_one_table_has_every_exercise(folder, capsys):
         "mean_of_all right, own_broadcast wrong, ring_all_gather not written yet",
         "together               1 of 6  2 of 15",
     ]
+
+
+def on_a_terminal(folder):
+    """What `simlib progress` writes to its stderr, where that is a terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "simlib", "progress", str(folder)]
+    environ = {name: text for name, text in os.environ.items() if name != "TQDM_DISABLE"}
+    with open(ours, "rb", buffering=0) as screen:
+        subprocess.run(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=theirs)
+        os.write(theirs, b"END")
+        os.close(theirs)
+        said = b""
+        while not said.endswith(b"END"):
+            said += screen.read(1 << 16)
+    return said.decode().removesuffix("END")
+
+
+def test_on_a_terminal_a_bar_names_the_notebook_that_is_checked(folder):
+    said = on_a_terminal(folder)
+    assert "1 of 2 |" in said and "04_collectives" in said
+    (folder / "04_collectives.ipynb").write_bytes(content(notebook(EXERCISES["04"])))
+    assert on_a_terminal(folder) == ""  # no answer is new
 
 
 def test_the_review_stands_last(folder, capsys):

@@ -7,11 +7,13 @@ each time.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ...core.draw.display import bar
 from ...core.model.words import aligned
 from .merge_answers import GIVEN, WrongNotebook, merge_answers
 from .notebook_file import Unreadable, parse, read_bytes
@@ -208,11 +210,16 @@ def progress(options):
     if not paths or not all(path.suffix == ".ipynb" for path in paths):
         return refuse(f"{options.folder}: there are no exercises (NN_name.ipynb) in this folder")
 
+    shows = []
+
     def tell(path):
-        print(f"checking {path.name} ...", file=sys.stderr, flush=True)
+        if not shows:
+            shows.append(stack.enter_context(bar(len(paths), "")))
+        shows[0](path.stem, paths.index(path))
 
     try:
-        notebooks = progress_of(paths, tell)
+        with contextlib.ExitStack() as stack:
+            notebooks = progress_of(paths, tell)
         print(table(notebooks))
         if options.certificate:
             write_certificate(options.certificate, notebooks, options.name)

@@ -13,7 +13,6 @@ import concurrent.futures
 import contextlib
 import contextvars
 import itertools
-import os
 import re
 import sys
 import threading
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from ...core.draw.display import bar
 from .grade import GraderFails, NotebookResult, Turn, cells_of, grade, without_points
 from .merge_answers import GIVEN, MergedNotebook, Step, hidden_last
 from .score import ALLOWED, MARK, PARTLY, WRONG
@@ -289,12 +289,6 @@ def signature(outputs):
     return [PLACES.sub("", outputs[one]) for one in sorted(outputs)]
 
 
-TICK_S = 1.0
-"""Seconds between two updates of the clock in the progress bar."""
-LONGEST_NAME = 30
-"""The most characters of a student's name in the progress bar."""
-
-
 @dataclass
 class GradedFile:
     """A student's result in one exercise, with facts about the file.
@@ -523,41 +517,14 @@ def progress(total):
     total : int
         The number of notebooks.
     """
+    numbers = itertools.count(1)
     if not sys.stderr.isatty():
-        numbers = itertools.count(1)
         yield lambda one: print(
             f"{next(numbers)} of {total}: {label(one)}", file=sys.stderr, flush=True
         )
         return
-    from tqdm import tqdm
-
-    try:
-        columns, rows = os.get_terminal_size(sys.stderr.fileno())  # 0 where it does not say
-    except OSError:
-        columns, rows = 0, 0
-    shape = "{n} of {total} |{bar}| {elapsed}{postfix}"
-    with tqdm(
-        total=total, file=sys.stderr, ncols=columns or 80, nrows=rows or 24, bar_format=shape
-    ) as bar:
-        bar.set_postfix_str("the solution is run first")
-        done = threading.Event()
-
-        def move_clock():  # tqdm moves it with an update only, and the first one takes a while
-            while not done.wait(TICK_S):
-                bar.refresh()
-
-        def advance(one):
-            bar.set_postfix_str(label(one)[:LONGEST_NAME], refresh=False)
-            bar.update()
-            bar.refresh()
-
-        clock = threading.Thread(target=move_clock, daemon=True)
-        clock.start()
-        try:
-            yield advance
-        finally:
-            done.set()
-            clock.join()
+    with bar(total, "the solution is run first") as show:
+        yield lambda one: show(label(one), next(numbers))
 
 
 def label(one):

@@ -1,12 +1,16 @@
-"""Show objects in a notebook as pictures with a dark variant and alt text.
+"""Show objects in a notebook as pictures with a dark variant and alt text, and show a bar in a
+terminal.
 
 matplotlib is imported when the first figure is shown.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -83,3 +87,59 @@ def _prepare(figure):
         pngs.for_type(Figure, WithDarkVariant(printer))
     words = figure.in_words() if isinstance(figure, Picture) else figure_in_words(figure)
     return {}, alt_metadata(words)
+
+
+TICK_S = 1.0
+"""Seconds between two moves of the clock in a bar."""
+LONGEST_NAME = 30
+"""The most characters of a name in a bar."""
+
+
+@contextlib.contextmanager
+def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
+    """Show a bar on stderr, if stderr is a terminal and tqdm is installed.
+
+    Yield ``show(words, number)``. It shows new words behind the bar, and the number of pieces that
+    are done.
+
+    Parameters
+    ----------
+    total : int
+        The number of all pieces.
+    words : str
+        The words behind the bar until the first call.
+    """
+    try:
+        if not sys.stderr.isatty():
+            raise ModuleNotFoundError
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        yield lambda words, number: None
+        return
+    try:
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())  # 0 where it does not say
+    except OSError:
+        columns, rows = 0, 0
+    shape = "{n} of {total} |{bar}| {elapsed}<{remaining}{postfix}"
+    with tqdm(
+        total=total, file=sys.stderr, ncols=columns or 80, nrows=rows or 24, bar_format=shape
+    ) as one:
+        one.set_postfix_str(words)
+        done = threading.Event()
+
+        def move_clock() -> None:  # tqdm moves it with an update only
+            while not done.wait(TICK_S):
+                one.refresh()
+
+        def show(words: str, number: int) -> None:
+            one.set_postfix_str(words[:LONGEST_NAME], refresh=False)
+            one.update(number - one.n)
+            one.refresh()
+
+        clock = threading.Thread(target=move_clock, daemon=True)
+        clock.start()
+        try:
+            yield show
+        finally:
+            done.set()
+            clock.join()
