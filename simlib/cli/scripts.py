@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import sys
 
 from .. import _ctrl_c
 from ..core.engines import run_outputs
 from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
+from ..core.engines.workers.server import start_other_server, start_server
+from ..core.environment import are_ranks_trusted, without_collector
 from ..core.model.errors import InvalidCallError, RunInterrupted, SimlibError
 from ..core.model.outcome import CODES
 
@@ -177,10 +181,22 @@ def _seed(text):
     return int(text) if text.isdecimal() else text
 
 
-def _run(options):
-    from ..core.engines.options import Diagnosis, Restarts
-    from ..core.engines.processes.real_run import run_script
+@contextlib.contextmanager
+def _much_imported():
+    """Use it around imports of torch. Python's collector would look through all objects of torch,
+    during the import and again when the command ends."""
+    with without_collector():
+        yield
+        gc.freeze()
 
+
+def _refuse_wrong_paths(options):
+    if not options.is_module and not os.path.isfile(options.script):
+        raise InvalidCallError(f"there is no file {options.script}")
+    run_outputs.refuse_wrong_files(options)
+
+
+def _run(options):
     if options.nnodes not in (None, 1):
         raise InvalidCallError(
             f"--nnodes {options.nnodes}: run starts ranks on this machine only. simlib submit runs "
@@ -188,6 +204,13 @@ def _run(options):
         )
     if options.every is not None and not options.watch:
         raise InvalidCallError(f"--every {options.every:g} needs --watch")
+    _refuse_wrong_paths(options)
+    start_server()
+    if options.n > 1 and are_ranks_trusted():
+        start_other_server()
+    with _much_imported():
+        from ..core.engines.options import Diagnosis, Restarts
+        from ..core.engines.processes.real_run import run_script
 
     def run():
         every_s = 60.0 if options.every is None else options.every
@@ -209,9 +232,12 @@ def _run(options):
 
 
 def _simulate(options):
-    from ..core import clusters
-    from ..core.engines.options import Diagnosis, Faults, Measurement, Restarts
-    from ..core.engines.virtual.simulated_run import simulate_script
+    _refuse_wrong_paths(options)
+    start_server()
+    with _much_imported():
+        from ..core import clusters
+        from ..core.engines.options import Diagnosis, Faults, Measurement, Restarts
+        from ..core.engines.virtual.simulated_run import simulate_script
 
     def run():
         size, per_node = options.n, options.ranks_per_node
@@ -258,9 +284,6 @@ def _device(name):
 
 def _perform(options, run):
     """Run the program, save the requested files, and print the table; returns the `Outcome`."""
-    if not options.is_module and not os.path.isfile(options.script):
-        raise InvalidCallError(f"there is no file {options.script}")
-    run_outputs.refuse_wrong_files(options)
     _ctrl_c.is_raised()
     failure = None
     try:
