@@ -164,6 +164,14 @@ def pip_install(python, *arguments):
         raise InstallError(explain(complaints))
 
 
+def uninstall_old_name(python):
+    """Uninstall this course from a `.venv` where it is still called simlib: two would own it."""
+    for file in VENV.glob("lib/python*/site-packages/simlib-*.dist-info/METADATA"):
+        if "\nAuthor: Rank by Rank authors\n" in file.read_text(encoding="utf-8"):
+            command = [python, "-m", "pip", "uninstall", "-q", "-y", "simlib"]
+            subprocess.run(command, capture_output=True)
+
+
 def write_checks():
     """Bring `exercises/checks` up to date, also where pip is not called: git has none of it."""
     if (ROOT / "authoring" / "exercises").is_dir():
@@ -219,6 +227,7 @@ def install():
             say("The last install was not finished: starting again.")
         say("Installing the course into .venv (1.6 GB). Your network decides how long this takes.")
         make_venv(VENV)
+    uninstall_old_name(python)
     pip_install(python, "-e", with_extras(FOR_LEARNERS), "-c", "constraints.txt")
     STAMP.write_text(stamp)
     say("Installed.")
@@ -272,7 +281,7 @@ def constraints_text(packages):
     ]
     for package in sorted(packages, key=lambda package: package["name"].lower()):
         name, version = package["name"], package["version"].partition("+")[0]
-        if name not in ("pip", "simlib") and not PLATFORM_PACKAGES.match(name):
+        if name not in ("pip", "rank-by-rank") and not PLATFORM_PACKAGES.match(name):
             lines.append(f"{name}=={version}")
     return "\n".join(lines) + "\n"
 

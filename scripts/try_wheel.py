@@ -2,7 +2,7 @@
 
     try_wheel.py [folder]     the folder is made anew; build/wheel by default
 
-Nothing but `pip install simlib-*.whl`, in the versions of constraints.txt: no extra, no clone.
+Nothing but `pip install rank_by_rank-*.whl`, in the versions of constraints.txt: no extra, no clone.
 Tried are `tried_wheel.py`, `simlib check`, `simlib doctor`, and lesson 02 in a plain kernel, whose
 ipykernel is there already where notebooks are opened. Prints sizes and times of imports. Exit code
 1 where something failed, 3 where pip could not install.
@@ -71,7 +71,8 @@ def main(arguments):
         shutil.copy(EXERCISE, work)
         step("run, simulate, play, check", [python, "program.py"], work)
         step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, 1, "0 of 3")
-        step("simlib doctor", [python, "-m", "simlib", "doctor"], work, 1, "simlib[cluster]")
+        doctor = [python, "-m", "simlib", "doctor"]
+        step("simlib doctor", doctor, work, 1, "rank-by-rank[cluster]")
         print_times(python, work)
         pip(python, "ipykernel")
         run_lesson(python, folder, work)

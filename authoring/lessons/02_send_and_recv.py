@@ -128,7 +128,7 @@ line = [mpiexec, "-n", "2", sys.executable, "-m", "simlib.mpi", script]
 if mpiexec.exists():
     print(subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
 else:
-    print('no MPI is installed here: pip install "simlib[cluster]"')
+    print('no MPI is installed here: pip install "rank-by-rank[cluster]"')
 
 # %% [markdown]
 # `mpiexec` logs in to the nodes with ssh. So you might think that the numbers travel through ssh. Here

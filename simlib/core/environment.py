@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 FOLDER = Path(__file__).parent.parent
 """The folder ``simlib``, by the path from which Python imported it, because frames name files by
 this path."""
@@ -67,7 +67,8 @@ def need(extra: str, *modules: str, what: str) -> None:
     gone = [name for name in modules if find_spec(name) is None]
     if gone:
         raise MissingExtra(
-            f'{what} needs {", ".join(gone)}. To install this, run pip install "simlib[{extra}]"'
+            f"{what} needs {', '.join(gone)}. To install this, run "
+            f'pip install "rank-by-rank[{extra}]"'
         )
 
 

@@ -25,7 +25,7 @@ def test_what_is_there_is_not_complained_of():
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(without):
     without("sklearn")
     with pytest.raises(
-        MissingExtra, match=r'sklearn. To install this, run pip install "simlib\[course\]"$'
+        MissingExtra, match=r'sklearn. To install this, run pip install "rank-by-rank\[course\]"$'
     ):
         digits.load()
 
@@ -35,7 +35,7 @@ def test_the_classroom_of_a_teacher_says_what_it_needs(without, capsys, words):
     without("jupytext", "nbval")
     assert cli.main(words) == 2
     said = capsys.readouterr().err
-    assert "jupytext, nbval" in said and said.endswith('pip install "simlib[grading]"\n')
+    assert "jupytext, nbval" in said and said.endswith('pip install "rank-by-rank[grading]"\n')
 
 
 def test_a_notebook_is_checked_without_the_extra_for_teachers():

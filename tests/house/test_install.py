@@ -21,7 +21,7 @@ FOR_LEARNERS = ".[course,grading,cluster]"
 def test_constraints_leave_out_the_project_and_what_belongs_to_one_platform():
     names = {
         "torch": "2.13.0+cpu",
-        "simlib": "1",
+        "rank-by-rank": "1",
         "pip": "9",
         "nvidia-nccl-cu12": "2",
         "triton": "3",
@@ -81,7 +81,7 @@ def machine(tmp_path):
         def fail(text):
             return f"printf '%s\\n' '{text}' >&2; exit 1"
 
-        works = 'echo "$5" >> calls; echo Downloading torch; exit 0'
+        works = 'for what; do :; done; [ "$4" = -e ] && what=$5; echo "$what" >> calls; echo Downloading torch; exit 0'
         pip = fail(pip_says) if pip_says else works
         venv_python = write_script(tmp_path / "venv_python", FAKE_VENV_PYTHON.format(pip=pip))
         venv = f'for venv; do :; done; mkdir -p "$venv/bin"; cp "{venv_python}" "$venv/bin/python"'
@@ -190,6 +190,20 @@ def test_what_is_installed_again_and_what_is_not(machine):
     assert again.returncode == 0 and "Installed." in again.stdout
     moved = folder.rename(folder.with_name("moved here"))
     assert "installing what is new" in make(moved).stdout
+
+
+@pytest.mark.parametrize(
+    "author, uninstalled", [("Rank by Rank authors", ["simlib"]), ("Somebody else", [])]
+)
+def test_this_course_under_its_old_name_is_uninstalled_first(machine, author, uninstalled):
+    folder = machine()
+    make(folder)
+    old = folder / ".venv" / "lib" / "python3.11" / "site-packages" / "simlib-0.1.0.dist-info"
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text(f"Name: simlib\nAuthor: {author}\nLicense: MIT\n")
+    change_lists(folder)
+    assert make(folder).returncode == 0
+    assert asked_of_pip(folder) == [FOR_LEARNERS, *uninstalled, FOR_LEARNERS]
 
 
 @pytest.mark.parametrize(

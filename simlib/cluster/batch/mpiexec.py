@@ -325,7 +325,8 @@ class Mpiexec(Resources):
         found = beside if os.path.exists(beside) else shutil.which("mpiexec")
         if found is None:
             raise JobError(
-                'there is no mpiexec on this machine: pip install "simlib[cluster]" brings one, '
+                "there is no mpiexec on this machine: "
+                'pip install "rank-by-rank[cluster]" brings one, '
                 "or name yours by simlib.Mpiexec(launcher=...)"
             )
         return [found]

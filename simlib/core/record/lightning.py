@@ -31,7 +31,7 @@ def environment() -> Any:
     InvalidCallError
         No rank calls the function, or the Trainer asks for another number of ranks.
     ImportError
-        Lightning is not installed (``pip install "simlib[frameworks]"``).
+        Lightning is not installed (``pip install "rank-by-rank[frameworks]"``).
     """
     if not dist.is_initialized():
         raise InvalidCallError(

@@ -48,7 +48,7 @@ def load(seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     Raises
     ------
     ImportError
-        scikit-learn is not installed (``pip install "simlib[course]"``).
+        scikit-learn is not installed (``pip install "rank-by-rank[course]"``).
     """
     need("course", "sklearn", what="simlib.digits.load()")
     from sklearn.datasets import load_digits
