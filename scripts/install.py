@@ -168,7 +168,7 @@ def uninstall_old_name(python):
     """Uninstall this course from a `.venv` where it is still called simlib: two would own it."""
     for file in VENV.glob("lib/python*/site-packages/simlib-*.dist-info/METADATA"):
         if "\nAuthor: Rank by Rank authors\n" in file.read_text(encoding="utf-8"):
-            command = [python, "-m", "pip", "uninstall", "-q", "-y", "simlib"]
+            command = [python, "-m", "pip", "uninstall", "-y", "simlib"]
             subprocess.run(command, capture_output=True)
 
 

@@ -2,7 +2,8 @@
 
     try_wheel.py [folder]     the folder is made anew; build/wheel by default
 
-Nothing but `pip install rank_by_rank-*.whl`, in the versions of constraints.txt: no extra, no clone.
+Nothing but `pip install rank_by_rank-*.whl`, in the versions of constraints.txt: no extra, no
+clone.
 Tried are `tried_wheel.py`, `simlib check`, `simlib doctor`, and lesson 02 in a plain kernel, whose
 ipykernel is there already where notebooks are opened. Prints sizes and times of imports. Exit code
 1 where something failed, 3 where pip could not install.

@@ -20,9 +20,9 @@ def _end(*_):
 
 
 def is_command():
-    """Whether this process is the command: `simlib`, or ``python -m simlib``."""
+    """Whether this process is the command: `simlib`, `rank-by-rank`, or ``python -m simlib``."""
     name = os.path.basename("".join(sys.argv[:1]))
-    return name == "simlib" or sys.orig_argv[1:3] == ["-m", "simlib"]
+    return name in ("simlib", "rank-by-rank") or sys.orig_argv[1:3] == ["-m", "simlib"]
 
 
 def ends_at_once():

@@ -15,6 +15,8 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from simlib.course.open_lab.own_copy import renew
+
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = (
     "--no-sandbox",
@@ -27,14 +29,11 @@ FLAGS = (
 LIMIT_MS = 120_000  # for one thing on the page, on a busy machine
 START_LIMIT_S = 120
 STOP_LIMIT_S = 30
-COPIED = ("notebooks", "exercises", "solutions", "scripts")
 
 
 def copied_course(folder):
     """Copy what learners open into a folder."""
-    for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "START.md", folder)
+    renew(ROOT, folder)
     return folder
 
 
@@ -43,7 +42,7 @@ def running_lab(folder, *words):
     """Start a course's JupyterLab on a free port; yields the address that it prints, with token."""
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     process = subprocess.Popen(
-        [sys.executable, "scripts/lab.py", *words],
+        [sys.executable, ROOT / "scripts" / "lab.py", folder, "--", *words],
         cwd=folder,
         env=environment | {"PORT": ""},
         stdout=subprocess.PIPE,

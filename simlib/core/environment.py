@@ -24,6 +24,9 @@ ROOT = FOLDER.resolve().parent
 GIVEN = FOLDER / "classroom" / "checks" / "given"
 """In a wheel, the folder with the expected answers of exercises' checks. A clone has them in
 `exercises/checks`."""
+GIVEN_COURSE = FOLDER / "course" / "given"
+"""In a wheel, the folder with the course: lessons, exercises, solutions, guides. A clone has the
+course in `ROOT`."""
 
 
 @functools.cache

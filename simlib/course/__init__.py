@@ -1,6 +1,7 @@
-"""Tools of the lessons: labs, which are sliders over a picture, and data to train on."""
+"""Tools of the lessons: labs, which are sliders over a picture, data to train on, and the command
+that opens the course."""
 
 PUBLIC = {"digits": "datasets.digits", "letters": "datasets.letters"}
 """The names that this package adds to `simlib`: ``{name: "module"}``."""
-COMMANDS = ()
-"""The course has no commands."""
+COMMANDS = ("open_lab:add_command",)
+"""Functions that add this package's commands to the command line's parsers."""

@@ -7,9 +7,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import lab
 import pytest
 from packaging.specifiers import SpecifierSet
+
+from simlib.course import open_lab as lab
 
 ROOT = Path(__file__).resolve().parents[2]
 BINDER = ROOT / "binder"

@@ -81,7 +81,7 @@ def machine(tmp_path):
         def fail(text):
             return f"printf '%s\\n' '{text}' >&2; exit 1"
 
-        works = 'for what; do :; done; [ "$4" = -e ] && what=$5; echo "$what" >> calls; echo Downloading torch; exit 0'
+        works = 'echo "$5" >> calls; echo Downloading torch; exit 0'
         pip = fail(pip_says) if pip_says else works
         venv_python = write_script(tmp_path / "venv_python", FAKE_VENV_PYTHON.format(pip=pip))
         venv = f'for venv; do :; done; mkdir -p "$venv/bin"; cp "{venv_python}" "$venv/bin/python"'

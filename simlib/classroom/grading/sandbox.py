@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...core.environment import FOLDER, GIVEN, NO_GPUS, ROOT, VARIABLE
+from ...core.environment import FOLDER, GIVEN, GIVEN_COURSE, NO_GPUS, ROOT, VARIABLE
 from ..confinement import process_sandbox
 from ..confinement.process_sandbox import FONTS, HOME, OWN_SANDBOX, SCRATCH
 from ..confinement.system_calls import filter_for
@@ -51,7 +51,7 @@ def hiding(*places):
 
 def hidden_places():
     """Return the places to hide that exist, with links resolved."""
-    found = [*HIDDEN.get(), GIVEN]
+    found = [*HIDDEN.get(), GIVEN, GIVEN_COURSE]
     if any((ROOT / one).is_dir() for one in MATERIAL):
         found.append(ROOT)
     return [one.resolve() for one in found if one.exists()]

@@ -1,8 +1,8 @@
 """Pictures on dark paper: the same figure drawn with other colours, in the same PNG.
 
 A program that does not know the variant shows the light picture. The course's extension of
-JupyterLab (`scripts/lab_extensions`) shows the dark variant in a dark theme. The variant is a chunk
-of the PNG: another palette for the same pixels, about 800 bytes, or a whole PNG.
+JupyterLab (`course/open_lab/extensions`) shows the dark variant in a dark theme. The variant is a
+chunk of the PNG: another palette for the same pixels, about 800 bytes, or a whole PNG.
 """
 
 from __future__ import annotations

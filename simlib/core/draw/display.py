@@ -25,7 +25,7 @@ class Displayed:
     """Base of classes with a ``_repr_png_``: `in_words` becomes the picture's alt text.
 
     The alt text is in the metadata of the output, where nbconvert looks for it. In JupyterLab, the
-    course's extension (`scripts/lab_extensions`) shows the alt text.
+    course's extension (`course/open_lab/extensions`) shows the alt text.
     """
 
     __slots__ = ()
