@@ -95,6 +95,7 @@ ONE_FAULT = {
         alter(["packages", "torch"], "2.12.0"), "torch", "is 2.12.0, .* torch==2.13.0 there"
     ),
     "torch missing": (alter(["packages", "torch"], None), "torch", "missing: install 2.13.0"),
+    "another simlib": (alter(["other_simlib"], "/env contains simlib 3"), "simlib", "simlib 3"),
     "simlib version": (alter(["simlib", 0], "0.0.9"), "simlib", "is 0.0.9 .*but 0.1.0 here: inst"),
     "simlib files": (alter(["simlib", 2], "d2"), "simlib", "differ from those here: copy"),
     "mpi missing": (

@@ -307,7 +307,7 @@ def cannot_write(place, error, wanted="a folder"):
     return f"--out {place}: nothing can be written there ({error.strerror or error})"
 
 
-FILES = ("LICENSE", "constraints.txt", "pyproject.toml")
+FILES = ("LICENSE", "constraints.txt", "pyproject.toml", "rank_by_rank.py")
 FOLDERS = ("exercises", "notebooks", "simlib")
 LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", ".ipynb_checkpoints", ".*", "*.egg-info", "*.orig", "*.rej", "simlib-jobs"

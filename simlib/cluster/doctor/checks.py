@@ -153,6 +153,9 @@ def _bare(version):
 
 def simlib(facts, host):
     mine, theirs = facts.here["simlib"], facts.on(host)["simlib"]
+    other = facts.on(host).get("other_simlib")
+    if other:
+        return wrong(other)
     if theirs is None:
         return wrong(
             f"simlib is missing: put {mine[1]} on a filesystem that all hosts share, or install "

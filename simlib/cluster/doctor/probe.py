@@ -42,6 +42,7 @@ def facts(root, mpiexec, folder, token, reply, names, proxy=None):
         "executable": sys.executable,
         "packages": {name: version_of(name) for name in ("torch", "mpi4py")},
         "simlib": simlib(),
+        "other_simlib": other_simlib(),
         "mpi": mpi(mpiexec, proxy),
         "library": printed(
             [sys.executable, "-c", "from mpi4py import rc; rc.initialize = False\n"
@@ -88,6 +89,15 @@ def simlib():
         return [version_in(folder), folder, digest_of(folder)]
     except OSError as error:
         return [None, folder, error.strerror]
+
+
+def other_simlib():
+    """Return one sentence if another project's package simlib is installed here, else None."""
+    try:
+        from rank_by_rank import other_simlib
+    except ImportError:  # simlib is missing, or older than this module
+        return None
+    return other_simlib()
 
 
 def version_in(folder):

@@ -24,7 +24,7 @@ NOT_SHOWN = (
     *("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
     *("LICENSE", "Makefile"),
     *("constraints.txt", "environment.yml", "pyproject.toml", "setup.py", "MANIFEST.in"),
-    *("conftest.py", "*.egg-info", "build", "dist"),
+    *("conftest.py", "rank_by_rank.py", "*.egg-info", "build", "dist"),
     *("authoring", "benchmarks", "binder", "docs", "hub"),
     *("scripts", "simlib", "solutions", "tests"),
     *("checks", "recorded", "recorded_*"),  # in exercises and notebooks
