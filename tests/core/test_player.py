@@ -286,7 +286,7 @@ def test_the_script_is_one_module_that_loads_nothing_and_every_script_is_used():
 
 
 def test_the_wheel_has_script_and_style(tmp_path):
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "rank_by_rank.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "simlib", tmp_path / "simlib")  # a build leaves files beside its source
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]

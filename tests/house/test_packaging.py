@@ -135,6 +135,12 @@ def test_what_learners_run_imports_only_what_they_install():
     assert missing(names, *install.FOR_LEARNERS, "frameworks") == {}
 
 
+def test_the_extra_course_is_enough_for_all_lessons_and_exercises():
+    files = [file for place in RUN_BY_LEARNERS[1:3] for file in (ROOT / place).rglob("*.py")]
+    assert missing(set(imported(files)), "course", "frameworks") == {}
+    assert set(declared("cluster")) <= set(declared("course"))  # lessons run mpiexec
+
+
 def missing(names, *extras):
     """``{name: packages}`` of imported names that these extras and the rest do not bring in."""
     packages = importlib.metadata.packages_distributions()
