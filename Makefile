@@ -53,8 +53,8 @@ test-mpi: dev ## test MPI with MPICH, Intel MPI and Open MPI: 300 MB more in .ve
 test-versions: dev ## test every torch and Python, each in its own environment of 6 GB: hours
 	@$(PY) scripts/every_torch.py $(NAMES)
 
-test-wheel: dev  ## test the wheel in a new environment: 1 GB in build/wheel
-	@$(PY) scripts/try_wheel.py
+test-wheel: dev  ## test the wheel on every Python in a new environment of 1 to 6 GB
+	@$(PY) scripts/try_wheel.py $(NAMES)
 
 build: install   ## build the notebooks from authoring/
 	@$(PY) authoring/build.py $(NAMES)

@@ -1,6 +1,6 @@
 """Build what a release is made of into `dist/`, and check it: ``make release``.
 
-The wheel with its source distribution, tried in an environment of its own (`try_wheel.py`); the
+The wheel with its source distribution, tried on every Python that is here (`try_wheel.py`); the
 book, and the handout for a class, each as a zip; SHA256SUMS of all. Where CHANGELOG.md does not yet
 say when this version was released, that is a rehearsal, and the last line says so.
 """

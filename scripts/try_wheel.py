@@ -1,12 +1,12 @@
-"""Build the wheel, install it alone into a new environment, and try there what a notebook needs.
+"""Build the wheel, install it into a new environment for each Python, and try it there.
 
-    try_wheel.py [folder]     the folder is made anew; build/wheel by default
+    try_wheel.py [folder] [3.12 ...]     the folder is made anew. By default: build/wheel, `PYTHONS`
 
-Nothing but `pip install rank_by_rank-*.whl`, in the versions of constraints.txt: no extra, no
-clone.
+First `pip install rank_by_rank-*.whl`, in the versions of constraints.txt: no extra, no clone.
 Tried are `tried_wheel.py`, `simlib check`, `simlib doctor`, and lesson 02 in a plain kernel, whose
-ipykernel is there already where notebooks are opened. Prints sizes and times of imports. Exit code
-1 where something failed, 3 where pip could not install.
+ipykernel is there already where notebooks are opened. Prints sizes and times of imports. Then the
+extra `course`: the course is copied out of the wheel, and lessons 00 to 02 run in the copy. Exit
+code 1 where something failed, 3 where pip could not install on any Python.
 """
 
 import json
@@ -21,6 +21,7 @@ import zipfile
 from pathlib import Path
 
 import nbformat
+from every_torch import found
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -29,7 +30,9 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wheel"
 LESSON = ROOT / "notebooks" / "02_send_and_recv.ipynb"
+OF_THE_COPY = ("00_start_here", "01_ranks_and_clusters", "02_send_and_recv")
 EXERCISE = ROOT / "exercises" / "02_send_and_recv.ipynb"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 IMPORTS = (
     "import torch",
     "import simlib",
@@ -43,7 +46,7 @@ NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name resolution"
 )
 NOT_FOR_STUDENTS = ("BEGIN SOLUTION", "BEGIN BROKEN")
-"""What only the sources of exercises have, which hold solutions and hidden cells."""
+"""What only the sources of exercises have, which contain hidden cells."""
 
 
 class Unreachable(Exception):
@@ -55,35 +58,68 @@ class Failed(Exception):
 
 
 def main(arguments):
-    """Build, install, try; the exit code."""
-    folder = Path(arguments[0]).absolute() if arguments else FOLDER
+    """Build, install and try on each Python; the exit code."""
+    names = [word for word in arguments if re.fullmatch(r"3\.\d+", word)]
+    folders = [Path(word).absolute() for word in arguments if word not in names]
+    folder = folders[0] if folders else FOLDER
     shutil.rmtree(folder, ignore_errors=True)
-    work = folder / "work"
-    work.mkdir(parents=True)
+    folder.mkdir(parents=True)
     try:
         wheel = built(folder)
         no_solutions_in(wheel)
-        python = installed(folder / "venv", wheel)
-        if python is None:
-            print("untried: pip could not install the wheel")
-            return UNTRIED
-        print_sizes(python, wheel)
-        shutil.copy(Path(__file__).with_name("tried_wheel.py"), work / "program.py")
-        shutil.copy(EXERCISE, work)
-        step("run, simulate, play, check", [python, "program.py"], work)
-        step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, 1, "0 of 3")
-        doctor = [python, "-m", "simlib", "doctor"]
-        step("simlib doctor", doctor, work, 1, "rank-by-rank[cluster]")
-        print_times(python, work)
-        pip(python, "ipykernel")
-        run_lesson(python, folder, work)
     except Unreachable:
         print("untried: the network did not answer")
         return UNTRIED
     except Failed as error:
         print(f"FAILED: {error}")
         return 1
-    return 0
+    ends = {name: end_of(name, folder / name, wheel) for name in names or PYTHONS}
+    for name, end in ends.items():
+        print(f"Python {name}: {end}")
+    if any(end.startswith("FAILED") for end in ends.values()):
+        return 1
+    return 0 if "passed" in ends.values() else UNTRIED
+
+
+def end_of(name, folder, wheel):
+    """Try the wheel on one Python; ``"passed"``, or why it was not tried or failed."""
+    interpreter = found(name)
+    if interpreter is None:
+        return "untried: there is no such Python here"
+    print(f"== Python {name}\n", flush=True)
+    try:
+        try_on(interpreter, folder, wheel)
+    except Unreachable:
+        return "untried: pip could not install the wheel, or the network did not answer"
+    except Failed as error:
+        return f"FAILED: {error}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # up to 6 GB
+    return "passed"
+
+
+def try_on(interpreter, folder, wheel):
+    """Try the wheel alone, then with the course, in a new environment."""
+    work = folder / "work"
+    work.mkdir(parents=True)
+    python = installed(interpreter, folder / "venv", wheel)
+    print_sizes(python, wheel)
+    shutil.copy(Path(__file__).with_name("tried_wheel.py"), work / "program.py")
+    shutil.copy(EXERCISE, work)
+    step("run, simulate, play, check", [python, "program.py"], work)
+    step("simlib check", [python, "-m", "simlib", "check", EXERCISE.name], work, 1, "0 of 3")
+    doctor = [python, "-m", "simlib", "doctor"]
+    step("simlib doctor", doctor, work, 1, "rank-by-rank[cluster]")
+    print_times(python, work)
+    pip(python, "ipykernel")
+    run_lesson(python, folder, LESSON, work)
+    pip(python, f"{wheel}[course]")
+    step("rank-by-rank", [python.with_name("rank-by-rank"), "lab", "--help"], work, says="FOLDER")
+    copy = "from simlib.course.open_lab import own_folder; own_folder(None)"
+    step("the course", [python, "-c", copy], work, says="The course is now in")
+    for name in OF_THE_COPY:
+        lesson = work / "rank-by-rank" / "notebooks" / f"{name}.ipynb"
+        run_lesson(python, folder, lesson, lesson.parent)
 
 
 def built(folder):
@@ -95,27 +131,32 @@ def built(folder):
 
 
 def no_solutions_in(wheel):
-    """Refuse a wheel with a file that students must not see."""
+    """Refuse a wheel with the source of an exercise, as a file or in a notebook."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             text = archive.read(name).decode("utf-8", "replace")
             if name.endswith("grading/source.py"):  # which knows the markers
                 continue
-            if any(f"### {word}\n" in text for word in NOT_FOR_STUDENTS):
-                raise Failed(f"{name} in the wheel contains a solution")
+            if any(
+                f"### {word}{end}" in text for word in NOT_FOR_STUDENTS for end in ("\n", "\\n")
+            ):
+                raise Failed(f"{name} in the wheel contains the source of an exercise")
 
 
-def installed(venv, wheel):
-    """The Python of a new environment with the wheel alone; None where pip could not fill it."""
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+def installed(interpreter, venv, wheel):
+    """The Python of a new environment with the wheel alone."""
+    subprocess.run([interpreter, "-m", "venv", venv], check=True)
     python = venv / "bin" / "python"
-    return python if pip(python, wheel) == 0 else None
+    pip(python, wheel)
+    return python
 
 
 def pip(python, *what):
-    """Install something; the exit code."""
+    """Install something; Unreachable if pip cannot."""
     options = ["-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    return subprocess.run([python, "-m", "pip", "install", *options, *what]).returncode
+    command = [python, "-m", "pip", "install", *options, *what]
+    if subprocess.run(command, env=environment()).returncode:
+        raise Unreachable
 
 
 def environment():
@@ -170,24 +211,26 @@ def print_times(python, folder):
     print(flush=True)
 
 
-def run_lesson(python, folder, work):
-    """Run lesson 02 in a kernel of the new environment; Failed with the error of a cell."""
+def run_lesson(python, folder, lesson, where):
+    """Run a lesson in a kernel of the new environment; Failed with the error of a cell."""
     place = folder / "kernels" / "wheel"
-    place.mkdir(parents=True)
+    place.mkdir(parents=True, exist_ok=True)
     argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec = {"argv": argv, "display_name": "wheel", "language": "python"}
     (place / "kernel.json").write_text(json.dumps(spec))
     manager = AsyncKernelManager(
         kernel_name="wheel", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(place.parent)])
     )
-    notebook, begun = nbformat.read(LESSON, as_version=4), time.monotonic()
-    where = {"metadata": {"path": str(work)}}
+    notebook, begun = nbformat.read(lesson, as_version=4), time.monotonic()
+    resources = {"metadata": {"path": str(where)}}
     try:
-        NotebookClient(notebook, manager, timeout=300, resources=where).execute(env=environment())
+        NotebookClient(notebook, manager, timeout=300, resources=resources).execute(
+            env=environment()
+        )
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise Failed(f"{LESSON.name}: {error}") from None
+        raise Failed(f"{lesson.name}: {error}") from None
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-    print(f"== {LESSON.name}, {cells} cells: {time.monotonic() - begun:.0f} s")
+    print(f"== {lesson.name}, {cells} cells: {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_a_newer_course_never_replaces_what_a_learner_changed(course, capsys):
     assert main(["lab"]) == 0
     new = f"new-in-{lab.VERSION}-01_ranks.ipynb"
     assert (
-        f"You changed exercises/01_ranks.ipynb, so it stays as it is. The new file is beside it: "
+        f"You changed exercises/01_ranks.ipynb, so it stays as it is. The new file is next to it: "
         f"{new}\n" in capsys.readouterr().out
     )
     assert mine.read_text() == "my answer" and untouched.read_text() == "second version"

@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
         help="open the course in JupyterLab",
         description="Open the course in JupyterLab. The first call copies the course into FOLDER. "
         "A later call renews this copy if you have installed a newer course. Files that you "
-        "changed stay as they are: the new file is then written beside yours. In a clone of the "
+        "changed stay as they are: the new file is then written next to yours. In a clone of the "
         "course, call it without FOLDER. It then opens the clone.",
     )
     parser.add_argument("--port", type=int, help="port of the server (the variable PORT, or 8888)")
@@ -102,7 +102,7 @@ def own_folder(named: str | None) -> Path:
     elif renewed.written:
         print(f"Files from version {VERSION} in {folder}: {len(renewed.written)}.")
     for name, new in renewed.beside.items():
-        print(f"You changed {name}, so it stays as it is. The new file is beside it: {new}")
+        print(f"You changed {name}, so it stays as it is. The new file is next to it: {new}")
     return folder
 
 
