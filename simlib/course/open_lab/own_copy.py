@@ -30,7 +30,7 @@ class Renewed(NamedTuple):
     written: list[str]
     """The files that are new, or that replace a file which the learner had not changed."""
     beside: dict[str, str]
-    """A file that both the learner and the course have changed -> the new file's name, next to it."""
+    """A file that both the learner and the course have changed -> the name of the new file."""
 
 
 def files_of(root: Path) -> dict[str, Path]:
