@@ -101,11 +101,11 @@ def test_in_a_system_folder_checkout_and_class_are_covered_but_not_its_python(
         assert set(seen(folder, tmp_path)) == ALL_THAT_IS_SEEN
 
 
-@pytest.mark.parametrize("what", ["a class", "what checks expect"])
+@pytest.mark.parametrize("what", ["a class", "GIVEN", "GIVEN_COURSE"])
 def test_what_lies_in_the_folder_of_simlib_is_covered_where_simlib_is_seen(monkeypatch, what):
     place = Path(sandbox.SIMLIB) / "classroom" / "grading"
-    if what == "what checks expect":  # as in a wheel
-        monkeypatch.setattr(sandbox, "GIVEN", place)
+    if what != "a class":  # as in a wheel: what checks expect, and solutions
+        monkeypatch.setattr(sandbox, what, place)
     with hiding(place if what == "a class" else None):
         words, _ = sandbox.covers(sandbox.shown())
     assert f"{sandbox.COURSE}/simlib/classroom/grading" in words
