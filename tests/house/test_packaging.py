@@ -147,7 +147,7 @@ def missing(names, *extras):
     there = {canonicalize_name(name) for name in installed(*extras)}
     return {
         name: packages[name]
-        for name in names & set(packages) - {"simlib"}
+        for name in names & set(packages) - {"simlib", "rank_by_rank"}
         if not there & {canonicalize_name(one) for one in packages[name]}
     }
 
