@@ -223,9 +223,8 @@ def run_lesson(python, folder, lesson, where):
     notebook, begun = nbformat.read(lesson, as_version=4), time.monotonic()
     resources = {"metadata": {"path": str(where)}}
     try:
-        NotebookClient(notebook, manager, timeout=300, resources=resources).execute(
-            env=environment()
-        )
+        client = NotebookClient(notebook, manager, timeout=300, resources=resources)
+        client.execute(env=environment(), cleanup_kc=True)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise Failed(f"{lesson.name}: {error}") from None
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
