@@ -1,11 +1,13 @@
 """torch's inside is touched in one file, and what it hands out is what torch has."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d as c10d
 
 import simlib
@@ -60,3 +62,14 @@ def test_what_an_older_torch_lacks_is_told_with_what_to_call_instead(says, advic
 
     with pytest.raises(simlib.RankError, match=rf"{says}.* torch \S+ .*{advice}"):
         simlib.run(main, 1)
+
+
+def test_fake_tensors_outlive_the_rank_that_made_the_first():
+    """torch 2.10 and 2.11 with CUDA: the first rank's substitute for CUDA ends with its thread."""
+
+    def main(rank, n):
+        time.sleep(rank)
+        with FakeTensorMode():
+            return torch.ones(rank).numel()
+
+    assert simlib.simulate(main, 3).results == [0, 1, 2]

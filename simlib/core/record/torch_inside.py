@@ -81,8 +81,8 @@ def keep_stand_in_for_cuda() -> None:
     """Let this thread, which outlives all others, own torch's substitute for CUDA.
 
     If torch with CUDA sees no GPU, it makes a substitute for its fake tensors, which DTensor uses.
-    All threads use the same substitute, but it ends with the thread that asked for it first. Then
-    other threads crash.
+    All threads use the same substitute. In torch 2.10 and 2.11, the substitute ends with the thread
+    that asked for it first, and other threads then crash (github.com/pytorch/pytorch/pull/178950).
     """
     compiled_torch = torch._C
     if hasattr(compiled_torch, "_ensureCUDADeviceGuardSet"):
