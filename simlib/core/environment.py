@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import site
+import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
@@ -88,6 +89,11 @@ def are_ranks_trusted() -> bool:
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
 """Environment variables that hide all GPUs of NVIDIA and AMD from a process. CUDA reads them only
 once, so they must be set before torch asks for a GPU for the first time."""
+
+
+def loopback() -> str:
+    """The name of the interface that leads to this machine itself."""
+    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import math
 import mmap
 import multiprocessing
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...environment import NO_GPUS
+from ...environment import NO_GPUS, loopback
 from ...record import backend, returned, safe_pickle
 from ...record.oplog import CAPACITY, FingerprintTable, OpLogWriter
 from ...record.recorder import Recorder
@@ -163,7 +162,7 @@ def rank_main(rank, world_size, backend_name, gpus, ties, ends):
 
 def _join(spoken, gpus, recorder, rank, world_size, store, table):
     """Join the others by a `Backend`; returns the store, and the rank's `FingerprintTable`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     gpus.take(rank)
     backend.install(backend.member(recorder, spoken), spoken)
     rendezvous = dist.FileStore(_store_path(store), world_size)

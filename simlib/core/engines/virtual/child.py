@@ -33,6 +33,8 @@ from .ranks import Ranks
 from .shared import own_stores, share_what_ddp_gathers
 
 STACK_BYTES = 4 << 20
+OPEN_MAX = 10_240
+"""The most descriptors that macOS gives a process. The hard limit there may be infinite."""
 
 
 def child_main(control, lifeline, stdout, stderr, memory):
@@ -51,7 +53,8 @@ def child_main(control, lifeline, stdout, stderr, memory):
     faulthandler.enable(native, all_threads=False)
     faulthandler.register(signal.SIGUSR1, native, all_threads=False)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a mapped log is a descriptor
+    soft = OPEN_MAX if most == resource.RLIM_INFINITY else most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))  # a mapped log is a descriptor
     torch.set_num_threads(1)
     keep_stand_in_for_cuda()
     threading.stack_size(STACK_BYTES)

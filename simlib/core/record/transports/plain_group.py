@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...environment import loopback
 from ...model.errors import InvalidCallError
 from ..pending import is_without_data, places
 from . import FOREVER
@@ -250,5 +250,5 @@ def stand_in_backend() -> dist.Backend:
     DDP's logger treats any backend called "gloo" as such an object. This backend never moves a
     byte.
     """
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=FOREVER)
