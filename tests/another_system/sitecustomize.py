@@ -6,6 +6,7 @@ another `sys.platform` and no /proc. Other packages still find Linux, because th
 
 import builtins
 import ctypes
+import io
 import multiprocessing.util
 import os
 import resource
@@ -19,7 +20,10 @@ OPEN_MAX = 10_240
 
 
 def _asks_simlib():
-    return sys._getframe(2).f_globals.get("__name__", "").startswith("simlib")
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__") == "pathlib":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "").startswith("simlib")
 
 
 class _Sys:
@@ -76,7 +80,7 @@ for _name in dir(os):
 multiprocessing.util.abstract_sockets_supported = False
 ctypes.CDLL = _Library
 builtins.__import__ = _with_another_sys(builtins.__import__)
-builtins.open = _without_proc(open)
+builtins.open = io.open = _without_proc(open)
 os.path.isdir, os.listdir = _without_proc(os.path.isdir), _without_proc(os.listdir)
 resource.getrlimit, resource.setrlimit = _hard_limit_is_infinite(
     resource.getrlimit, resource.setrlimit

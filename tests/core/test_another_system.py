@@ -65,14 +65,14 @@ print(json.dumps(found))
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """``elsewhere(*words)``: start the program on another system; its temporary folder is empty."""
-    (tmp_path / "program.py").write_text(PROGRAM)
+    """``elsewhere(*words)``: start a program on another system; its temporary folder is empty."""
     (tmp_path / "tmp").mkdir()
     paths = [str(ROOT / "tests" / "another_system"), str(ROOT)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path / "tmp")}
     started = []
 
-    def start(*words):
+    def start(*words, program=PROGRAM):
+        (tmp_path / "program.py").write_text(program)
         command = [sys.executable, tmp_path / "program.py", *words]
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
         return started[-1]
@@ -107,6 +107,47 @@ def test_ranks_that_compute_end_with_their_kernel_without_linuxs_signal(engine, 
     os.kill(kernel.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(family, timeout=60)
     assert family and not alive
+
+
+PARTS = """
+import json, os
+from simlib.classroom.confinement import process_sandbox
+from simlib.classroom.grading import sandbox, session
+from simlib.cluster.batch import job_rank, launcher_process, staging
+from simlib.core.formats import job_processes
+
+def told(function, *args):
+    try:
+        return function(*args)
+    except Exception as error:
+        return str(error)
+
+started = []
+process_sandbox.close_to_others()
+process_sandbox.keep_one_server(lambda: started.append(True))
+print(json.dumps({
+    "a sandbox": told(sandbox.check_can_isolate, False),
+    "a server": started,
+    "a running job": told(job_processes.find_job),
+    "this host": job_rank._this_host() == f"{os.uname().nodename} ",
+    "a stage in use": staging.is_run("/"),
+    "a process": launcher_process.stat_of(os.getpid()),
+    "its memory": session.share_of(os.getpid()),
+}))
+"""
+
+
+def test_parts_that_ask_linux_say_so_or_do_without(elsewhere):
+    found = json.loads(elsewhere(program=PARTS).communicate()[0])
+    assert "runs only on Linux" in (told := found.pop("a sandbox")) and "--no-sandbox" in told
+    assert "which only Linux has" in found.pop("a running job")
+    assert found == {
+        "a server": [True],
+        "this host": True,
+        "a stage in use": False,
+        "a process": None,
+        "its memory": 0,
+    }
 
 
 def test_gloo_uses_the_loopback_interface_of_the_system(monkeypatch):
