@@ -52,7 +52,7 @@ def _with_another_sys(usual):
 
 def _without_proc(usual):
     def call(path, *args, **named):
-        if str(path).startswith("/proc/") and _asks_simlib():
+        if f"{path}/".startswith("/proc/") and _asks_simlib():
             path = "/none"
         return usual(path, *args, **named)
 

@@ -111,6 +111,7 @@ def test_ranks_that_compute_end_with_their_kernel_without_linuxs_signal(engine, 
 
 PARTS = """
 import json, os
+from multiprocessing import connection
 from simlib.classroom.confinement import process_sandbox
 from simlib.classroom.grading import sandbox, session
 from simlib.cluster.batch import job_rank, launcher_process, staging
@@ -127,7 +128,7 @@ process_sandbox.close_to_others()
 process_sandbox.keep_one_server(lambda: started.append(True))
 print(json.dumps({
     "a sandbox": told(sandbox.check_can_isolate, False),
-    "a server": started,
+    "a server": [started, connection.arbitrary_address("AF_UNIX")[0]],
     "a running job": told(job_processes.find_job),
     "this host": job_rank._this_host() == f"{os.uname().nodename} ",
     "a stage in use": staging.is_run("/"),
@@ -142,7 +143,7 @@ def test_parts_that_ask_linux_say_so_or_do_without(elsewhere):
     assert "runs only on Linux" in (told := found.pop("a sandbox")) and "--no-sandbox" in told
     assert "which only Linux has" in found.pop("a running job")
     assert found == {
-        "a server": [True],
+        "a server": [[True], "/"],
         "this host": True,
         "a stage in use": False,
         "a process": None,
