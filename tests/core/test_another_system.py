@@ -115,6 +115,8 @@ from multiprocessing import connection
 from simlib.classroom.confinement import process_sandbox
 from simlib.classroom.grading import sandbox, session
 from simlib.cluster.batch import job_rank, launcher_process, staging
+from simlib.core.engines.processes import worlds
+from simlib.core.engines.virtual import simulation_monitor
 from simlib.core.formats import job_processes
 
 def told(function, *args):
@@ -133,6 +135,8 @@ print(json.dumps({
     "this host": job_rank._this_host() == f"{os.uname().nodename} ",
     "a stage in use": staging.is_run("/"),
     "a process": launcher_process.stat_of(os.getpid()),
+    "its sleep": worlds.sleep_count(os.getpid()),
+    "its thread": simulation_monitor.thread_as_seen_here(os.getpid(), 7),
     "its memory": session.share_of(os.getpid()),
 }))
 """
@@ -147,6 +151,8 @@ def test_parts_that_ask_linux_say_so_or_do_without(elsewhere):
         "this host": True,
         "a stage in use": False,
         "a process": None,
+        "its sleep": None,
+        "its thread": 7,
         "its memory": 0,
     }
 
