@@ -744,7 +744,10 @@ print(measure(sends_more, drawn))
 
 # %% role="answer" question="summed" points=2
 def summed(rank, world_size, tensors, most):
-    """Return the sums of the tensors over all ranks, a list of tensors (float32)."""
+    """Return the sums of the tensors over all ranks, a list of tensors (float32).
+
+    most: a bucket of several tensors has at most so many bytes.
+    """
     ### BEGIN SOLUTION
     buckets = []
     for tensor in tensors:
@@ -853,7 +856,12 @@ print(measure(summed, tensors_of(seed, [(n, 2) for n in sizes.tolist()], 24 + 4 
 # `"compute"` the rank computes for `ms`. For `"all_reduce"` the rank starts the sum `name` and continues
 # at once. The network needs `ms` for this sum, and works on one sum after the other, in the order of
 # their starts. For `"wait"` the rank waits until the sum `name` is complete, and `ms` is 0. Return how
-# many ms the rank waits in total. You need not send anything.
+# many ms the rank waits in total. Each rank has its own list, and the list says all: send nothing.
+#
+# For example, the answer for this list is 4. The sum `s` is complete at 12 ms, and the rank begins to wait
+# at 8 ms.
+#
+#     [("compute", "a", 5), ("all_reduce", "s", 7), ("compute", "b", 3), ("wait", "s", 0)]
 
 
 # %% role="answer" question="waited_ms" points=2
