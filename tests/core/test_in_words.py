@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from kernel_client import kernel_with
+from matplotlib.figure import Figure
 from synthetic import RunMaker
 
 import simlib
@@ -136,6 +137,9 @@ def test_other_figures_say_what_their_axes_are_called(run):
         "A figure. src (rank) over dst (rank). sent point-to-point (B)."
     )
     assert figure_in_words(Picture()) == "A figure."
+    figure = Figure()  # as pyplot makes it
+    figure.words = "Two timelines."
+    assert figure_in_words(figure) == "Two timelines."
 
 
 def test_player_and_picture_say_the_same(run):

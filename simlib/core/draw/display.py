@@ -85,8 +85,7 @@ def _prepare(figure):
     printer = pngs.type_printers.get(Figure)
     if printer and not isinstance(printer, WithDarkVariant):
         pngs.for_type(Figure, WithDarkVariant(printer))
-    words = figure.in_words() if isinstance(figure, Picture) else figure_in_words(figure)
-    return {}, alt_metadata(words)
+    return {}, alt_metadata(figure_in_words(figure))
 
 
 TICK_S = 1.0

@@ -50,7 +50,7 @@ class Picture(Figure, Displayed):
 
     def in_words(self) -> str:
         """A description of the picture in sentences, or else the labels of its axes."""
-        return self.words or figure_in_words(self)
+        return figure_in_words(self)
 
     def _repr_png_(self):
         return png_of(self)
@@ -76,7 +76,9 @@ def bare_axes(figure: Figure, xlim: Span, ylim: Span, **options: Any) -> Any:
 
 
 def figure_in_words(figure: Figure) -> str:
-    """The texts of a figure: its titles, axes and legends."""
+    """The description that ``figure.words`` has, or else the figure's titles, axes and legends."""
+    if words := getattr(figure, "words", ""):
+        return words
     told = []
     for axes in figure.axes:
         title, x, y = (
