@@ -36,8 +36,8 @@ import simlib
 # **backend**. The usual backend, inductor, generates C++ or GPU code. Our backend only keeps the names of the ops,
 # and runs the graph as it is.
 #
-# All values in our graphs are tensors. If a call returns or uses another object, torch ends the graph and lets
-# Python run the call. Then torch begins another graph.
+# All values in our graphs are tensors. If a call returns or uses an object that is no tensor, such as a request,
+# torch ends the graph and lets Python run the call. Then torch begins another graph.
 #
 # We compile two functions. `local` uses no other rank. `requests` starts an all_reduce of `y`, computes `z` in the
 # meantime, and then waits. How many graphs does torch make of `requests`?
@@ -99,7 +99,7 @@ simlib.guess(graphs_of_requests, len(seen[requests].results[0][1]))
 # underscore, so the module may change.
 #
 # **Now you write it:** `your_sum` computes the same as `requests`, and uses a functional collective. The check compares
-# rank 0's result bit by bit. It also wants one graph, without a change in place (`copy_`).
+# rank 0's result bit by bit. It also wants a single graph, in which no `copy_` changes a tensor in place.
 
 
 # %%
@@ -110,9 +110,13 @@ def your_sum(x, A, B):
 run = simlib.run(compiled, 2, args=(your_sum,))
 sums, graphs = run.results[0]
 print(*(" ".join(graph) for graph in graphs), sep="; ")
-is_equal = torch.equal(sums, seen[requests].results[0][0])
-is_right = is_equal and len(graphs) == 1 and "copy_" not in graphs[0]
-print("your_sum:", "right" if is_right else f"not yet (is_equal: {is_equal})")
+reasons = {
+    "other numbers than requests": not torch.equal(sums, seen[requests].results[0][0]),
+    f"{len(graphs)} graphs": len(graphs) != 1,
+    "copy_ changes a tensor in place": any("copy_" in graph for graph in graphs),
+}
+found = [words for words, is_so in reasons.items() if is_so]
+print("your_sum:", f"not yet: {', '.join(found)}" if found else "right")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -182,8 +186,8 @@ for name, op, inputs, rest in nodes:
 # %% [markdown]
 # `aten` is torch's library of ops, and `mm` is a matrix product. `"sum"` is the reduction, and `"0"` is torch's
 # name of the group of all ranks. The first all_reduce needs only `mm`, so it could start before `mm_1`. Only `add`
-# needs its result. The second all_reduce needs `relu_1`, so it cannot start earlier. But its wait could come after
-# `mm_3`.
+# needs its result, so the first wait could come directly before `add`. The second all_reduce needs `relu_1`, so it
+# cannot start earlier. But the second wait could come after `mm_3`.
 #
 # ## Read before the wait
 #
@@ -226,7 +230,8 @@ simlib.guess(without_waits, how, of=("an error", "wrong numbers", "right numbers
 # 3. All other nodes keep their order.
 #
 # One way: give each node a number, which is its place in the list. Then give each collective and each wait a new
-# number between two places, and sort the nodes by their numbers. In our graphs no collective needs a wait.
+# number between two places, such as 4.5, and sort the nodes by their numbers. In our graphs no collective needs a
+# wait.
 
 
 # %%
@@ -300,14 +305,15 @@ computing_s = 4 * 2 * 512**3 / 400e9  # four products of 512 x 512 matrices
 for title, run in {"at once": at_once, "late": late}.items():
     waited = run.time_s - computing_s
     print(f"{title:8} {1e3 * run.time_s:.2f} ms, of which the rank waits {1e3 * waited:.2f} ms")
-for engine in (simlib.run, start):
+for title, engine in {"real ranks": simlib.run, "simulation": start}.items():
     orders = [engine(execute, 2, args=(order,)).results for order in (nodes, reordered(nodes))]
-    print("equal to the bit:", all(map(torch.equal, *orders)))
+    print(f"{title}: equal to the bit: {all(map(torch.equal, *orders))}")
 simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 
 # %% [markdown]
 # The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows show the two
-# all_reduces, from the call until its wait returns. A bar is pale while the rank computes, and full while it waits.
+# all_reduces, from the call until its wait returns. So a bar can be longer than the 0.90 ms that an all_reduce takes.
+# A bar is pale while the rank computes, and dark while it waits.
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
@@ -323,17 +329,25 @@ for axes, (title, run) in zip(panels, runs.items(), strict=True):
             axes.barh(row, 1e3 * (op.end_s - begin_s), left=1e3 * begin_s, color=color)
     axes.set(yticks=[2, 1, 0], yticklabels=["compute", "1st sum", "2nd sum"], title=title)
 panels[1].set_xlabel("ms")
+figure.words = (
+    "Two timelines of rank 0. Top: it waits at once. So it computes nothing during a sum, and needs "
+    f"{1e3 * at_once.time_s:.2f} ms. Bottom: it waits late. So it computes mm_1 and mm_2 during the "
+    "first sum, and mm_3 during the second one. It waits only for the end of the second sum, and "
+    f"needs {1e3 * late.time_s:.2f} ms."
+)
 plt.show()
 
 # %% [markdown]
-# The pass hides all but 0.23 ms: the second all_reduce lasts 0.23 ms longer than `mm_3`. All ranks must use the same
-# order. If one rank starts the second all_reduce first, the ranks sum tensors that do not belong together. The
-# ranks compile the same graph, so the same pass gives the same order.
+# The pass hides all but 0.23 ms: the second all_reduce lasts 0.23 ms longer than `mm_3`. The results are the same to
+# the bit, on real ranks and in the simulation. All ranks must use the same order. If one rank starts the second
+# all_reduce first, the ranks sum tensors that do not belong together. The ranks compile the same graph, so the same
+# pass gives the same order.
 #
 # ## A change that hides a dependency
 #
 # The pass looks only at inputs. `masked` sets the first row of its product to 0, in place, and then sums the product
-# over the ranks. So the first row of the sum must be 0. Does `reordered` keep this result?
+# over the ranks. So the first row of the sum must be 0. `z` is other work for the rank, and `0 * z` adds only zeros.
+# Does `reordered` keep this result?
 
 # %%
 kept = None  # "yes" or "no"
@@ -378,7 +392,8 @@ for trace in (traced, without_changes):
 # buckets.
 #
 # `aot_autograd` gives the backend the forward pass and the backward pass as two graphs. It wants functions that get
-# their inputs in one list, and `make_boxed_func` makes such functions.
+# their inputs in one list, and `make_boxed_func` makes such functions. `simlib.span("backward")(f)` is the function
+# `f` with a span around each call.
 
 
 # %%
@@ -410,9 +425,10 @@ def with_ddp(rank, world_size, split):
 
 
 # %% [markdown]
-# The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cell below prints the backward passes of
-# graphs and the all_reduces of rank 0, in their order in the third step. `split=False` turns DDPOptimizer off. In
-# which of the two runs can sends overlap with the backward pass?
+# The model has four layers of 1 MB each, and DDP has buckets of 1 MB. The cell below prints what rank 0 does in
+# the third step: `backward` is the backward pass of one graph, and each all_reduce is a send of DDP. DDP's first two
+# steps are special (lesson 08). `split=False` turns DDPOptimizer off. In which of the two runs can sends overlap with
+# the backward pass?
 
 # %%
 for split in (True, False):
@@ -427,8 +443,8 @@ for split in (True, False):
 # %% [markdown]
 # DDPOptimizer makes four graphs. After the backward pass of each graph, DDP starts the all_reduce of a bucket, and
 # autograd continues with the next graph. Without DDPOptimizer there is one graph, and all sends start after its
-# backward pass. So nothing hides them. Both runs send the same all_reduces, because DDP fills the buckets. A graph
-# break costs time, but here it makes overlap possible.
+# backward pass. So nothing hides them. Both runs send the same all_reduces, because in both runs DDP fills the buckets.
+# As with a graph break, the compiler cannot merge ops of two graphs. But here the split makes overlap possible.
 #
 # ## What we did not show
 #
@@ -436,8 +452,8 @@ for split in (True, False):
 # ranks, and simulated the list of nodes. In torch 2.13, inductor reorders collectives only if you set
 # `torch._inductor.config.reorder_for_compute_comm_overlap`. Other options put several collectives in one bucket. An
 # early collective occupies memory for its result longer, so one of [inductor's
-# passes](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/comms.py) stops before the peak of the memory
-# grows.
+# passes](https://github.com/pytorch/pytorch/blob/main/torch/_inductor/comms.py) stops before the peak of the used
+# memory grows.
 #
 # ## Your turn
 #
@@ -452,7 +468,8 @@ for split in (True, False):
 #
 # 1. It changes y in place and returns a request, which is no tensor. `functional.all_reduce` returns a new tensor, and
 #    the wait is a node of the graph.
-# 2. It is wrong if an op changes memory that another node reads. Then a dependency is no input.
+# 2. It is wrong if an op changes memory in place, and another node reads this memory. Then the inputs do not show
+#    that the other node depends on the change.
 #
 # </details>
 #
