@@ -857,18 +857,15 @@ print(measure(summed, tensors_of(seed, [(n, 2) for n in sizes.tolist()], 24 + 4 
 # at once. The network needs `ms` for this sum, and works on one sum after the other, in the order of
 # their starts. For `"wait"` the rank waits until the sum `name` is complete, and `ms` is 0. Return how
 # many ms the rank waits in total. Each rank has its own list, and the list says all: send nothing.
-#
-# For example, the answer for this list is 4. The sum `s` is complete at 12 ms, and the rank begins to wait
-# at 8 ms.
-#
-#     [("compute", "a", 5), ("all_reduce", "s", 7), ("compute", "b", 3), ("wait", "s", 0)]
 
 
 # %% role="answer" question="waited_ms" points=2
 def waited_ms(rank, world_size, nodes):
     """Return the milliseconds that a rank waits, an int.
 
-    nodes: a list of (kind, name, ms); the ms are whole numbers.
+    nodes: a list of (kind, name, ms); the ms are whole numbers. For example, the answer for
+    [("compute", "a", 5), ("all_reduce", "s", 7), ("compute", "b", 3), ("wait", "s", 0)] is 4:
+    s is complete at 12 ms, and the rank begins to wait at 8 ms.
     """
     ### BEGIN SOLUTION
     now = free = waited = 0

@@ -313,7 +313,7 @@ simlib.guess(waiting_ms, 1e3 * waited, within=0.1)
 # %% [markdown]
 # The picture shows rank 0 in both orders. The first row shows the matrix products. The other rows show the two
 # all_reduces, from the call until its wait returns. So a bar can be longer than the 0.90 ms that an all_reduce takes.
-# A bar is pale while the rank computes, and dark while it waits.
+# A bar is faint blue while the rank computes, and strong blue while it waits.
 
 # %%
 figure, panels = plt.subplots(2, 1, figsize=(8, 3.6), sharex=True, layout="constrained")
