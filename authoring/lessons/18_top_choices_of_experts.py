@@ -2,8 +2,8 @@
 # # 18 Top-k experts and their replicas
 #
 # This is the fourth part of lesson 18. You need the [third part](18_tokens_to_experts.ipynb) and the mesh of
-# [lesson 12](12_two_axes_at_once.ipynb). In most models of today a token goes to several experts, and each expert
-# exists several times. In this part (50 minutes) you will
+# [lesson 12](12_two_axes_at_once.ipynb). In most models with experts a token goes to several of them. In large jobs
+# each expert exists several times. In this part (50 minutes) you will
 #
 # - send each token to its k best experts, and count the bytes,
 # - train experts that have replicas,
@@ -64,9 +64,10 @@ print("largest differences:", *(f"{pair} {size:.7f};" for pair, size in largest.
 simlib.guess(same, min(largest, key=largest.get), of=list(largest))
 
 # %% [markdown]
-# A and C are the same. A softmax divides by a sum over all experts. C divides a probability by probabilities of the same
-# softmax, so this sum cancels. In way B the weights add up to less than 1, so the experts add less to x. If you load a
-# trained model and take the wrong way, no error is raised. We use way A. It needs k of at least 2: for k = 1 the weight
+# A and C are the same. The softmax over all scores divides each exponential by the sum over all experts. C then divides
+# such a probability by the sum of k of them. So the sum over all experts cancels, and only the k chosen exponentials
+# remain, as in A. In way B the weights add up to less than 1, so the experts add less to x. If you load a trained model
+# and take the wrong way, no error is raised. We use way A. It needs k of at least 2: for k = 1 the weight
 # is always 1, and the router gets no gradient.
 #
 # The picture shows two tokens of each of four ranks. Rank r holds experts 2r and 2r + 1. Each token has two arrows. A
@@ -90,9 +91,10 @@ plt.show()
 # %% [markdown]
 # ## The model in one process
 #
-# Our model has a dense layer, a router and the experts. `Model(place, ep)` keeps only the experts of one rank, and
-# `Model()` keeps all. A function `layer` does the experts' part. In one process it is `everyone`: every expert computes
-# every token, and we pick the results of the chosen ones. That wastes work, but is easy to trust.
+# Our model has a dense layer, a router and the experts. `Model(place, ep)` keeps only the experts of rank `place` among
+# `ep` ranks, and `Model()` keeps all. `forward` gets a function `layer`, which computes the sum over the experts in y. In
+# one process we use the function `everyone`: every expert computes every token, and we pick the results of the chosen
+# experts. That wastes work, but you can easily see that it is right.
 
 
 # %%
@@ -146,16 +148,18 @@ simlib.guess(right, is_right.sum())
 
 # %% [markdown]
 # No token is right. `x.repeat(2, 1)` lists all tokens, and then all tokens again. But the first two choices are those
-# of token 0. So nearly every copy goes to another token's expert. The right copy for choice i is `x[i // k]`.
+# of token 0, and copy 1 is a copy of token 1. So nearly every copy goes to another token's expert. The right copy for
+# choice i is `x[i // k]`.
 #
 # ## Top-k on the ranks
 #
 # **Now you write it:** the experts' part on R ranks. `Exchange` is that of the third part. `computed` lets each expert
 # of this rank compute the rows that have arrived for it.
 #
-# 1. List the choices, and sort them by expert. `order` is the numbers of the choices in this order.
+# 1. List the choices, and sort them by expert. Let `order` be the list of their numbers i in the sorted order.
 # 2. Count the choices for each expert, as a table: row s is for the `len(experts)` experts of rank s. `Exchange` with the
-#    splits 1, 1, ... sends row s to rank s. The table that arrives is `theirs`.
+#    splits 1, 1, ... sends row s to rank s. The table that arrives is `theirs`. Make the two lists of splits from the
+#    sums of the rows, as in the third part.
 # 3. Send a copy of the token for each choice, in the sorted order. Let the experts compute. Send the results back.
 # 4. Undo the sort. Bring the results into the shape (tokens, k, WIDTH).
 # 5. Multiply by the weights, and sum over the k choices.
@@ -228,13 +232,13 @@ for R in (1, 2, 4):
 #
 # </details>
 #
-# For any k, a rank calls three all_to_alls.
+# For any k, a rank calls three all_to_alls in the forward pass.
 #
 # ## Bytes grow with k
 #
 # `layer` does the same as the answer. The next cell counts the bytes that travel between four ranks in the forward
-# pass, and the ranks that a token goes to. With k = 8 we send eight copies of a token. If each rank that needs a token
-# got it only once, how many copies would be enough?
+# pass. It also prints to how many ranks a token goes, on average. With k = 8 we send eight copies of a token. If we sent
+# each rank that needs a token only one copy, how many copies would be enough?
 
 # %%
 enough = None  # copies of a token for four ranks, its own rank included
@@ -266,17 +270,19 @@ simlib.guess(enough, copies)
 
 # %% [markdown]
 # The bytes grow in proportion to k. A choice costs 4 WIDTH bytes there and as many back, if its expert is on another
-# rank. The backward pass sends the same bytes again.
+# rank. The backward pass sends these bytes again. The counts need only 192 bytes: each of 4 ranks sends 2 numbers of 8
+# bytes to 3 others.
 #
 # Four copies would be enough: half of those that we send. DeepSeek-V3 saves copies in this way. A token goes to at most 4
 # nodes. It travels once to each node over InfiniBand, and then over NVLink to its experts. A copy has 7,168 numbers, of 1
 # byte on the way there and 2 bytes on the way back. So 8 copies of a token need 8 x 7,168 x 3 = 172,032 bytes in each of
-# 58 layers.
+# 58 layers. One copy for each of 4 nodes needs half of these bytes on InfiniBand.
 #
 # ## Full experts drop choices
 #
-# With a capacity (third part), an expert takes at most $C = \lceil f\, k\, n / E \rceil$ of the k n choices. If one
-# choice of a token is dropped, the token still has its others, and the sum in y has one term less.
+# With a capacity (third part), an expert takes at most $C = \lceil f\, k\, n / E \rceil$ of the k n choices that n
+# tokens make. You choose the factor f. If one choice of a token is dropped, the token still has its other choices, and
+# the sum in y has one term less.
 # [Megatron-Core](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/transformer/transformer_config.py)
 # offers two policies: `position` drops the last choices of a full expert, and `probs` drops those with the smallest
 # weights. The appendix compares them.
@@ -322,8 +328,10 @@ plt.show()
 # - `avg_in_group`: in addition, experts are averaged in their edp group.
 # - `avg_everywhere`: all parameters are averaged over all ranks, as DDP does.
 #
-# The cell compares rank 0 of these 8 ranks with one process, as in the third part. With `avg_in_group`, how many times
-# too large is the gradient of an expert?
+# The second cell below compares the gradient of expert 0 on rank 0 with that of one process. "Off by" is the length of
+# the part that points in another direction. The unit is the length of the right gradient. Ranks 0 and 4 have replicas of
+# expert 0, and the cell prints whether their gradients are equal. With `avg_in_group`, how many times too large is the
+# gradient of an expert?
 
 # %%
 times = None  # avg_in_group: how many times too large?
@@ -371,18 +379,20 @@ for sync in (dense_only, avg_in_group, avg_everywhere):
 
 # %% [markdown]
 # - `dense_only`: the replicas on ranks 0 and 4 have different gradients, each from half of the tokens. After one step
-#   they are different experts.
+#   they are different experts. Each gradient is also about 4 times too large, because it adds up the losses of 4 ranks
+#   and nothing divides it.
 # - `avg_in_group`: the direction is right, but the gradient is **ep = 4 times too large**. An expert gets tokens from its
-#   whole row, so the sum over the group contains the losses of all 8 ranks. AVG divides it by only R / ep = 2.
+#   whole row, so the sum over the group contains the losses of all 8 ranks. AVG divides this sum by only R / ep = 2, and
+#   not by 8.
 # - `avg_everywhere`: this averages gradients of *different* experts. Rank 0 gets a mix of experts 0, 2, 4 and 6.
 #
 # The factor ep is a common bug. [DeepSpeed](https://github.com/deepspeedai/DeepSpeed/issues/6545) had it, and in 2026 a
-# new part of [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/pull/5956), too. Adam hides it: Adam divides each
+# new part of [Megatron-LM](https://github.com/NVIDIA/Megatron-LM/pull/5956), too. Adam hides this bug. Adam divides each
 # gradient by its own typical size, so the factor nearly cancels. But clipping uses the norm of all gradients, and the
 # factor makes this norm too large.
 #
 # **Now you write it:** `my_sync` changes all gradients of `model` to those of one process. The mesh has the dimensions
-# `"edp"` and `"ep"`.
+# `"edp"` and `"ep"`. The cell tests `my_sync` on four meshes.
 
 
 # %%
@@ -416,23 +426,24 @@ for R, ep in ((4, 1), (4, 2), (4, 4), (8, 4)):
 #
 # **Unequal numbers of tokens.** An expert's gradient adds up the losses of several ranks. If each of these losses is
 # divided by a different number of tokens, you cannot correct the sum afterwards. So divide *before* the backward pass: the
-# loss of a rank is the sum over its tokens, divided by the number of tokens of *all* ranks. Then sum all gradients, and
-# divide none.
+# loss of a rank is the sum over its tokens, divided by the number of tokens of *all* ranks. Then sum each gradient over
+# the ranks that the table names, and divide none.
 #
 # ## Your turn
 #
 # Now you can do tasks 3 and 4 of [exercises 18](../exercises/18_long_sequences_and_experts.ipynb). The
-# appendices compare two policies, and four numbers for ep.
+# appendices compare two policies, and four values of ep.
 #
 # ## Exit ticket
 #
 # 1. A token has the weights 0.7 and 0.3, and its second choice is dropped. What is y?
-# 2. R = 64 and ep = 16. A framework averages experts' gradients in their edp group. What do you do with them?
+# 2. R = 64 and ep = 16. The loss of each rank is the mean over its own tokens. A framework averages the gradients of
+#    experts in their edp group. How do you correct these gradients?
 #
 # <details><summary>Answers</summary>
 #
 # 1. y is x plus 0.7 times the result of the first expert.
-# 2. Divide them by ep = 16. AVG has divided the sum by R / ep = 4, but it must be divided by 64.
+# 2. Divide them by ep = 16. AVG has divided their sum by R / ep = 4, but this sum must be divided by 64.
 #
 # </details>
 #
