@@ -407,12 +407,13 @@ print(measure(through_experts, drawn_tokens))
 # %% [markdown]
 # ## 3. Which choices are kept (★★★, 30 minutes, 3 points)
 #
-# Rank e holds expert e. Row t of `chosen` has the experts of your token t, and `weights` has their weights.
-# All weights differ. An expert keeps `C` choices of **all** ranks together: those with the largest weights.
-# It drops the others. Return which of your choices are kept: a tensor of bool, of the shape of `chosen`. A
-# rank may have no tokens. Use at most three all_to_alls (`dist.all_to_all_single`). Send the counts first.
-# Then send each weight once, to its expert only. The expert decides, and answers with at most 4 bytes for
-# each weight. Leave the inputs as they are.
+# Rank e holds expert e. Row t of `chosen` has the experts of your token t, and `weights` has their
+# weights. All weights differ. An expert keeps at most `C` choices of **all** ranks together: those with
+# the largest weights. It drops the others. Return which of your choices are kept: a tensor of bool, of
+# the shape of `chosen`. A rank may have no tokens, and an expert may get fewer than C choices. Use at
+# most three all_to_alls (`dist.all_to_all_single`). Send the counts first. Then send each weight once, to
+# its expert only. The expert decides, and answers with at most 4 bytes for each weight. Leave the inputs
+# as they are.
 
 
 # %% role="answer" question="kept_choices" points=3
@@ -441,12 +442,12 @@ def kept_choices(rank, world_size, weights, chosen, C):
 
 # %% role="check" question="kept_choices" points=3
 def choices_of(rank, world_size):
-    """Top-2 (top-1 in a world of one rank); expert 0 is wanted most."""
+    """Top-2 (top-1 in a world of one rank); in a world of five, two experts get fewer than C."""
     torch.manual_seed(10 * world_size + rank)
     n, k = [4, 3, 0, 6, 5][rank], min(2, world_size)
     chosen = torch.stack([torch.randperm(world_size)[:k] for _ in range(n)] or [torch.zeros(k)])
     weights = 0.1 + torch.randperm(20)[: n * k].view(n, k) / 30 + rank / 1000
-    return weights, chosen[:n].long(), 3
+    return weights, chosen[:n].long(), 7 if world_size == 5 else 3
 
 
 def decided(key, most=lambda C, n: C, among=lambda rank: 0):
@@ -487,6 +488,10 @@ def in_order_of_experts(kept, chosen):
     return kept.flatten()[chosen.flatten().argsort(stable=True)].view(kept.shape)
 
 
+def sorted_twice(kept, chosen):
+    return in_order_of_experts(in_order_of_experts(kept, chosen), chosen)
+
+
 def enough_for_weights(weights, chosen, Cs):
     """Counts; weights sent, and the answers to those that came."""
     came = torch.cat([c.flatten() for c in chosen]).bincount(minlength=len(Cs)).tolist()
@@ -523,6 +528,8 @@ verdict = check(
         "The answers are in the order of the experts: bring them back into the order of `chosen`.": (
             changed(in_order_of_experts)
         ),
+        "The answers are sorted once more: `kept[order] = back` undoes the sort, and `back[order]` does "
+        "not.": changed(sorted_twice),
         "Here all choices of a token are dropped if one is: its others may stay.": (
             changed(lambda kept, _: kept.all(1, keepdim=True).expand(kept.shape).clone())
         ),
@@ -572,11 +579,11 @@ print(measure(kept_choices, drawn_choices))
 # ## 4. Gradients on a mesh (★★, 20 minutes, 3 points)
 #
 # The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
-# ranks of a column hold the same experts. A rank has two gradients: `dense` for a layer that all ranks
-# hold, and `experts` for its own experts. Each rank's loss is the mean over its own tokens, and all ranks
-# have equally many tokens. Return both gradients for the mean over all tokens. Each rank
-# calls at most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs
-# as they are. You get 2 points for the value and 1 for the traffic.
+# ranks of a column hold the same experts. Your function makes this mesh. A rank has two gradients:
+# `dense` for a layer that all ranks hold, and `experts` for its own experts. Each rank's loss is the mean
+# over its own tokens, and all ranks have equally many tokens. Return both gradients for the mean over all
+# tokens. Each rank calls at most two all_reduces, and brings only as many bytes as its two gradients
+# have. Leave the inputs as they are. You get 2 points for the value and 1 for the traffic.
 
 
 # %% role="answer" question="on_a_mesh" points={"value": 2, "traffic": 1}
@@ -624,6 +631,12 @@ def dense_alone(denses, experts, eps):
     return [(g, e) for (_, e), g in zip(averaged()(denses, experts, eps), denses, strict=True)]
 
 
+def dense_in_columns(denses, experts, eps):
+    n, ep = len(eps), eps[0]
+    sums = [sum(denses[place::ep]) / n for place in range(ep)]
+    return [(sums[rank % ep], e) for rank, (_, e) in enumerate(averaged()(denses, experts, eps))]
+
+
 def both_gradients(denses, experts, eps):
     return [4 * (d.numel() + e.numel()) for d, e in zip(denses, experts, strict=True)]
 
@@ -649,6 +662,12 @@ verdict = check(
         "are in this sum.": averaged(by=lambda ep, n: 1),
         "The experts' gradients are summed in the column and divided by ep: this is right after AVG, but a "
         "sum must be divided by the number of all ranks.": averaged(by=lambda ep, n: ep),
+        "The experts' gradients are divided twice by the size of the column: AVG divides by this size, so "
+        "divide by ep after AVG.": averaged(by=lambda ep, n: (n // ep) ** 2),
+        "The experts' gradients are divided by the size of the column and by the number of all ranks: "
+        "after AVG, divide only by ep.": averaged(by=lambda ep, n: n // ep * n),
+        "The experts' gradients are summed over neighbouring ranks: those are in a row, so ep is the last "
+        "dimension of the mesh.": averaged(columns=lambda r, ep, n: r // (n // ep)),
         "The experts' gradients are summed over ranks that hold different experts: a row has ep ranks, so "
         "the mesh has the shape (world_size // ep, ep).": averaged(
             columns=lambda r, ep, n: r % (n // ep)
@@ -667,6 +686,7 @@ verdict = check(
         ),
         "The dense gradient is the sum over all ranks: divide it.": averaged(dense_by=lambda n: 1),
         "The dense gradient is that of this rank alone.": dense_alone,
+        "The dense gradient is summed only in the column: all ranks hold this layer.": dense_in_columns,
     },
     worlds=(6,),  # columns of three and rows of two, and the other way round
     points={"value": 2, "traffic": 1},

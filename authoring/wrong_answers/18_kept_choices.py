@@ -96,6 +96,23 @@ def still_sorted(rank, world_size, weights, chosen, C):
     return right(rank, world_size, weights, chosen, C, undo=False)
 
 
+def sorted_twice(rank, world_size, weights, chosen, C):
+    """the answers sorted by `back[order]`"""
+    order = chosen.flatten().argsort(stable=True)
+    return still_sorted(rank, world_size, weights, chosen, C).flatten()[order].view(chosen.shape)
+
+
+def topk(rank, world_size, weights, chosen, C):
+    """the C largest of fewer than C"""
+
+    def decide(arrived, C, received):
+        stays = torch.zeros(len(arrived), dtype=torch.uint8)
+        stays[arrived.topk(C).indices] = 1
+        return stays
+
+    return right(rank, world_size, weights, chosen, C, decide)
+
+
 def whole_tokens(rank, world_size, weights, chosen, C):
     """the tokens dropped as a whole"""
     kept = right(rank, world_size, weights, chosen, C)
@@ -160,6 +177,8 @@ WRONG = {
     c_for_each_rank: "Each rank decides for itself",
     equal_parts_of_c: "Each rank gets an equal part of C",
     still_sorted: "The answers are in the order of the experts",
+    sorted_twice: "The answers are sorted once more",
+    topk: "selected index k out of range",
     whole_tokens: "all choices of a token are dropped if one is",
     nothing_dropped: "Nothing is dropped",
     in_double: "float64 travels",

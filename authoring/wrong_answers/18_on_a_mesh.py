@@ -41,6 +41,21 @@ def by_ep(rank, world_size, dense, experts, ep):
     return right(rank, world_size, dense, experts, ep, by=ep)
 
 
+def by_the_column_twice(rank, world_size, dense, experts, ep):
+    """the mean over the column, divided by its size"""
+    return right(rank, world_size, dense, experts, ep, by=(world_size // ep) ** 2)
+
+
+def by_all_after_avg(rank, world_size, dense, experts, ep):
+    """the mean over the column, divided by the number of all ranks"""
+    return right(rank, world_size, dense, experts, ep, by=world_size // ep * world_size)
+
+
+def neighbours(rank, world_size, dense, experts, ep):
+    """a mesh with edp as the last dimension"""
+    return right(rank, world_size, dense, experts, world_size // ep, axis="ep")
+
+
 def turned_mesh(rank, world_size, dense, experts, ep):
     """a mesh with rows of world_size / ep ranks"""
     return right(rank, world_size, dense, experts, world_size // ep)
@@ -81,6 +96,15 @@ def dense_summed(rank, world_size, dense, experts, ep):
 def dense_left_out(rank, world_size, dense, experts, ep):
     """the dense gradient of each rank alone"""
     return dense.clone(), right(rank, world_size, dense, experts, ep)[1]
+
+
+def dense_in_columns(rank, world_size, dense, experts, ep):
+    """the dense gradient summed in the column"""
+    mesh = init_device_mesh("cpu", (world_size // ep, ep), mesh_dim_names=("edp", "ep"))
+    dense, experts = dense / world_size, experts / world_size
+    dist.all_reduce(dense, group=mesh["edp"].get_group())
+    dist.all_reduce(experts, group=mesh["edp"].get_group())
+    return dense, experts
 
 
 def all_experts_everywhere(rank, world_size, dense, experts, ep):
@@ -132,6 +156,9 @@ WRONG = {
     by_the_column: "in the column and divided by its size",
     only_summed: "in the column, but not divided",
     by_ep: "divided by ep: this is right after AVG",
+    by_the_column_twice: "divided twice by the size of the column",
+    by_all_after_avg: "after AVG, divide only by ep",
+    neighbours: "those are in a row",
     turned_mesh: "so the mesh has the shape",
     left_out: "are those of this rank: their replicas",
     only_divided: "but the sum over the column is missing",
@@ -139,6 +166,7 @@ WRONG = {
     in_the_row: "the replicas of an expert are in a column",
     dense_summed: "The dense gradient is the sum",
     dense_left_out: "The dense gradient is that of this rank alone",
+    dense_in_columns: "summed only in the column",
     all_experts_everywhere: "goes only to its replicas",
     row_by_row: "one in each column for its experts",
     in_double: "float64 travels",
