@@ -237,8 +237,8 @@ for R in (1, 2, 4):
 # ## Bytes grow with k
 #
 # `layer` does the same as the answer. The next cell counts the bytes that travel between four ranks in the forward
-# pass. It also prints to how many ranks a token goes, on average. With k = 8 we send eight copies of a token. If we sent
-# each rank that needs a token only one copy, how many copies would be enough?
+# pass. The cell also prints the mean number of ranks that a token goes to. With k = 8 we send eight copies of a token.
+# If we sent each rank that needs a token only one copy, how many copies would be enough?
 
 # %%
 enough = None  # copies of a token for four ranks, its own rank included
