@@ -409,11 +409,10 @@ print(measure(through_experts, drawn_tokens))
 #
 # Rank e holds expert e. Row t of `chosen` has the experts of your token t, and `weights` has their
 # weights. All weights differ. An expert keeps at most `C` choices of **all** ranks together: those with
-# the largest weights. It drops the others. Return which of your choices are kept: a tensor of bool, of
-# the shape of `chosen`. A rank may have no tokens, and an expert may get fewer than C choices. Use at
-# most three all_to_alls (`dist.all_to_all_single`). Send the counts first. Then send each weight once, to
-# its expert only. The expert decides, and answers with at most 4 bytes for each weight. Leave the inputs
-# as they are.
+# the largest weights. Return which of your choices are kept: a tensor of bool, of the shape of `chosen`.
+# A rank may have no tokens, and an expert may get fewer than C choices. Use at most three all_to_alls
+# (`dist.all_to_all_single`). Send the counts first. Then send each weight once, to its expert only. The
+# expert decides, and answers with at most 4 bytes for each weight. Leave the inputs as they are.
 
 
 # %% role="answer" question="kept_choices" points=3
@@ -578,12 +577,12 @@ print(measure(kept_choices, drawn_choices))
 # %% [markdown]
 # ## 4. Gradients on a mesh (★★, 20 minutes, 3 points)
 #
-# The ranks form a mesh, with `ep` neighbouring ranks in each row. A row holds each expert once, and the
-# ranks of a column hold the same experts. Your function makes this mesh. A rank has two gradients:
-# `dense` for a layer that all ranks hold, and `experts` for its own experts. Each rank's loss is the mean
-# over its own tokens, and all ranks have equally many tokens. Return both gradients for the mean over all
-# tokens. Each rank calls at most two all_reduces, and brings only as many bytes as its two gradients
-# have. Leave the inputs as they are. You get 2 points for the value and 1 for the traffic.
+# Make a mesh of the ranks, with `ep` neighbouring ranks in each row. A row holds each expert once, and
+# the ranks of a column hold the same experts. A rank has two gradients: `dense` for a layer that all
+# ranks hold, and `experts` for its own experts. Each rank's loss is the mean over its own tokens, and all
+# ranks have equally many tokens. Return both gradients for the mean over all tokens. Each rank calls at
+# most two all_reduces, and brings only as many bytes as its two gradients have. Leave the inputs as they
+# are. You get 2 points for the value and 1 for the traffic.
 
 
 # %% role="answer" question="on_a_mesh" points={"value": 2, "traffic": 1}
