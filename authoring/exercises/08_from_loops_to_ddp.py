@@ -696,9 +696,9 @@ print(
 #
 # Return the sum of `x` over all ranks, the same numbers on every rank. `x` is float32 and one-dimensional. Its length
 # is a multiple of 8 x `world_size`. Numbers travel as int8, with a scale for each block of 8 numbers. `quantised` and
-# `restored` at the top of this sheet make and undo this form. Each rank rounds its `x` once, your own part too. Rank r
-# adds up part r **in float32**, and rounds this sum once. Use only `all_to_all_single` and `all_gather`. A rank may
-# send only the parts that others need. `x` must not change.
+# `restored` at the top of this sheet make and undo this form. Each rank rounds all of its `x` once, so also the part that
+# it adds up itself. Rank r adds up part r **in float32**, and rounds this sum once. Use only `all_to_all_single` and
+# `all_gather`. A rank may send only the parts that others need. `x` must not change.
 
 
 # %% role="answer" question="sum_in_8_bits" points=4
@@ -838,8 +838,8 @@ verdict
 # </details>
 # <details><summary>Hint 3</summary>
 #
-# Quantise your part of the sum. Then call `dist.all_gather` twice, for its values and for its scales. Restore
-# the part of each rank, your own too, and join the parts with `torch.cat`.
+# Quantise your part of the sum. Then call `dist.all_gather` twice, for the values and for the scales. Restore
+# the part of each rank, also your own, and join the parts with `torch.cat`.
 #
 # </details>
 
@@ -861,10 +861,10 @@ print(measure(sum_in_8_bits, drawn_gradient))
 # %% [markdown]
 # ## 6. Rows to other ranks in 8 bits (★★, 25 minutes, 3 points)
 #
-# Each rank has float32 `rows` of shape (count, d). d is a multiple of 8. Row i belongs on rank `to[i]`. Counts differ from
-# rank to rank, and may be 0. (The tokens of lesson 18 travel like this to their experts.) Return the rows that come to
-# your rank: first those of rank 0, then those of rank 1, and so on, each in their order. The numbers travel as e4m3, with
-# a float32 scale for each block of 8 numbers: `quantised(x, E4M3)`. Restore all rows, your own too. Use at most three
+# Each rank has float32 `rows` of shape (count, d). d is a multiple of 8. Each rank must send row i to rank `to[i]`. Counts
+# differ from rank to rank, and may be 0. Return the rows that come to your rank: first the rows of rank 0, then the rows
+# of rank 1, and so on. The rows of one rank stay in their order. The numbers travel as e4m3, with a float32 scale for
+# each block of 8 numbers: `quantised(x, E4M3)`. Round all rows, also those that stay on your rank. Use at most three
 # `all_to_all_single`, for counts, numbers and scales. Gloo refuses float8.
 
 
