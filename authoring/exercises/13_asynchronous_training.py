@@ -767,7 +767,7 @@ def in_fragments(
         for one, x, y, its_m, its_v in zip(mine, xs, ys, m, v, strict=True):
             adamw_step(one, cost_gradient(one, x, y), its_m, its_v, t)
         for f, at in enumerate(torch.arange(len(agreed)).tensor_split(parts or Fs[0])):
-            if due(step, f) % Hs[0]:
+            if due(step, f) % Hs[0] or how == "alone":
                 continue
             if how in {"all", "all again"}:  # the outer step moves the whole of theta
                 last = last if how == "all again" else torch.zeros_like(last)
@@ -787,7 +787,7 @@ def in_fragments(
                 m[:], v[:] = m.mean(0), v.mean(0)
             if state == "reset":
                 m, v, t = torch.zeros_like(m), torch.zeros_like(v), 0
-    return [agreed] * len(xs)
+    return list(mine) if how in {"own", "alone"} else [agreed] * len(xs)
 
 
 def fragments_due(thetas, xs, ys, Fs, Hs, counts):
@@ -825,6 +825,9 @@ verdict = check(
         "Each rank goes on with its own numbers: copy the agreed ones into them.": with_change(
             how="not copied"
         ),
+        "That is the rank's own theta: return the agreed theta.": with_change(how="own"),
+        "No outer step changes theta, as if agreed - own were always 0: does the agreed theta have "
+        "its own memory? Clone it.": with_change(how="alone"),
         "The outer step moves the other fragments, too: give each fragment an optimizer of its own.": (
             with_change(how="all")
         ),

@@ -16,7 +16,7 @@ def train(theta, rows, targets, F, H, steps, state="local", sign=1, due=None, co
     options = {"lr": 0.7, "momentum": 0.9, "nesterov": True} | outer
     mine = torch.nn.Parameter(theta.clone())
     inner, parts = torch.optim.AdamW([mine], lr=0.1), mine.data.tensor_split(F)
-    agreed = [torch.nn.Parameter(part.clone()) for part in parts]
+    agreed = [torch.nn.Parameter(p if state == "shared" else p.clone()) for p in parts]
     outers = [torch.optim.SGD([one], **options) for one in agreed]
     for step in range(1, steps + 1):
         mine.grad = cost_gradient(mine.detach(), rows, targets)
@@ -34,7 +34,7 @@ def train(theta, rows, targets, F, H, steps, state="local", sign=1, due=None, co
             if state == "averaged":
                 for moment in ("exp_avg", "exp_avg_sq"):
                     dist.all_reduce(inner.state[mine][moment], op=dist.ReduceOp.AVG)
-    return torch.cat([part.detach() for part in agreed])
+    return mine.detach() if state == "own" else torch.cat([part.detach() for part in agreed])
 
 
 def new_adamw(rank, world_size, *given):
@@ -80,6 +80,16 @@ def all_at_once(rank, world_size, *given):
 def other_order(rank, world_size, *given):
     """the fragments that are due in the opposite order"""
     return train(*given, due=lambda s, f: s - f)
+
+
+def own_theta(rank, world_size, *given):
+    """the rank's own theta in place of the agreed one"""
+    return train(*given, state="own")
+
+
+def agreed_without_clone(rank, world_size, *given):
+    """the agreed fragments in the memory of the rank's own"""
+    return train(*given, state="shared")
 
 
 def whole_theta(rank, world_size, theta, rows, targets, F, H, steps):
@@ -139,6 +149,8 @@ WRONG = {
     other_order: "The fragments are due in another order",
     one_outer: "give each fragment an optimizer of its own",
     one_outer_again: "along the gradients of their last meeting",
+    own_theta: "That is the rank's own theta",
+    agreed_without_clone: "does the agreed theta have its own memory",
     whole_theta: "Only the numbers of the fragment that is due",
 }
 
