@@ -50,10 +50,10 @@ def gradients(rank, alike=True):
     """Return a function: the gradient at theta, of 32 examples of this rank's own."""
     random = torch.Generator().manual_seed(100 + rank)
     order = torch.arange(len(labels)) if alike else labels.argsort(stable=True)
-    mine = order if alike else order.tensor_split(4)[rank]
+    own = order if alike else order.tensor_split(4)[rank]
 
     def gradient(theta):
-        at = mine[torch.randint(len(mine), (32,), generator=random)]
+        at = own[torch.randint(len(own), (32,), generator=random)]
         theta = theta.detach().clone().requires_grad_()
         loss_of(theta, images[at], labels[at]).backward()
         simlib.compute(seconds=1e-3)
@@ -76,9 +76,9 @@ HOW = {"cluster": slow_network(), "all_reduce": "ring", "expand": True}
 # Nesterov momentum, takes one step. AdamW keeps two numbers for each parameter: a running mean of the gradients, and a
 # running mean of their squares. These are its two **moments**.
 #
-# The next program is a first try. It puts AdamW into the first part's `local`. As there, `mine` becomes the new theta
-# after each round. One line is wrong, although no error is raised. Which line is it? We train for 8 rounds with H = 16.
-# A correct program ends with a loss of 0.139.
+# The next program is a first try. It puts AdamW into the first part's `local`. The parameters of a rank are called
+# `mine`. One line is wrong, although no error is raised. Which line is it? We train for 8 rounds with H = 16. A correct
+# program ends with a loss of 0.139.
 
 
 # %%
@@ -190,8 +190,13 @@ print("bytes:", "right" if sent == needed else f"not yet, you sent {sent}, not {
 #
 # ## What it saves, and what may go wrong
 #
-# In the lesson's own `diloco`, the moments stay `local`, or the ranks average both moments after each round
-# (`averaged`), or each rank then makes a new AdamW (`reset`). With `sign=-1` the outer gradient points the wrong way.
+# The next cell has the lesson's own `diloco`. It has three ways to treat the moments after each round:
+#
+# - `local`: each rank keeps its own moments, as in the paper.
+# - `averaged`: the ranks average both moments.
+# - `reset`: each rank makes a new AdamW, so its moments begin at zero.
+#
+# With `sign=-1` the outer gradient points the wrong way.
 # In `data_parallel` all ranks average their gradients at each step.
 
 
@@ -243,11 +248,12 @@ run.timeline(between=(0, 0.06))
 
 # %% [markdown]
 # DiLoCo sends exactly a 16th of the bytes. It is only 7.8 times as fast, because the inner steps take 128 ms in any
-# case. Its loss is a little higher. In the paper, 8 workers with H = 500 train a language model. It becomes as good as
-# with synchronous training.
+# case. Its loss is a little higher. In the paper, 8 workers train a language model with H = 500. This model becomes as
+# good as a model from synchronous training.
 #
-# Averaging the moments triples the bytes. For twice the bytes the ranks could meet every 8 steps, so the table has this
-# row, too. If all ranks have their *own* digits, which row has the lowest loss?
+# The next table has one row for each treatment of the moments, with H = 16. Averaging the moments triples the bytes.
+# For only twice the bytes, the ranks can meet every 8 steps, with `local` moments. The fourth row shows this. If all
+# ranks have their *own* digits, which row has the lowest loss?
 
 # %%
 lowest = None  # "local, H = 16", "averaged, H = 16", "reset, H = 16" or "local, H = 8"
@@ -267,21 +273,22 @@ simlib.guess(lowest, min(own, key=own.get), of=list(own))
 # - **The wrong sign** makes the outer optimizer go uphill, faster in each round.
 # - **Averaging** the moments gains little if the ranks draw alike. With own digits it lowers the loss, for three times
 #   the bytes. But H = 8 lowers the loss almost as much, for twice the bytes. So DiLoCo sends no moments.
-# - **Resetting** lowers the loss in one column and raises it in the other. With larger models, this may be
-#   different.
+# - **Resetting** lowers the loss if the ranks draw alike, but raises it with own digits. With larger models, this may
+#   be different.
 #
 # ## Streaming: send while you compute
 #
-# The timeline above shows that no rank computes for 13.3 ms in each round. In between, the network is idle. **Streaming
-# DiLoCo** (Douillard et al. 2025, [arXiv 2501.18512](https://arxiv.org/abs/2501.18512)) changes two things:
+# The timeline above shows that no rank computes for 13.3 ms in each round. While the ranks compute, the network is idle.
+# **Streaming DiLoCo** (Douillard et al. 2025, [arXiv 2501.18512](https://arxiv.org/abs/2501.18512)) changes two things:
 #
 # - The parameters are cut into **fragments**. Each fragment is still averaged every H steps, but each at another step.
 #   With H = 16, fragment 0 of four is due after steps 4, 20, 36, ..., and fragment 1 after 8, 24, 40, ....
 # - The ranks begin the all_reduce of a fragment and continue to compute. They take the outer step of this fragment
 #   `late` steps later.
 #
-# This has a price: the outer step overwrites the `late` inner steps that the fragment has made in the meantime. The paper
-# mixes the new fragment with the rank's own, and so keeps a part of these steps. Our program does not. Its fragments are
+# This has a price. During the send, a rank takes `late` more inner steps, which change the fragment, too. Then the outer
+# step overwrites the fragment, and these changes are lost. The paper mixes the new fragment with the rank's own, and so
+# keeps a part of them. Our program does not. Its fragments are
 # views of `mine`, and each has an outer optimizer of its own.
 
 
@@ -310,7 +317,7 @@ def streaming(rank, world_size, H, fragments, late, steps=128, alike=True):
 
 # %% [markdown]
 # With one fragment and `late` = 0 this is plain DiLoCo, which took 235 ms. How many ms do four fragments take that are
-# 4 steps late? The table also has the whole model, 14 steps late.
+# 4 steps late? The table also has a row for one fragment, the whole model, that is 14 steps late.
 
 # %%
 ms_fragments = None
@@ -326,11 +333,11 @@ run.timeline()
 # The timeline shows a training of 32 steps. The pale strip at the bottom of a row is a send. All ranks compute without
 # a pause. Only the last send is not hidden.
 #
-# The send of the *whole* model takes 14 steps. So it overwrites 14 of 16 inner steps, and the loss is twice as high. The
-# send of a fragment takes only 4 steps.
+# The send of the *whole* model takes nearly 14 steps. So each outer step overwrites 14 of 16 inner steps, and the loss
+# is twice as high. The send of a fragment takes nearly 4 steps, so only 4 are lost.
 #
-# With four ranks, a ring all_reduce of n numbers takes `A(n)` seconds. Each of its six messages has n / 4 numbers, or n
-# bytes.
+# With four ranks, a ring all_reduce of n numbers takes `A(n)` seconds. Each rank sends six messages, one after the
+# other. Each message has n / 4 numbers, or n bytes. The check hands `A` to your function.
 #
 # **Now you write it:** how many seconds does a round of H steps take, for plain DiLoCo and for streaming? A step takes
 # `step_s`. `late` is at most H / `fragments`, so a send ends before the next one begins. If a send takes longer than
@@ -368,22 +375,24 @@ for mbit, fragments, late in ((25, 4, 4), (10, 4, 4), (100, 2, 1)):
 #
 # At 10 Mbit/s the ranks wait even for the fragments. Then a larger H helps, or fewer bits: the training of
 # [INTELLECT-1](https://huggingface.co/PrimeIntellect/INTELLECT-1-Instruct), with 10 billion parameters, sent outer
-# gradients with 8 bits a number. Streaming DiLoCo sends them with 4 bits, and adds them up with 32.
+# gradients with 8 bits a number. Streaming DiLoCo sends 4 bits a number, but computes the sums in 32 bits.
 #
 # ## Asynchronous reinforcement learning
 #
-# Old data is used in a later phase, when the model can already write. In **reinforcement learning** the model writes
-# answers, each answer gets a **reward**, and training makes answers with a high reward more likely. The model is called
-# the **policy**. If some ranks write while others train, an answer comes from the policy of k training steps ago. It is
-# k **versions** old.
+# A language model first learns to write. After this phase, many models are trained by **reinforcement learning**: the
+# model writes answers, each answer gets a **reward**, and training makes answers with a high reward more likely. The
+# model is called the **policy**. If some ranks write while others train, an answer comes from the policy of k training
+# steps ago. This answer is k **versions** old.
 #
-# One process can show what this does. Our policy is a table of 8 numbers. Their softmax gives the probabilities p of 8
-# answers. The rewards are 0, 1/7, ..., 1. In each step an old policy writes 32 answers. The gradient raises the
-# probability of an answer if its reward is above the mean. It uses the gradient of log p of the answer: a vector with
-# a 1 at the answer and 0 elsewhere, minus p.
+# One process can show the effect of old answers. Our policy is a table of 8 numbers. Their softmax gives the
+# probabilities p of 8 answers. The rewards are 0, 1/7, ..., 1. In each step an old policy writes 32 answers. For each
+# answer we compute the gradient of log p of this answer: a vector with a 1 at the answer and 0 elsewhere, minus p. A
+# move along this gradient makes the answer more likely. We multiply it by the reward minus the mean reward. So a good
+# answer becomes more likely, and a bad one less likely. The mean over the 32 answers is the step.
 #
 # But the old policy had other probabilities q. The **importance weight** p / q corrects this: if the new policy gives
-# an answer twice as often, the answer counts twice. A weight can be large. So the third variant limits it to 2.
+# an answer twice as often, the answer counts twice. A weight can be large, so one of the three variants limits each
+# weight to 2.
 
 
 # %%
@@ -405,7 +414,7 @@ def learn(k, variant, rate, seed, steps=60):
         wrote = torch.multinomial(q, 32, replacement=True, generator=random)
         weight = p[wrote] / q[wrote]
         gain = variant(weight) * (REWARDS[wrote] - REWARDS[wrote].mean())
-        move = (gain[:, None] * (torch.eye(8)[wrote] - p)).mean(0)  # the gradient of log p
+        move = (gain[:, None] * (torch.eye(8)[wrote] - p)).mean(0)
         versions.append(versions[-1] + rate * move)
         rewards.append((torch.softmax(versions[-1], 0) @ REWARDS).item())
         largest = max(largest, weight.max().item())
@@ -413,9 +422,9 @@ def learn(k, variant, rate, seed, steps=60):
 
 
 # %% [markdown]
-# Each row comes from 20 trainings. It shows the mean number of steps until the expected reward is 0.9, and the reward
-# at the end of the worst training. With a learning rate of 8, the policy changes fast. Which variant then has the worst
-# training, if k = 16?
+# Each row comes from 20 trainings. The row shows the mean number of steps until the expected reward is 0.9, the reward
+# at the end of the worst training, and the largest p / q before any limit. With a learning rate of 8, the policy changes
+# fast. Which variant then has the worst training, if k = 16?
 
 # %%
 worst_at_rate_8 = None  # "no weights", "weights" or "weights up to 2"
@@ -432,8 +441,9 @@ simlib.guess(worst_at_rate_8, min(ends, key=ends.get), of=list(VARIANTS))
 # %% [markdown]
 # At rate 1 the weights remove nearly all of the delay. At rate 8 the policy changes much in 16 versions. Some weights
 # are large, so a few answers decide a step. The worst training ends with the second-best answer. The limit prevents
-# this. PPO (Schulman et al. 2017, [arXiv 1707.06347](https://arxiv.org/abs/1707.06347)) has a limit, too. At rate 8
-# training without weights also ends well, because old answers still show which reward is best in this tiny problem.
+# this. The method PPO (Schulman et al. 2017, [arXiv 1707.06347](https://arxiv.org/abs/1707.06347)) has a limit, too. At
+# rate 8 training without weights also ends well, because old answers still show which reward is best in this tiny
+# problem.
 #
 # Real programs bound the age, and correct the rest:
 #
