@@ -288,8 +288,8 @@ simlib.guess(lowest, min(own, key=own.get), of=list(own))
 #
 # This has a price. During the send, a rank takes `late` more inner steps, which change the fragment, too. Then the outer
 # step overwrites the fragment, and these changes are lost. The paper mixes the new fragment with the rank's own, and so
-# keeps a part of them. Our program does not. Its fragments are
-# views of `mine`, and each has an outer optimizer of its own.
+# keeps a part of these changes. Our program does not. Its fragments are views of `mine`, and each has an outer optimizer
+# of its own.
 
 
 # %%
@@ -387,8 +387,8 @@ for mbit, fragments, late in ((25, 4, 4), (10, 4, 4), (100, 2, 1)):
 # One process can show the effect of old answers. Our policy is a table of 8 numbers. Their softmax gives the
 # probabilities p of 8 answers. The rewards are 0, 1/7, ..., 1. In each step an old policy writes 32 answers. For each
 # answer we compute the gradient of log p of this answer: a vector with a 1 at the answer and 0 elsewhere, minus p. A
-# move along this gradient makes the answer more likely. We multiply it by the reward minus the mean reward. So a good
-# answer becomes more likely, and a bad one less likely. The mean over the 32 answers is the step.
+# move along this gradient makes the answer more likely. We multiply the gradient by the reward minus the mean reward. So a
+# good answer becomes more likely, and a bad answer less likely. The mean over the 32 answers is the step.
 #
 # But the old policy had other probabilities q. The **importance weight** p / q corrects this: if the new policy gives
 # an answer twice as often, the answer counts twice. A weight can be large, so one of the three variants limits each
