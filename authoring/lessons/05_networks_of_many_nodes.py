@@ -3,7 +3,7 @@
 #
 # This is the last part of lesson 05. In [the second part](05_choosing_all_reduce.ipynb) a node had
 # one link into the network. A node with eight GPUs has eight network cards, and between the nodes
-# there are several layers of switches. In this part (50 minutes) you will
+# there are several layers of switches. In this part (55 minutes) you will
 #
 # - predict the time of an all_reduce from the bytes on each kind of link,
 # - find a program whose sums are right, but which sends far too many bytes between nodes,
@@ -78,10 +78,10 @@ plt.show()
 # `rails=8` gives each node eight cards. `direct_cards=True` says that a GPU reaches its card
 # without using NVLink. With `rails=1` all eight GPUs share one card.
 #
-# A ring through all 32 ranks leaves each node only once. Does it use only one of the eight cards?
-# NCCL builds several rings side by side, and each ring leaves the node by another card ([issue
-# 412](https://github.com/NVIDIA/nccl/issues/412)). simlib's `ring` does this, too. So a chunk that
-# goes to the next node is cut into as many parts as there are cards. As in the second part, a
+# A ring through all 32 ranks leaves each node only once, but it can use all eight cards. NCCL builds
+# several rings side by side, and each ring leaves the node by another card ([issue
+# 412](https://github.com/NVIDIA/nccl/issues/412)). simlib's `ring` does this, too. A chunk that goes
+# to the next node is cut into as many parts as there are cards. As in the second part, a
 # message to the next node pays both latencies: the 5 us of its node and the 2 us of the network.
 # Its bytes do not use NVLink. A chunk has N/32 bytes. The slowest hop sets the pace of the whole
 # ring.
@@ -121,12 +121,13 @@ for nbytes, cards in itertools.product((N, N // 1000), (1, 2, 4, 8)):
 # with the ranks at its place in the other nodes. We call such a group a **lane**. Each rank of a
 # node has the node's sum, so each lane finds the sum of all ranks.
 #
-# `node_of[r]` is the node of rank r. `groups_of` lists the ranks of each node and of each lane.
-# `my_group` makes all groups of such a list, and returns the group of its rank. With
-# `expand=True` the run also has `run.wire`: the messages into which simlib cuts a collective.
-# From these messages, `between` computes how many bytes leave the nodes, as a multiple of N. For
-# comparison, a flat ring in the order of the nodes sends 2 x 31/32 N across each of four borders.
-# Together that is 7.75 N. How many multiples of N does `two_sums` send between the nodes?
+# `node_of[r]` is the node of rank r. The option `placement=node_of` puts each rank on its node.
+# `groups_of` lists the ranks of each node and of each lane. `my_group` makes all groups of such a
+# list, and returns the group of its rank. With `expand=True` the run also has `run.wire`: the
+# messages into which simlib cuts a collective. From these messages, `between` computes how many
+# bytes leave the nodes, as a multiple of N. For comparison, a flat ring in the order of the nodes
+# sends 2 x 31/32 N across each of four borders. Together that is 7.75 N. How many multiples of N
+# does `two_sums` send between the nodes?
 
 # %%
 multiple = None  # of N, for all nodes together
@@ -173,8 +174,8 @@ simlib.guess(multiple, found, within=0.05)
 # equally many ranks, and this number divides `numel`.
 #
 # 1. Get the group of your node and the group of your lane, as `two_sums` does.
-# 2. `dist.reduce_scatter_single(part, x, group=node)` adds up in the node. `part` is as long as x divided
-#    by the ranks of a node.
+# 2. `dist.reduce_scatter_single(part, x, group=node)` adds up in the node. `part` is as long as x
+#    divided by the ranks of a node.
 # 3. `dist.all_reduce(part, group=lane)` adds up over the nodes.
 # 4. `dist.all_gather_single(x, part, group=node)` puts all parts back into x.
 #
@@ -200,7 +201,7 @@ def verdict_on(function, node_of, numel):
     wanted = sum(torch.arange(float(numel)) + 10.0**rank for rank in range(n))
     sums = simlib.run(own_numbers, n, (function, numel, node_of)).results
     if not all(torch.equal(x, wanted) for x in sums):
-        return "not yet"
+        return "not yet: some rank has a wrong sum"
     sent, least = between(function, node_of, numel), 2 * (nodes - 1)
     return f"{'right' if sent < least + 0.01 else 'not yet'}: {sent:.2f} N between nodes"
 
@@ -224,9 +225,10 @@ for node_of in ([0, 0, 1, 1], [1, 2, 0, 0, 1, 2], [0, 1, 0, 1, 0, 1]):
 # </details>
 #
 # simlib has an algorithm with the same three phases: `all_reduce="hierarchical"`. So the lesson
-# continues with the program `flat`, and changes only the algorithm. The cell first counts the bytes
-# between the nodes. Then it measures how long three programs take, with 1 and 8 cards and two
-# sizes. On eight cards, with 1 GB, which program is the quickest?
+# continues with `flat`, and changes only the algorithm. The cell first counts the bytes between the
+# nodes. Then it measures how long three programs take, with 1 and 8 cards and two
+# sizes. On eight cards, with 1 GB, which program is the quickest? (The hierarchical algorithm has 14
+# steps of N/8 bytes within a node, and 6 steps of N/32 bytes between nodes.)
 
 # %%
 quickest = None  # "flat ring", "two_sums" or "hierarchical"
@@ -254,9 +256,8 @@ for cards, numel in itertools.product((1, 8), (N // 4, N // 4000)):
 # while NVLink works, and NVLink is idle for 3.9 ms while the cards work. With one card the
 # hierarchical algorithm is a little quicker than the ring, because it sends 6 N between the nodes
 # and not 7.75 N. With 1 MB it takes less than a third of the ring's time, because it has 20 steps
-# in place of 62. `two_sums` is never the best. With eight cards and 1 GB, each of its cards carries
-# the N bytes of one lane. With one card, the hierarchical algorithm sends eight lanes of N/8 bytes
-# through this card. So both take 34.8 ms.
+# in place of 62. `two_sums` is never the best. Even with eight cards, each card belongs to a lane
+# that adds up all N bytes.
 #
 # ## Leaf and spine switches
 #
@@ -332,21 +333,21 @@ simlib.guess(alternating_ms, found["alternating", 4], within=0.15)
 # So one message crosses an uplink at a time, and even at 4:1 the uplink is as fast as one card. At
 # 8:1 it is half as fast. In the alternating order all four nodes send to the other group, so four
 # messages share the uplink. Each gets a quarter of 50 GB/s, and the ring takes 3.5 times as long.
-# The program, the bytes and the machines are the same. Only the order of the nodes differs.
+# Only the order of the nodes differs.
 
 # %% [markdown]
 # ## The order of the ranks
 #
 # A scheduler gives your job the nodes that are free, in any order. In nearly every random order of
 # 32 nodes, all four nodes of some group send to other groups. Then four messages share an uplink.
-# So ranks should be numbered by leaf switch and node before the job starts. The scheduler Slurm can
-# know the [switches](https://slurm.schedmd.com/topology.html) of a cluster, and then places a job
-# on few of them. Meta's scheduler did this for Llama 3, too.
+# So ranks should be numbered by leaf switch and node before the job starts. If the scheduler Slurm
+# knows the [switches](https://slurm.schedmd.com/topology.html) of a cluster, it places a job on few
+# of them. Meta's scheduler did this for Llama 3, too.
 #
 # **Now you write it**: `ring_order` returns all ranks in the order in which a ring should visit
-# them. The ring should cross the borders of leaf switches as rarely as possible. Among such orders,
-# it should cross the borders of nodes as rarely as possible. The check tries all orders of six
-# ranks, and then a job on 32 nodes.
+# them. `leaf_of[r]` is the leaf switch of rank r. The ring should cross the borders of leaf
+# switches as rarely as possible. Among such orders, it should cross the borders of nodes as rarely
+# as possible. The check tries all orders of six ranks, and then a job on 32 nodes.
 
 
 # %%
@@ -367,7 +368,8 @@ for node_of, leaf_of in (
     yours = ring_order(node_of, leaf_of)
     crossed = crossings(yours, leaf_of), crossings(yours, node_of)
     is_right = sorted(yours) == list(range(6)) and crossed == least
-    print(crossed, "borders; the least is", least, "right" if is_right else "not yet")
+    words = f"borders of leaf switches, of nodes: {crossed}, the least {least}"
+    print(words, "right" if is_right else "not yet")
 nodes = random.Random(5).sample(range(32), 32)
 leaves = [node // 4 for node in nodes]
 crossed = crossings(ring_order(nodes, leaves), leaves)
@@ -391,10 +393,10 @@ print(f"32 nodes in random order: {crossed} borders,", "right" if crossed == 8 e
 #
 # ## Exit ticket
 #
-# 1. A job with 16 nodes of eight GPUs each adds up N bytes by the hierarchical algorithm. How many bytes
-#    does one card send?
-# 2. A network is oversubscribed 7:1 between pods of 384 nodes. Does this slow down a ring whose ranks are
-#    sorted by pod? And a ring in random order?
+# 1. A job has 16 nodes with eight GPUs and eight cards each. It adds up N bytes by the hierarchical
+#    algorithm. How many bytes does one card send?
+# 2. A network has eight pods of 384 nodes. Between the pods it is oversubscribed 7:1. Does this slow
+#    down a ring whose ranks are sorted by pod? And a ring in random order?
 #
 # <details><summary>Answers</summary>
 #
