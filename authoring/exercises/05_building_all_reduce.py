@@ -690,7 +690,8 @@ def over_budget(run, given):
         return None
     return (
         f"{sent} bytes travel between the nodes {given[1][0]} where {enough} are enough. Add up in "
-        "each node first. Then one rank of each node sends one tensor to another node, and gets one."
+        "each node first. Then one rank of each node sends its sum to one chosen rank, and gets the "
+        "sum of all nodes back from it."
     )
 
 
@@ -722,7 +723,7 @@ verdict = check(
     simlib.checks.somebody_sends(),
     Rule(
         over_budget,
-        lambda run, given: "{} bytes between nodes of {}".format(*bytes_between(run, given)),
+        lambda run, given: "{} bytes between nodes (at most {})".format(*bytes_between(run, given)),
     ),
     in_place=True,
     mistakes={
