@@ -3,8 +3,9 @@
 #
 # Tasks 1 to 4 go with [lesson 07](../notebooks/07_data_parallel_training.ipynb), and tasks 5 to 7 with
 # [its second part](../notebooks/07_streams_of_data.ipynb). Each task is a piece of a training loop. If
-# you write such a piece wrongly, the loop often runs without an error. A check calls your function on worlds of 1 to 5 ranks, **one** included, with uneven shares. It looks at
-# the value on every rank, at the collectives and at their bytes.
+# you write such a piece wrongly, the loop often runs without an error. A check calls your function on worlds
+# of 1 to 5 ranks, **one** included, with uneven shares. It looks at the value on every rank, at the
+# collectives and at their bytes.
 #
 # Each task has folded hints.
 
@@ -927,9 +928,9 @@ print(measure(samples_of, readers_of(seed, "fewer")))
 # %% [markdown]
 # ## 6. Agree on the end (★★, 20 minutes, 2 points)
 #
-# `batches` is an iterator, and nobody knows its length. Each element is a pair. The first is the **sum** of a
-# batch's gradients, a float32 tensor of `length` numbers. The second is the batch's number of samples. The
-# ranks' iterators end at different steps. Continue until the last one has ended. Return a list with one
+# `batches` is an iterator, and nobody knows how many batches it has. Each batch is a pair. The first element
+# is the **sum** of the batch's gradients, a float32 tensor of `length` numbers. The second is its number of
+# samples. The ranks' iterators end at different steps. Continue until the last one has ended. Return a list with one
 # tensor for each step: the mean gradient over all samples that the ranks have in this step. Use one
 # `all_reduce` per step, and at most one more. Each may have `length + 1` float32 numbers.
 
@@ -989,6 +990,12 @@ def mean_over_samples(batches, R):
     return sum(gradients for gradients, _ in batches) / sum(count for _, count in batches)
 
 
+def one_step_more(streams, lengths):
+    """What comes out if a step without any samples is divided, too."""
+    nothing = torch.full((3,), math.nan)
+    return [means + [nothing] for means in means_by(mean_over_samples)(streams, lengths)]
+
+
 def last_one_again(streams, lengths):
     """What comes out if a rank that has ended brings its last batch again."""
     longest = max(map(len, streams))
@@ -1023,6 +1030,9 @@ verdict = check(
             lambda batches, R: sum(gradients / count for gradients, count in batches) / R
         ),
         "A rank that has ended passes its last batch again: it must pass zeros.": last_one_again,
+        "Your last step has no samples: if the total count is 0, return before you divide.": (
+            one_step_more
+        ),
         "All elements of your list are 0. Are they one tensor that each step fills again?": means_by(
             lambda batches, R: torch.zeros(3)
         ),
@@ -1100,7 +1110,7 @@ def stopped_job(seed):
 def read_on(
     merge=max,
     deal=lambda mine, R, rank: mine[rank::R],
-    first=lambda done, size: done,
+    places=range,
     is_left=lambda done, size: done < size,
 ):
     """What comes out if merge(numbers of a shard) is done, and so on."""
@@ -1111,10 +1121,8 @@ def read_on(
         done = [merge(numbers) if numbers else 0 for numbers in known]
         left = [s for s, size in enumerate(sizes[0]) if is_left(done[s], size)]
         for rank in range(R):
-            places = {
-                s: range(first(done[s], sizes[0][s]), sizes[0][s]) for s in deal(left, R, rank)
-            }
-            found.append([(s, place) for s, mine in places.items() for place in mine])
+            mine = deal(left, R, rank)
+            found.append([(s, place) for s in mine for place in places(done[s], sizes[0][s])])
         return found
 
     return of_ranks
@@ -1142,13 +1150,16 @@ verdict = check(
             is_left=lambda done, size: True
         ),
         "A shard that was begun is read again from its front: some samples come twice.": read_on(
-            first=lambda done, size: 0
+            places=lambda done, size: range(size)
         ),
         "The last sample that was done comes again: with 3 done, the next place is 3.": read_on(
-            first=lambda done, size: max(0, done - 1)
+            places=lambda done, size: range(max(0, done - 1), size)
         ),
         "A sample is lost in each shard: with 3 done, the next place is 3.": read_on(
-            first=lambda done, size: done + 1
+            places=lambda done, size: range(done + 1, size)
+        ),
+        "The places of a shard count from its front: with 3 of 5 done, places 3 and 4 are left.": (
+            read_on(places=lambda done, size: range(size - done))
         ),
         "Shards that nobody has begun are lost.": read_on(
             is_left=lambda done, size: 0 < done < size

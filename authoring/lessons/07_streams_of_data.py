@@ -57,7 +57,8 @@ def loader_of(stream, batch_size, workers=0):
 
 
 def by_rank(rank, world_size, workers):
-    return list(loader_of(Stream(range(rank, SHARDS, world_size)), None, workers))
+    one_by_one = None  # a loader without batches
+    return list(loader_of(Stream(range(rank, SHARDS, world_size)), one_by_one, workers))
 
 
 for workers in (0, 2):
@@ -92,8 +93,8 @@ for R, W in ((2, 2), (3, 2), (5, 3)):
 #
 # </details>
 #
-# The lesson continues with its own function, `dealt`. It counts worker 0 of all ranks first, then worker 1. In the
-# picture a box is a shard.
+# The lesson continues with its own function, `dealt`. It counts worker 0 of all ranks first, then worker 1. So each rank
+# gets a shard if there are at least R shards. In the picture a box is a shard.
 
 
 # %%
@@ -140,10 +141,10 @@ def uneven(rank, world_size):
 simlib.run(uneven, 4)
 
 # %% [markdown]
-# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. A stream has no length. So in each step
-# the ranks all_reduce a flag, which is 1 if a rank has a batch. With MIN, all ranks stop when the *first* stream ends.
-# With MAX, they stop when the *last* stream ends, and a rank without a batch brings zeros. How many of the 48 samples
-# does the run with MIN use?
+# Rank 2 takes its last batch in step 5. In step 6 the other ranks wait for it. No rank knows the length of its stream.
+# So in each step, a rank sets a flag to 1 if it has a batch, and else to 0. The ranks all_reduce the flag, and stop if
+# the result is 0. With MIN, all ranks stop when the *first* stream has ended. With MAX, they stop when the *last* stream
+# has ended, and a rank without a batch brings zeros. How many of the 48 samples does the run with MIN use?
 
 # %%
 used = None  # of 48, with MIN
@@ -170,8 +171,8 @@ simlib.guess(used, sum(counts))
 
 # %% [markdown]
 # MIN loses 8 samples, and the same ones in every epoch. MAX uses all 48, but its last batches are smaller, so divide
-# by the total count. Both make two all_reduces per step. With MAX you need no flag: if the total count is 0, all
-# streams have ended (exercise 6).
+# by the total count. Both make two all_reduces per step, and one more for the last flag. With MAX you need no flag: if
+# the total count is 0, all streams have ended (exercise 6).
 #
 # ## Continue on another number of ranks
 #
@@ -190,7 +191,7 @@ before = simlib.run(part, 4, args=(0, 6)).results
 for R, skipped in ((4, 6), (3, 8)):
     after = simlib.run(part, R, args=(skipped, None)).results
     times = Counter(sum(before + after, []))
-    print(f"4 ranks, then {R}: {len(times)} of {times.total()} samples are different")
+    print(f"4 ranks, then {R}: {times.total()} samples, {len(times)} different ones")
 
 # %% [markdown]
 # With three ranks, each rank has other shards. So 5 samples are lost, and 5 come twice. The total of 48 hides this.
@@ -203,9 +204,10 @@ for R, skipped in ((4, 6), (3, 8)):
 #
 # - `__iter__` yields pairs `(shard, sample)`, for the shards in `self.shards()`. It skips the samples that are done:
 #   `itertools.islice(read(shard), n, None)`.
-# - `state_dict` returns the same dict `{shard: done}` on every rank. `dist.all_gather_object(found, self.done)` puts
-#   the dicts of all ranks into the list `found`. After a resume, each rank starts with the numbers of all shards. For
-#   shards that other ranks read now, its numbers soon are old.
+# - `state_dict` returns the same dict `{shard: done}` on every rank. First make a list `found` of R elements, for
+#   example `[None] * R`. `dist.all_gather_object(found, self.done)` puts the dicts of all ranks into the list. After a
+#   resume, each rank starts with the numbers of all shards. For shards that other ranks read now, its numbers soon are
+#   old.
 
 
 # %%
@@ -253,7 +255,8 @@ for engine, workers, *worlds in (
         times.update(sum((seen for seen, _ in results), []))
         done = results[0][1]
     ok = "right" if len(times) == 48 == times.total() else "not yet"
-    print(f"{worlds} ranks, {workers} workers: {ok}, {len(times)} of {times.total()} are different")
+    found = f"{times.total()} samples, {len(times)} different ones"
+    print(f"{worlds} ranks, {workers} workers: {ok}, {found}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -273,15 +276,17 @@ for engine, workers, *worlds in (
 # </details>
 #
 # [torchdata](https://docs.pytorch.org/data/0.11/torchdata.stateful_dataloader.html) collects the states of a rank's
-# workers, but not those of all ranks. If a buffer shuffles the stream, the samples in the buffer are state, too.
+# workers, but not those of all ranks. To shuffle a stream, a reader keeps some samples in a buffer, and yields a random
+# one of them each time. Then the samples in the buffer are state, too.
 #
 # ## The same bits after a stop
 #
 # If a run continues on **equally many** ranks, all weights can be equal to the last bit. For that you must save weights,
 # the optimizer's state, the position in the stream, and the state of torch's generator, from which dropout draws.
 #
-# The program makes 6 steps in one go. Then it makes 3 steps, and another 3 from the saved states. If both ranks load
-# rank 0's state, which parts are wrong for rank 1?
+# The program makes 6 steps in one go. Then it makes 3 steps, and another 3 from the saved states. In each
+# run named `all but`, one part is as at the start instead. If both ranks load rank 0's state, which parts are wrong for
+# rank 1?
 
 
 # %%
@@ -319,9 +324,9 @@ for name, states in saved.items():
 # ## Other bits, and nothing is wrong
 #
 # Each addition of floats is rounded, so another order of adding gives other bits (lesson 05). Each row of `x` is the
-# gradient of one sample. Four ranks sum 48 rows by one all_reduce. Five other programs compute the same sum:
+# gradient of one sample. Four ranks sum 48 rows by one all_reduce. Five other runs compute the same sum:
 #
-# - `again`: the same program,
+# - `again`: the same program with the same ranks,
 # - `two ranks`: 24 rows on each rank,
 # - `two buckets`: two all_reduces, each of half the numbers,
 # - `two pieces`: each rank sums each half of its rows by itself, then adds the two sums (gradient
@@ -357,7 +362,7 @@ for numbers, yours in ((x, random), ((10 * x).round(), whole)):
     simlib.guess(yours, sum(same.values()))
 
 # %% [markdown]
-# All five sums are right, but only the same program has the same bits. Two buckets have other bits because a ring adds
+# All five sums are right, but only `again` has the same bits. Two buckets have other bits because a ring adds
 # each chunk in another order of ranks, and a number is now in another chunk. Small whole numbers are not rounded, so
 # their order does not matter. If sums of whole numbers differ, the program is wrong.
 #
@@ -420,7 +425,8 @@ for product in (matmul, fixed):
     print(f"{product.__name__}: {same}")
 
 # %% [markdown]
-# On our machine, batches of 1 and 2 rows have other bits. So an answer can depend on which requests share its batch.
+# On our machine, batches of 1 and 2 rows have other bits. If a server computes requests in batches, an
+# answer can depend on the other requests in its batch.
 # [He et al. (2025)](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/) sent one prompt to a
 # model 1,000 times, without random choices. They got 80 different answers. With batch-invariant kernels, all answers
 # were equal.
@@ -449,7 +455,7 @@ for product in (matmul, fixed):
 # 1. There are 32 readers, so 8 of them have no shard.
 # 2. It runs in workers. They have copies of the data set, and read ahead.
 # 3. Compare the samples of each step. If they differ, the weights must differ, too. If they are equal, repeat both runs
-#    in float64 (first part).
+#    in float64. Differences by rounding nearly vanish, but a mistake stays (first part).
 #
 # </details>
 #

@@ -56,6 +56,12 @@ def last_again(rank, world_size, batches, length):
     return [total / count for total, count, _ in totals(batches, length, ended="again")]
 
 
+def divided_by_nothing(rank, world_size, batches, length):
+    """one step more, whose count is 0"""
+    found = [total / count for total, count, _ in totals(batches, length)]
+    return [*found, torch.zeros(length) / 0]
+
+
 def hangs(rank, world_size, batches, length):
     """the loop over a rank's own batches only"""
     found = []
@@ -126,6 +132,7 @@ WRONG = {
     mean_of_means: "A mean of the ranks' means",
     mean_of_means_of_all: "ranks without a batch count as zero",
     last_again: "A rank that has ended passes its last batch again",
+    divided_by_nothing: "return before you divide",
     hangs: "has finished",
     one_tensor: "All elements of your list are 0",
     asks_by_a_flag: "The number of samples can travel in the same tensor",

@@ -61,6 +61,13 @@ def one_lost(rank, world_size, states, sizes):
     return usual(rank, world_size, states, sizes, first=lambda done: done + 1)
 
 
+def as_many_from_the_front(rank, world_size, states, sizes):
+    """as many samples as are left, but counted from the front of a shard"""
+    found = usual(rank, world_size, states, sizes)
+    left = {s: sum(t == s for t, _ in found) for s, _ in found}
+    return [(s, place) for s, count in left.items() for place in range(count)]
+
+
 def new_ones_lost(rank, world_size, states, sizes):
     """the shards of the dicts only"""
     return usual(rank, world_size, states, sizes, is_left=lambda done, size: 0 < done < size)
@@ -106,6 +113,7 @@ WRONG = {
     from_the_front: "read again from its front",
     one_again: "The last sample that was done comes again",
     one_lost: "A sample is lost in each shard",
+    as_many_from_the_front: "count from its front",
     new_ones_lost: "Shards that nobody has begun are lost",
     new_ones_only: "only new ones are read",
     in_blocks: "dealt out in blocks",
