@@ -57,8 +57,7 @@ def loader_of(stream, batch_size, workers=0):
 
 
 def by_rank(rank, world_size, workers):
-    one_by_one = None  # a loader without batches
-    return list(loader_of(Stream(range(rank, SHARDS, world_size)), one_by_one, workers))
+    return list(loader_of(Stream(range(rank, SHARDS, world_size)), None, workers))  # no batches
 
 
 for workers in (0, 2):
