@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
-from book import links, texts  # noqa: E402
+from book import links, progress, texts  # noqa: E402
 
 project = "Rank by Rank"
 author = "Rank by Rank authors"
@@ -118,6 +118,7 @@ def finish(app, error):
 
 def setup(app):
     """What Sphinx calls."""
+    progress.Progress(app)
     app.connect("autodoc-process-docstring", make_sections, priority=400)  # before napoleon
     app.connect("html-page-context", texts.read_page)
     app.connect("build-finished", texts.write_texts)

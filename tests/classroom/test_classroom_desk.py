@@ -1,20 +1,16 @@
 """What a teacher types, and what is said back: calls, tables, the terminal; nothing is run here."""
 
 import html
-import io
 import json
 import os
-import pty
 import re
-import sys
-import termios
-import threading
 import unicodedata
 from pathlib import Path
 
 import jsonschema
 import pytest
 from notebooks_made import content, exercise, notebook, solved, table
+from terminals import Terminal
 
 from simlib.classroom.grading import changes, reports, texts, whole_class
 from simlib.classroom.grading.reports import BadOverrides, check, file_name, read_overrides
@@ -732,39 +728,13 @@ def test_names_of_pages_are_safe_fit_any_file_system_and_each_is_its_own():
 # How far it is
 
 
-class Terminal(io.StringIO):
-    """A terminal of so many columns that keeps what is shown; `written` is set at each write."""
-
-    def __init__(self, columns):
-        super().__init__()
-        self.written = threading.Event()
-        self._ends = pty.openpty()
-        termios.tcsetwinsize(self._ends[1], (24 if columns else 0, columns))
-
-    def isatty(self):
-        return True
-
-    def fileno(self):
-        return self._ends[1]
-
-    def write(self, text):
-        super().write(text)
-        self.written.set()
-
-    def hang_up(self):
-        for end in self._ends:
-            os.close(end)
-
-
 class Done:
     student, exercise, file = "student_01\x1b[31m", FOUR.name, ""
 
 
 @pytest.mark.parametrize("columns", [0, 80], ids=["as some programs say", "80"])
 def test_a_bar_shows_what_was_done_last_and_moves_while_nothing_is(columns, monkeypatch):
-    monkeypatch.delenv("TQDM_DISABLE", raising=False)
-    screen = Terminal(columns)
-    monkeypatch.setattr(sys, "stderr", screen)
+    screen = Terminal(monkeypatch, columns)
     with whole_class.progress(7) as tell:
         assert "0 of 7" in screen.getvalue() and "solution is run first" in screen.getvalue()
         tell(Done)

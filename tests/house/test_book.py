@@ -11,12 +11,15 @@ import playable
 import pytest
 import torch
 import torch.distributed as dist
-from book import links, reference, texts
+from book import links, progress, reference, texts
 from book.outputs import Assets, book_outputs
 from book.stage import Stage, staged_paths
 from build import settle_pages
 from docutils.core import publish_doctree
 from playable import packed
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
+from terminals import Terminal
 
 import simlib
 from simlib import facade
@@ -305,3 +308,18 @@ def test_the_book_has_all_lessons_exercises_and_guides():
     guides = {path for path in paths if path.startswith("docs/") and "/design/" not in path}
     assert [path for path in guides if path.removesuffix(".md") not in chapters.split()] == []
     assert not [path for path in paths if path.startswith("solutions")]
+
+
+# How far it is
+
+
+def test_a_bar_counts_each_page_read_and_each_page_written(tmp_path, monkeypatch):
+    for name in ("index", "other"):
+        (tmp_path / f"{name}.rst").write_text(":orphan:\n\nTitle\n=====\n")
+    screen, out = Terminal(monkeypatch), tmp_path / "out"
+    with docutils_namespace():
+        app = Sphinx(tmp_path, None, out, out, "html", confoverrides={}, status=None, warning=None)
+        progress.Progress(app)
+        app.build()
+    screen.hang_up()
+    assert "4 of 4 |" in screen.getvalue() and "other" in screen.getvalue()
