@@ -34,6 +34,7 @@ import playable
 from kernels import AsyncFileKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from tqdm import tqdm
 from translations import languages_of, original_of, translated, translations
 
 from simlib.classroom.grading.exercise import CASES, shown_form
@@ -48,7 +49,7 @@ from simlib.classroom.grading.source import (
     without_hidden,
     without_markers,
 )
-from simlib.core.draw.display import alt_metadata
+from simlib.core.draw.display import alt_metadata, bar
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 600
@@ -491,6 +492,12 @@ def orphans(root):
     ]
 
 
+def say(text):
+    """Print a text, above the bar if there is one."""
+    tqdm.write(text)
+    sys.stdout.flush()
+
+
 def settle(root, name, text, check, outputs=True):
     """Write a target, or only compare it; returns whether all is well.
 
@@ -505,11 +512,11 @@ def settle(root, name, text, check, outputs=True):
         return True
     if check:
         lines = found.splitlines()
-        print(f"{name} is not what its source gives:")
-        print("\n".join(lines[:SHOWN_DIFF_LINES]))
+        say(f"{name} is not what its source gives:")
+        say("\n".join(lines[:SHOWN_DIFF_LINES]))
         return False
     target.write_text(text, encoding="utf-8")
-    print(f"wrote {name}")
+    say(f"wrote {name}")
     return True
 
 
@@ -523,11 +530,11 @@ def settle_pages(root, name, pages, check, renewed):
     target = root / name
     found = playable.difference(target, pages)
     if check and found:
-        print(found)
+        say(found)
     elif not check and (found or renewed):
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(pages)
-        print(f"wrote {name}")
+        say(f"wrote {name}")
     return not (check and found)
 
 
@@ -558,6 +565,27 @@ def isolate_kernels(folder):
 
 MAKERS = {"lessons": build_lesson, "exercises": build_exercise}
 """What makes notebooks of the sources in these folders; other folders hold translations."""
+
+
+def build_one(root, path, check, is_run, text):
+    """Build or check what one source gives; returns whether all is well."""
+    made = MAKERS.get(path.parent.name, build_translation)(path, is_run)
+    if text and not keep_outputs(root, made):
+        say(f"{path.relative_to(root)}: not only prose has changed: build it without --text")
+        return False
+    texts = {
+        name: built if isinstance(built, str) else notebook_text(built)
+        for name, built in made.items()
+        if not isinstance(built, bytes)
+    }
+    before = [bytes_of(root / name) for name in texts]
+    fine = True
+    for name, written in texts.items():
+        fine &= settle(root, name, written, check, outputs=is_run)
+    renewed = before != [bytes_of(root / name) for name in texts]
+    for name in made.keys() - texts:
+        fine &= settle_pages(root, name, made[name], check, renewed)
+    return fine
 
 
 def build(root, names=(), check=False, run=None, kind=None, text=False):
@@ -593,29 +621,15 @@ def build(root, names=(), check=False, run=None, kind=None, text=False):
     for folder in ("notebooks", playable.FOLDER, "exercises", CASES, "solutions"):
         (root / folder).mkdir(exist_ok=True)
     fine = True
-    for path in chosen:
-        begun = time.monotonic()
-        make = MAKERS.get(path.parent.name, build_translation)
-        is_run = not text and (run is None or label(path) in run)
-        made = make(path, is_run)
-        if text and not keep_outputs(root, made):
-            print(f"{path.relative_to(root)}: not only prose has changed: build it without --text")
-            fine = False
-            continue
-        texts = {
-            name: built if isinstance(built, str) else notebook_text(built)
-            for name, built in made.items()
-            if not isinstance(built, bytes)
-        }
-        before = [bytes_of(root / name) for name in texts]
-        for name, written in texts.items():
-            fine &= settle(root, name, written, check, outputs=is_run)
-        renewed = before != [bytes_of(root / name) for name in texts]
-        for name in made.keys() - texts:
-            fine &= settle_pages(root, name, made[name], check, renewed)
-        seconds = time.monotonic() - begun
-        if is_run:
-            print(f"{seconds:4.0f} s  {path.relative_to(root)}", flush=True)
+    with bar(len(chosen), "") as show:
+        for number, path in enumerate(chosen):
+            show(label(path), number)
+            begun = time.monotonic()
+            is_run = not text and (run is None or label(path) in run)
+            fine &= build_one(root, path, check, is_run, text)
+            if is_run:
+                say(f"{time.monotonic() - begun:4.0f} s  {path.relative_to(root)}")
+        show("", len(chosen))
     fine &= settle(root, START_PAGE, start_page(root), check)
     fine &= settle(root, README, readme(root), check)
     for path in orphans(root):

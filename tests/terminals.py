@@ -9,7 +9,7 @@ import threading
 
 
 class Terminal(io.StringIO):
-    """A terminal in the place of stderr. It keeps what is shown, and sets `written` at each write."""
+    """A terminal instead of stderr. It keeps what is shown, and sets `written` at each write."""
 
     def __init__(self, monkeypatch, columns=80):
         super().__init__()

@@ -10,6 +10,7 @@ import minutes
 import nbformat
 import playable
 import pytest
+from terminals import Terminal
 from translations import fingerprint
 
 from simlib.classroom.grading import source
@@ -411,6 +412,15 @@ def test_a_second_build_touches_no_file(built):
     assert builder.build(root)
     assert builder.build(root, check=True)
     assert snapshot(root) == before
+
+
+def test_a_bar_counts_notebooks_and_lines_stand_above_it(checkout, monkeypatch, capsys):
+    screen = Terminal(monkeypatch)
+    assert builder.build(checkout(exercise=EXERCISE), text=True) is False
+    screen.hang_up()
+    assert "0 of 1 |" in screen.getvalue() and "exercises/02_exercise" in screen.getvalue()
+    assert "1 of 1 |" in screen.getvalue() and screen.getvalue().count("\n") == 1
+    assert "not only prose has changed" in capsys.readouterr().out
 
 
 RUN = """
