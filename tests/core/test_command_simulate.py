@@ -1,14 +1,17 @@
 """``simlib simulate``: the options for devices and faults, and what the command says of times."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from terminals import Terminal
 
 from simlib import ExitCode
 from simlib.cli import main
 from simlib.cli.scripts import NO_DEVICE
 from simlib.core import model
+from simlib.core.engines.session import TerminalDisplay
 
 STEP = """
 import torch, torch.distributed as dist
@@ -43,6 +46,15 @@ def test_the_command_says_why_computing_took_no_time(simulated):
         assert NO_DEVICE not in simulated(*words)[1]
     computes = "import simlib\nsimlib.compute(seconds=1)\n"
     assert NO_DEVICE not in simulated(text=computes)[1]
+
+
+def test_a_long_simulation_shows_how_far_it_is_in_a_terminal(simulated, monkeypatch):
+    monkeypatch.setattr(TerminalDisplay, "LONG_S", 0.0)
+    screen = Terminal(monkeypatch)
+    _, said = simulated("--quiet", text=STEP + "print('hello')")
+    screen.hang_up()
+    assert re.search(r"00:\d\d, virtual time .*\d ops", screen.getvalue())
+    assert screen.getvalue().endswith(" \r") and said.splitlines() == ["[0] hello", "[1] hello"]
 
 
 def test_computing_takes_time_on_a_device(simulated):

@@ -95,7 +95,9 @@ LONGEST_NAME = 30
 
 
 @contextlib.contextmanager
-def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
+def bar(
+    total: int | None, words: str, elapsed_s: float = 0.0
+) -> Iterator[Callable[[str, int], None]]:
     """Show a bar on stderr, if stderr is a terminal and tqdm is installed.
 
     Yield ``show(words, number)``. It shows new words behind the bar, and the number of pieces that
@@ -103,10 +105,13 @@ def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
 
     Parameters
     ----------
-    total : int
-        The number of all pieces.
+    total : int or None
+        The number of all pieces. If it is None, nobody knows the number. Then simlib shows the
+        elapsed time and the words instead of a bar, and erases both at the end.
     words : str
         The words behind the bar until the first call.
+    elapsed_s : float
+        Seconds that have passed before this call.
     """
     try:
         if not sys.stderr.isatty():
@@ -120,9 +125,18 @@ def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
     except OSError:
         columns, rows = 0, 0
     shape = "{n} of {total} |{bar}| {elapsed}<{remaining}{postfix}"
+    longest = LONGEST_NAME
+    if total is None:
+        shape, longest = "{elapsed}{postfix}", columns or 80
     with tqdm(
-        total=total, file=sys.stderr, ncols=columns or 80, nrows=rows or 24, bar_format=shape
+        total=total,
+        file=sys.stderr,
+        ncols=columns or 80,
+        nrows=rows or 24,
+        bar_format=shape,
+        leave=total is not None,
     ) as one:
+        one.start_t -= elapsed_s
         one.set_postfix_str(words)
         done = threading.Event()
 
@@ -131,7 +145,7 @@ def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
                 one.refresh()
 
         def show(words: str, number: int) -> None:
-            one.set_postfix_str(words[:LONGEST_NAME], refresh=False)
+            one.set_postfix_str(words[:longest], refresh=False)
             one.update(number - one.n)
             one.refresh()
 
@@ -142,3 +156,12 @@ def bar(total: int, words: str) -> Iterator[Callable[[str, int], None]]:
         finally:
             done.set()
             clock.join()
+
+
+@contextlib.contextmanager
+def above_bars() -> Iterator[None]:
+    """Use it around prints to stdout or stderr while a bar is shown."""
+    tqdm = sys.modules.get("tqdm")
+    with tqdm.tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+        yield
+        sys.stdout.flush()

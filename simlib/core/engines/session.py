@@ -28,6 +28,7 @@ from multiprocessing.popen_forkserver import Popen
 from socket import SO_RCVTIMEO, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ..draw.display import TICK_S, above_bars, bar
 from ..environment import VARIABLE
 from ..model.errors import InvalidCallError, RunInterrupted, SimlibError
 from .request import SERVED, ExecutionContext
@@ -97,6 +98,9 @@ class SilentDisplay:
     def refresh(self) -> None:
         """Bring the display up to date."""
 
+    def progress(self, words: Callable[[], str]) -> None:
+        """Show how far a long run is. `words` says it."""
+
     def close(self, outputs: Sequence[RankOutput]) -> None:
         """Show the end of the ranks' output."""
 
@@ -110,21 +114,46 @@ class SilentDisplay:
 class TerminalDisplay(SilentDisplay):
     """Prints each line at once, with its rank before it.
 
-    It shows no progress bar, because several ranks would need several lines. It shows no picture,
-    because the error's text contains everything.
+    It shows no progress bar of a rank, because several ranks would need several lines. It shows no
+    picture, because the error's text contains everything.
     """
+
+    LONG_S = 5.0
+    """Seconds after which a run is long."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._next_s = self._began_s + self.LONG_S
+        self._open = contextlib.ExitStack()
+        self._show: Callable[[str, int], None] | None = None
 
     def status(self, text: str) -> None:
         """Show for what the run waits."""
         if text:
-            print(text, file=sys.stderr, flush=True)
+            with self._above():
+                print(text, file=sys.stderr, flush=True)
 
     def lines(self, rank: int, lines: Sequence[bytes]) -> None:
         """Show lines a rank has just completed."""
-        sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
+        with self._above():
+            sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
+
+    def _above(self) -> contextlib.AbstractContextManager[None]:
+        return above_bars() if self._show else contextlib.nullcontext()
+
+    def progress(self, words: Callable[[], str]) -> None:
+        """Show how far a long run is, behind the elapsed time, if stderr is a terminal."""
+        now_s = time.monotonic()
+        if now_s < self._next_s or not sys.stderr.isatty():
+            return
+        self._next_s = now_s + TICK_S
+        if self._show is None:
+            self._show = self._open.enter_context(bar(None, "", now_s - self._began_s))
+        self._show(words(), 0)
 
     def close(self, outputs: Sequence[RankOutput]) -> None:
         """Show the unfinished last lines."""
+        self._open.close()
         for rank, output in enumerate(outputs):
             if _as_text(output.unfinished).strip():
                 print(f"[{rank}] {_as_text(output.unfinished)}")

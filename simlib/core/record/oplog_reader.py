@@ -194,6 +194,11 @@ class OpLogReader:
         """The number of ops that the reader has read so far."""
         return len(self._offsets)
 
+    @property
+    def last_post_s(self) -> float:
+        """The time of the last op that the reader has read. There must be one."""
+        return oplog.TIME.unpack_from(self._memory, self._offsets[-1] + oplog.OP_TIMES)[0]
+
     def ops(
         self, origin_s: float, cells: dict[str, int], first: int = 0, until: int | None = None
     ) -> list[Op]:

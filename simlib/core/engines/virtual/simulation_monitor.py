@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...diagnose import failures
 from ...diagnose.monitor import STACK_LIMIT_S, DeadlockDetector, RunMonitor, Watchdog
 from ...model import errors
+from ...model.words import seconds_text
 from ...record import safe_pickle
 from ..request import FRAME
 from ..session import SilentDisplay, answer_of, cell_numbers
@@ -99,8 +100,18 @@ class SimulationMonitor(RunMonitor):
             found = self._watchdog.ending(posted)
             if found is not None:
                 return found
+            self._display.progress(self._how_far)
         self._take_in(0)
         return self._of_report()
+
+    def _how_far(self):
+        """The virtual time and the number of ops, in words."""
+        logs = [self.logs[rank] for rank in self._running]
+        for log in logs:
+            log.read_on()
+        now_s = max((log.last_post_s for log in logs if log.count), default=0.0)
+        ops = sum(log.count for log in logs)
+        return f"virtual time {seconds_text(now_s)}, {ops:,} ops"
 
     def _blocked_beside_a_busy_one(self, posted):
         """The deadlock of some ranks while another rank computes without end, or None."""
