@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
+import time
 import webbrowser
 from pathlib import Path
 
@@ -89,8 +91,20 @@ def _card(options):
     import torch
 
     from ..core.devices.measuring import measure
+    from ..core.draw.display import above_bars, bar
 
-    card = measure(options.device or ("cuda" if torch.cuda.is_available() else "cpu"), options.time)
+    began_s, total = time.monotonic(), math.ceil(options.time)
+    with bar(total, "") as show:
+
+        def say(line):
+            with above_bars():
+                print(line, flush=True)
+            show("", min(int(time.monotonic() - began_s), total))
+
+        card = measure(
+            options.device or ("cuda" if torch.cuda.is_available() else "cpu"), options.time, say
+        )
+        show("", total)
     with open(options.out, "w", encoding="utf-8") as file:
         file.write(card.text())
     print(f"{card.name} is measured. Use it as simlib.Device.measured({options.out!r})")

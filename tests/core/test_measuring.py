@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
+from terminals import Terminal
 from test_op_time import Watch
 
 import simlib
@@ -76,9 +78,13 @@ def test_what_would_take_longer_than_its_share_is_left_out(monkeypatch):
     assert largest < 4096 * 32  # a tensor of 1 << 12 elements, and at most 32 bytes for each
 
 
-def test_the_command_writes_a_card(small, tmp_path, capsys):
-    path = tmp_path / "card.json"
+def test_the_command_writes_a_card_and_shows_the_remaining_time(
+    small, tmp_path, capsys, monkeypatch
+):
+    path, screen = tmp_path / "card.json", Terminal(monkeypatch)
     assert main(["card", "--out", str(path), "--device", "cpu", "--time", "1"]) == 0
+    screen.hang_up()
+    assert re.search(r"1 of 1 \|.*\| 00:\d\d<00:00", screen.getvalue())
     assert f"Use it as simlib.Device.measured({str(path)!r})" in capsys.readouterr().out
     assert simlib.Device.measured(path).table.rows
 
