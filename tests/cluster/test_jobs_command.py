@@ -1,6 +1,7 @@
 """``simlib submit``, ``jobs``, ``follow``, ``result`` and ``cancel``, and scripts as jobs."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -8,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from jobs import processes_of, wait_until
+from terminals import Terminal
 
 import simlib
 from simlib.cli import _parser, main
-from simlib.cluster.batch import SYSTEMS, submission
+from simlib.cluster.batch import SYSTEMS, job, submission
 from simlib.cluster.batch.batch_system import Flag
 from simlib.cluster.commands import BACKENDS, _place
 from simlib.core.record.transports import backends
@@ -115,6 +117,17 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     again = capfd.readouterr()
     assert "rank 1 called sys.exit(3) (my run.py, line 7)" in again.err and not again.out
     assert (tmp_path / "trace.json").exists()
+
+
+def test_a_terminal_shows_a_job_start_behind_the_elapsed_time(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job, "LOOK_S", 0.01)
+    screen = Terminal(monkeypatch)
+    path = written(tmp_path, "print('hello')")
+    assert main(["submit", "-n", "2", "--follow", str(path)]) == 0
+    screen.hang_up()
+    assert re.search(r"00:\d\d, script-1 (is about to start|starts: [01] of 2)", screen.getvalue())
+    assert "\n" not in screen.getvalue() and capfd.readouterr().out.count("] hello\n") == 2
 
 
 def test_a_script_that_waits_for_ever_is_told_by_its_line(tmp_path, monkeypatch, capfd):

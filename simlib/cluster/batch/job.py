@@ -154,7 +154,7 @@ class Job:
                     monitor = JobMonitor(folder)
                 words = self._in_words(status)
                 if words != said:
-                    display.status(words)
+                    display.waiting(words)
                     said = words
                 monitor.take_in(display.lines)
                 display.refresh()
@@ -221,7 +221,7 @@ class Job:
             is_told = status == "queued" or trouble
             words = self._in_words(status) if is_told and waited_s > PATIENT_S else ""
             if words != said:
-                display.status(words)
+                display.waiting(words)
                 said = words
             time.sleep(LOOK_S)
 

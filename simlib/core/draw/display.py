@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -92,6 +94,12 @@ TICK_S = 1.0
 """Seconds between two moves of the clock in a bar."""
 LONGEST_NAME = 30
 """The most characters of a name in a bar."""
+
+
+def has_room(text: str) -> bool:
+    """Whether a bar on stderr would show this text, and the whole text."""
+    has_bars = sys.stderr.isatty() and find_spec("tqdm") is not None
+    return has_bars and len(text) + 12 < shutil.get_terminal_size().columns
 
 
 @contextlib.contextmanager

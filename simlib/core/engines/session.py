@@ -28,7 +28,7 @@ from multiprocessing.popen_forkserver import Popen
 from socket import SO_RCVTIMEO, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ..draw.display import TICK_S, above_bars, bar
+from ..draw.display import TICK_S, above_bars, bar, has_room
 from ..environment import VARIABLE
 from ..model.errors import InvalidCallError, RunInterrupted, SimlibError
 from .request import SERVED, ExecutionContext
@@ -98,6 +98,10 @@ class SilentDisplay:
     def refresh(self) -> None:
         """Bring the display up to date."""
 
+    def waiting(self, text: str) -> None:
+        """Show for what a job waits."""
+        self.status(text)
+
     def progress(self, words: Callable[[], str]) -> None:
         """Show how far a long run is. `words` says it."""
 
@@ -137,6 +141,16 @@ class TerminalDisplay(SilentDisplay):
         """Show lines a rank has just completed."""
         with self._above():
             sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
+
+    def waiting(self, text: str) -> None:
+        """Show for what a job waits, behind the elapsed time, if the terminal has room for it."""
+        if text and has_room(text):
+            self._next_s = 0.0
+            self.progress(lambda: text)
+        else:
+            self._open.close()
+            self._show = None
+            self.status(text)
 
     def _above(self) -> contextlib.AbstractContextManager[None]:
         return above_bars() if self._show else contextlib.nullcontext()
