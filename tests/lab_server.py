@@ -43,7 +43,7 @@ def running_lab(folder, *words):
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     process = subprocess.Popen(
         [sys.executable, ROOT / "scripts" / "lab.py", folder, "--", *words],
-        cwd=folder,
+        cwd="/",
         env=environment | {"PORT": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 
 from .. import _ctrl_c, classroom, cluster, course
@@ -74,8 +75,9 @@ class _Command(argparse.ArgumentParser):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(prog="simlib", description="One program on many ranks.")
-    parser.add_argument("--version", action="version", version=f"simlib {VERSION}")
+    name = "rank-by-rank" if Path(sys.argv[0]).stem == "rank-by-rank" else "simlib"
+    parser = argparse.ArgumentParser(prog=name, description="One program on many ranks.")
+    parser.add_argument("--version", action="version", version=f"{name} {VERSION}")
     commands = parser.add_subparsers(
         dest="subcommand", required=True, metavar="command", parser_class=_Command
     )

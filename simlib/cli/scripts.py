@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import sys
+from importlib.machinery import PathFinder
 
 from .. import _ctrl_c
 from ..core.engines import run_outputs
@@ -135,6 +136,8 @@ def _add_arguments(command, most, nodes):
     command.add_argument(
         "--standalone", action="store_true", help="no effect: torchrun has this option"
     )
+    for name in ("backend", "endpoint", "id", "conf"):  # on one host, ranks meet without them
+        command.add_argument(f"--rdzv-{name}", f"--rdzv_{name}", help=argparse.SUPPRESS)
     run_outputs.add_limits(command)
     command.add_argument(
         "--strict", action="store_true", help="a finding, for example a race, is a failure"
@@ -191,9 +194,24 @@ def _much_imported():
 
 
 def _refuse_wrong_paths(options):
+    if options.is_module and not _has_module(options.script):
+        raise InvalidCallError(f"there is no module {options.script} here or on Python's path")
     if not options.is_module and not os.path.isfile(options.script):
         raise InvalidCallError(f"there is no file {options.script}")
     run_outputs.refuse_wrong_files(options)
+
+
+def _has_module(name):
+    """Whether Python finds a module. The packages above it are not imported for that."""
+    if name.endswith(".py"):
+        return True  # refused later, with what to write
+    folders, spec = ["", *sys.path], None
+    for end in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:end]), folders)
+        if spec is None:
+            return False
+        folders = spec.submodule_search_locations or []
+    return True
 
 
 def _run(options):

@@ -72,6 +72,19 @@ def test_the_review_stands_last(folder, capsys):
     assert second.split() == "review 0 of 10 0 of 10 not begun".split()
 
 
+def test_in_the_copy_of_a_wheel_only_new_answers_are_checked(folder, tmp_path, monkeypatch):
+    given = tmp_path / "wheel" / "exercises"
+    given.mkdir(parents=True)
+    for one in EXERCISES.values():
+        (given / f"{one.name}.ipynb").write_bytes(content(notebook(one)))
+    (folder.parent / "authoring").rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(self_check, "GIVEN_COURSE", given.parent)
+    checked = []
+    first, second = progress.progress_of(sorted(folder.glob("*.ipynb")), checked.append)
+    assert [path.stem for path in checked] == ["04_collectives"]
+    assert (first.right, second.right) == (0, 1)
+
+
 def test_a_copy_of_the_folder_alone_is_checked_by_its_own_cells(folder, tmp_path, capsys):
     """Neither sources nor pristine exercises lie near, so nobody knows the stubs."""
     (tmp_path / "another").mkdir()

@@ -287,6 +287,7 @@ def test_each_kind_of_error_has_its_exit_code(error, code):
     ("args", "words"),
     [
         (("run", "-n", 2, "no_such.py"), "there is no file no_such.py"),
+        (("run", "-n", 2, "-m", "simlib.no_such"), "there is no module simlib.no_such here"),
         (("run", "-n", 2, "-m", "x.py"), "-m needs a module's name: write -m x, or leave -m out"),
         (("run", "-n", "two", "x.py"), "two must be a number of ranks, or cpu, gpu or auto"),
         (("run", "-n", 0, __file__), "whole number from 1 to 64"),

@@ -98,5 +98,5 @@ def test_the_command_of_a_wrong_simlib_says_so_without_importing_it(tmp_path):
 
 def test_the_command_is_simlib_s(tmp_path):
     done = called(tmp_path, "--version")
-    assert (done.returncode, done.stdout) == (0, f"simlib {VERSION}\n")
+    assert (done.returncode, done.stdout) == (0, f"rank-by-rank {VERSION}\n")
     assert done.stderr == ""

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.environment import GIVEN_COURSE
 from .exercise import CASES, exercise_of, read_exercise
 from .merge_answers import (
     GIVEN,
@@ -67,8 +68,8 @@ def exercises_in(path):
 def pristine_of(path):
     """Return ``(Exercise, whether it is pristine)`` of a notebook in which a student works.
 
-    A handout contains the pristine exercise. In a checkout, simlib makes it from the source. If
-    both are missing, simlib uses the notebook's own check cells.
+    A handout contains the pristine exercise. In a checkout, simlib makes it from the source. An
+    installed wheel contains it. Otherwise simlib uses the notebook's own check cells.
 
     Raises
     ------
@@ -90,6 +91,9 @@ def pristine_of(path):
         source = named_like(path, folder / SOURCES, ".py")
         if source:
             return read_exercise(source).as_shown(), True
+    copy = named_like(path, GIVEN_COURSE / "exercises", ".ipynb")
+    if copy:
+        return exercise_of(json.loads(copy.read_text(encoding="utf-8")), copy.stem, ""), True
     parse(read_bytes(path))  # its reason is better than ours, where it cannot be read
     try:
         notebook = json.loads(path.read_text(encoding="utf-8-sig"))

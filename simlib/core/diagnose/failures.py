@@ -359,7 +359,8 @@ def where_ranks_are(monitor: Any) -> str:
     places = "; ".join(parts[:MAX_PLACES] + ([f"and {more:,} more"] if more > 0 else []))
     limit_s = monitor.timeout_s
     end = "" if limit_s is None else f" simlib ends it after {limit_s:g} s without progress."
-    return f"no rank made progress for 10 s: {places}. Press Stop to end the run.{end}"
+    stop = "Stop, or Ctrl-C in a terminal, ends the run."
+    return f"no rank made progress for 10 s: {places}. {stop}{end}"
 
 
 def _in_words(site):

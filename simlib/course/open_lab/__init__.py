@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -100,7 +101,8 @@ def own_folder(named: str | None) -> Path:
     if is_new:
         print(f"The course is now in {folder}.")
     elif renewed.written:
-        print(f"Files from version {VERSION} in {folder}: {len(renewed.written)}.")
+        count = len(renewed.written)
+        print(f"Copied files of version {VERSION} that were old or missing in {folder}: {count}.")
     for name, new in renewed.beside.items():
         print(f"You changed {name}, so it stays as it is. The new file is next to it: {new}")
     return folder
@@ -143,7 +145,8 @@ def wrong_port(port: str) -> str | None:
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         return f"PORT={port} is not a port: choose a number from 1024 to 65535."
     if port and port_is_taken(int(port)):
-        return f"Another program uses port {port}: choose another port, as in PORT={int(port) + 1}."
+        other = f"choose another port, as in --port {int(port) + 1} or PORT={int(port) + 1}"
+        return f"Port {port} is in use, perhaps by this course: {other}."
     return None
 
 
@@ -173,6 +176,9 @@ def lab_arguments(root: Path, port: str, display: bool, as_root: bool) -> list[s
         "--ServerApp.answer_yes=True",
         "--Application.log_level=ERROR",
     ]
+    # Not a login shell, for /etc/profile would take the environment's commands out of PATH.
+    shell = [os.environ.get("SHELL") or shutil.which("bash") or "sh"]
+    arguments.append(f"--ServerApp.terminado_settings={ {'shell_command': shell} }")
     if port:
         arguments += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     if not display:
@@ -204,6 +210,7 @@ def invitation(server: Any, display: bool) -> str:
 def serve(root: Path, port: str, display: bool, further: list[str]) -> None:
     """Start the server, print its address, serve until Ctrl-C."""
     settle_in(root)
+    os.chdir(root)  # where JupyterLab opens a terminal
     print("Starting JupyterLab.", flush=True)
     from jupyterlab.labapp import LabApp  # reads the variables when it is imported
 
