@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import simlib
 from simlib.core.diagnose.failures import frames_in
@@ -362,6 +363,21 @@ def test_an_op_of_another_thread_says_so():
     line = everybody.__code__.co_firstlineno + 1
     words = f"and waiting in all_reduce(SUM) (test_verdicts.py, line {line}, in another thread)"
     assert words in str(caught.value)
+
+
+def test_a_rank_that_ddp_lets_wait_does_not_compute():
+    """Its thread waits in C++, at the end of backward, for an all_reduce of rank 1."""
+
+    def main(rank, n):
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        loss = model(torch.ones(1, 2)).sum()
+        while rank:
+            pass
+        loss.backward()
+
+    with pytest.raises(simlib.StuckError, match="But rank 1 is computing, and not wait") as caught:
+        simlib.run(main, 2, timeout_s=3)
+    assert "rank 0: waiting in all_reduce(SUM) (test_verdicts.py, line " in str(caught.value)
 
 
 def test_a_mismatch_names_both_sides():

@@ -332,6 +332,8 @@ def sites_now(monitor: Any) -> dict[int, Site]:
     asked = []
     for rank in monitor.running():
         site = monitor.logs[rank].waiting_site(monitor.cells)
+        if site is None and monitor.check:
+            site = monitor.detector.site_of_future(rank)
         if site is None:
             asked.append(rank)
         else:

@@ -246,6 +246,13 @@ class DeadlockDetector:
                 return offset
         return 0
 
+    def site_of_future(self, rank: int) -> Site | None:
+        """The site of the op for whose future C++ code waits on this rank; None if simlib is not
+        certain of such a wait."""
+        self._take_in()
+        offset = self._future_offset(rank)
+        return self._logs[rank].op_at(offset, 0, 0, self._cells).site if offset else None
+
     def mismatch(self, after_death: bool = False) -> SimlibError | None:
         """The first mismatch among all ops, as an error, or None.
 
