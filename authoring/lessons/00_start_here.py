@@ -444,7 +444,7 @@ verdict
 # | folder | what is in it | how to open it |
 # |---|---|---|
 # | `solutions/` | one good answer to each exercise; look after you have tried | follow a link in `START.md` |
-# | `simlib/` | the library behind `run` and `simulate`, written to be read | choose *File*, *Open from Path...* and type `simlib/facade.py`, for example |
+# | `simlib/` | the library behind `run` and `simulate`, written to be read | if you started with `make lab`, choose *File*, *Open from Path...* and type `simlib/facade.py`, for example |
 #
 # No lesson needs variables of another: open any of them, choose *Restart Kernel and Run All Cells*, and
 # it runs to its end.
