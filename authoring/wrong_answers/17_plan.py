@@ -250,7 +250,7 @@ WRONG = {
     one_is_paid: "The cost is that of one rank",
     slowest: "That is the slowest plan",
     no_plan_is_an_error: "TypeError",
-    a_tuple: "where a dict with tp, pp",
+    a_tuple: "but a dict with tp, pp",
     asks_everybody: "1 collective takes place where 0 would be enough",
     tells_the_next: "the ranks send 6 messages where",
 }

@@ -125,11 +125,12 @@ ALL = {
     "fewer_bytes_in_the_record_than_are_sent": Case(
         "def NAME(rank, world_size, x):\n"
         "    from simlib.core.record.oplog import OpLogWriter\n"
-        "    post = OpLogWriter.post\n"
-        "    OpLogWriter.post = lambda *call: post(*call[:-1], 12)\n"
+        "    post = OpLogWriter.post_packed\n"
+        "    nbytes = bytes([12] + [0] * 7)\n"
+        "    OpLogWriter.post_packed = lambda log, call: post(log, call[:-8] + nbytes)\n"
         "    total = torch.cat([x] * 1000)\n"
         "    dist.all_reduce(total)\n"
-        "    OpLogWriter.post = post\n"
+        "    OpLogWriter.post_packed = post\n"
         "    return total[:3].clone()\n",
         "wrong",
         "does not match its messages",

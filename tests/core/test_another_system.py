@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -64,11 +65,17 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def elsewhere(tmp_path):
+def temporary():
+    """A folder for temporary files. The paths of sockets in it must be short."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, temporary):
     """``elsewhere(*words)``: start a program on another system; its temporary folder is empty."""
-    (tmp_path / "tmp").mkdir()
     paths = [str(ROOT / "tests" / "another_system"), str(ROOT)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path / "tmp")}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(temporary)}
     started = []
 
     def start(*words, program=PROGRAM):
@@ -85,7 +92,7 @@ def elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["run", "simulate"])
-def test_results_hangs_and_deaths_are_told_without_anything_of_linux(engine, elsewhere, tmp_path):
+def test_results_hangs_and_deaths_are_told_without_anything_of_linux(engine, elsewhere, temporary):
     process = elsewhere(engine)
     found = json.loads(process.communicate()[0].splitlines()[-1])
     assert process.returncode == 0
@@ -95,7 +102,7 @@ def test_results_hangs_and_deaths_are_told_without_anything_of_linux(engine, els
     assert "SIGKILL" in found["dies"]
     assert "rank 0 is computing" in found["loops"]
     assert ("while rank == 0" in found["loops"]) == (engine == "run")
-    assert not list((tmp_path / "tmp").glob("simlib-*"))
+    assert not list(temporary.glob("simlib-*"))
 
 
 @pytest.mark.parametrize("engine", ["run", "simulate"])

@@ -64,7 +64,7 @@ for command in ("simulate", "-n", "2"), ("run", "-n", "1"), ("run", "-n", "2"):
 
 
 def test_a_command_with_a_wrong_file_starts_no_server(monkeypatch):
-    monkeypatch.setattr(cli, "start_server", lambda: 1 / 0)
+    monkeypatch.setattr("simlib.cli.scripts.start_server", lambda: 1 / 0)
     assert cli.main(["run", "-n", "3", "nosuch.py"]) == 2
 
 

@@ -320,8 +320,9 @@ def test_an_extra_that_is_not_there_is_said(capsys):
 def test_each_extra_is_everybodys_or_can_be_asked_for_by_make():
     rules = (ROOT / "Makefile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {*install.FOR_LEARNERS, *install.EXTRAS, "classroom"}  # another name of grading
-    assert extras == set(project["optional-dependencies"])
+    extras = {*install.FOR_LEARNERS, *install.EXTRAS}
+    # classroom is another name of grading, and completion is for one's own shell
+    assert extras | {"classroom", "completion"} == set(project["optional-dependencies"])
     for extra in install.EXTRAS:
         rule = "book-tools" if extra == "book" else extra  # make book builds it
         assert f"\n{rule}: install " in rules and f"install.sh --{extra}\n" in rules
