@@ -96,10 +96,13 @@ LONGEST_NAME = 30
 """The most characters of a name in a bar."""
 
 
+def _shows_bars():
+    return sys.stderr.isatty() and find_spec("tqdm") is not None
+
+
 def has_room(text: str) -> bool:
     """Whether a bar on stderr would show this text, and the whole text."""
-    has_bars = sys.stderr.isatty() and find_spec("tqdm") is not None
-    return has_bars and len(text) + 12 < shutil.get_terminal_size().columns
+    return _shows_bars() and len(text) + 12 < shutil.get_terminal_size().columns
 
 
 @contextlib.contextmanager
@@ -121,13 +124,11 @@ def bar(
     elapsed_s : float
         Seconds that have passed before this call.
     """
-    try:
-        if not sys.stderr.isatty():
-            raise ModuleNotFoundError
-        from tqdm import tqdm
-    except ModuleNotFoundError:
+    if not _shows_bars():
         yield lambda words, number: None
         return
+    from tqdm import tqdm
+
     try:
         columns, rows = os.get_terminal_size(sys.stderr.fileno())  # 0 where it does not say
     except OSError:
