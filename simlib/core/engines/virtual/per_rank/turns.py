@@ -12,7 +12,7 @@ import torch
 
 from ....record.this_rank import here as local
 
-_SYS, _OF_SYS = vars(sys), ("stdout", "stderr", "argv", "path")
+_MAIN, _SYS = "__main__", vars(sys)
 
 
 class StateInTurn:
@@ -57,7 +57,8 @@ class StateInTurn:
         if self._dtypes[rank] is not dtype:
             torch.set_default_dtype(self._dtypes[rank])
         values = self._of_sys[rank] or self._as_at_first()
-        _SYS.update(zip(_OF_SYS, values, strict=True))  # faster than to set attributes
+        # Faster than to set attributes, which `SharedNames` notes.
+        _SYS["stdout"], _SYS["stderr"], _SYS["argv"], _SYS["path"] = values
         self._rank = rank
 
     def look(self):
@@ -69,7 +70,10 @@ class StateInTurn:
         modules, of_rank = sys.modules, self._modules.of_rank
         if last is not None:
             names = of_rank[last]
-            of_rank[last] = {name: modules.pop(name) for name in names if name in modules}
+            if len(names) == 1 == len(of_rank[rank]) and _MAIN in names and _MAIN in modules:
+                names[_MAIN] = modules[_MAIN]  # most ranks have no other modules of their own
+            else:
+                of_rank[last] = {name: modules.pop(name) for name in names if name in modules}
         modules.update(of_rank[rank])
 
     def _as_at_first(self):
@@ -125,19 +129,18 @@ class _RandomNumbers:
         self._memory = memory_of(self._generator)
         self._states = [self._generator.manual_seed(seed).get_state() for seed in seeds]
         self._current = self._states[-1]
-        self._seen = self._look()
-
-    def _look(self):
-        return bytes(self._memory) if self._memory is not None else None
+        self._seen = self._memory and bytes(self._memory)
 
     def enter(self, last, rank):
         """Rank ``last`` (or None) has drawn its numbers so far; ``rank`` is next."""
-        if last is not None and (self._memory is None or bytes(self._memory) != self._seen):
+        memory = self._memory
+        if last is not None and (memory is None or bytes(memory) != self._seen):
             self._current = self._states[last] = self._generator.get_state()
-        if self._states[rank] is not self._current:
-            self._current = self._states[rank]
-            self._generator.set_state(self._current)
-            self._seen = self._look()
+        state = self._states[rank]
+        if state is not self._current:
+            self._current = state
+            self._generator.set_state(state)
+            self._seen = memory and bytes(memory)
 
 
 def memory_of(generator):
