@@ -88,7 +88,6 @@ class Transfers:
         self.scheduler = scheduler
         self.network = scheduler.network
         scheduler.on_arrival = self._arrived
-        self._on_end: dict[Transfer, Callable] = {}
         self._users = [0] * len(topology.link_bandwidth_Bps)  # by link: transfers under way
         self._ways: dict[tuple[int, ...], Topology] = {}  # by members, of rings and chains
         self._lazy: dict[CollectiveInFlight, None] = {}
@@ -109,20 +108,24 @@ class Transfers:
         end."""
         if self._lazy:
             self._wake(self.network.links(src, dst, way))
-        start_s = max(time_s, self.scheduler.now_s)
+        now_s = self.scheduler.now_s
+        start_s = time_s if time_s > now_s else now_s
         transfer = self.network.start(start_s, src, dst, nbytes, way)
         self._note(transfer, on_end)
         return transfer
 
     def _note(self, transfer, on_end):
-        self._on_end[transfer] = on_end
-        for link in transfer.links:
-            self._users[link] += 1
+        transfer.on_end = on_end
+        users = self._users
+        for link in transfer.path.links:
+            users[link] += 1
 
     def _arrived(self, transfer):
-        for link in transfer.links:
-            self._users[link] -= 1
-        self._on_end.pop(transfer)(transfer)
+        users = self._users
+        for link in transfer.path.links:
+            users[link] -= 1
+        on_end, transfer.on_end = transfer.on_end, None
+        on_end(transfer)
 
     def claim(self, in_flight: CollectiveInFlight) -> bool:
         """Reserve the links of a collective. Returns whether they are free. If another transfer

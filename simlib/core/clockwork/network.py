@@ -52,6 +52,10 @@ class Transfer:
         The second at which both sides were ready.
     end_s : float or None
         The second at which the message had arrived. None before.
+    path : _Path
+        The way that it takes.
+    on_end : callable
+        What `Transfers` calls with the transfer at its end.
     """
 
     __slots__ = (
@@ -61,7 +65,8 @@ class Transfer:
         "start_s",
         "end_s",
         "_order",  # number of its start: the order of all ties
-        "_path",
+        "path",
+        "on_end",
         "_remaining",  # bytes still to go at _since_s
         "_since_s",  # since when it draws at _rate_Bps
         "_rate_Bps",
@@ -77,7 +82,7 @@ class Transfer:
         self.start_s = time_s
         self.end_s: Any = None
         self._order = order
-        self._path = path
+        self.path = path
         self._remaining = nbytes
         self._since_s = self._due_s = time_s
         self._rate_Bps = 0.0
@@ -89,7 +94,7 @@ class Transfer:
     @property
     def links(self) -> tuple[int, ...]:
         """Ids of the links that it crosses, as `Topology.links`."""
-        return self._path.links
+        return self.path.links
 
     def _draw_at(self, rate_Bps, time_s):
         """Draw at this rate from now on. The count of bytes restarts only if the rate changes.
@@ -195,10 +200,12 @@ class Network:
         list of Transfer
             All transfers that ended up to and including ``time_s``, by end, then by start.
         """
-        self._check_time(time_s)
-        finished = []
+        if not time_s >= self._now_s:
+            self._check_time(time_s)
+        finished: list[Transfer] = []
         while (moment_s := self.next_event_s) <= time_s and self._events:
-            finished += self._pass(moment_s)
+            ended = self._pass(moment_s)
+            finished = finished + ended if finished else ended
         self._now_s = time_s
         return finished
 
@@ -236,19 +243,19 @@ class Network:
 
     def _pass(self, moment_s):
         """Handle all events of one moment; returns the transfers that end."""
-        ended, touched = [], []
-        while self._events and self._events[0][0] == moment_s:
-            due_s, _, _, transfer = heapq.heappop(self._events)
+        ended, touched, events = [], [], self._events
+        while events and events[0][0] == moment_s:
+            due_s, _, _, transfer = heapq.heappop(events)
             if transfer.end_s is not None or due_s != transfer._due_s:  # `_is_stale`
                 continue
             if transfer._rate_Bps:
-                for link in transfer._path.links:
+                for link in transfer.path.links:
                     drawing = self._drawing[link]
                     drawing.pop(transfer, None)  # gone where several parts cross the link
                     if drawing:
                         touched.append(link)
                 transfer = self._end(transfer, moment_s, ended)
-            elif transfer._path.queue and transfer._path.queue[0] is not transfer:
+            elif transfer.path.queue and transfer.path.queue[0] is not transfer:
                 transfer._due_s = inf
                 continue
             while transfer is not None and not self._draws(transfer, moment_s, touched):
@@ -267,7 +274,7 @@ class Network:
         If it is alone on its links, it gets all their bandwidth. Otherwise the links are
         ``touched``.
         """
-        links = transfer._path.links
+        links = transfer.path.links
         if not (links and transfer._remaining):
             return False
         is_alone = True
@@ -276,9 +283,12 @@ class Network:
             if drawing:
                 is_alone = False
             drawing[transfer] = None
-        if is_alone:
-            transfer._draw_at(transfer._path.bandwidth_Bps, moment_s)
-            self._foresee(transfer)
+        if is_alone:  # `_draw_at` and `_foresee`, for a transfer that begins
+            transfer._since_s = moment_s
+            transfer._rate_Bps = rate_Bps = transfer.path.bandwidth_Bps
+            transfer._due_s = due_s = max(moment_s, moment_s + transfer._remaining / rate_Bps)
+            self._noted += 1
+            heapq.heappush(self._events, (due_s, transfer._order, self._noted, transfer))
         else:
             touched += links
         return True
@@ -288,7 +298,7 @@ class Network:
         """A transfer has arrived; returns the transfer that may start now, or None."""
         transfer.end_s = moment_s
         ended.append(transfer)
-        queue = transfer._path.queue
+        queue = transfer.path.queue
         if queue is None:
             return None
         queue.popleft()
@@ -329,7 +339,7 @@ class Network:
                 for transfer in self._drawing[todo.pop()]:
                     if transfer not in found:
                         found[transfer] = None
-                        new = [link for link in transfer._path.links if link not in seen]
+                        new = [link for link in transfer.path.links if link not in seen]
                         seen.update(new)
                         todo += new
             yield sorted(found, key=_order) if len(found) > 1 else list(found)
@@ -338,10 +348,10 @@ class Network:
         """Max-min fair rates: pairs of transfer and bytes per second."""
         if len(transfers) == 1:
             (alone,) = transfers
-            return [(alone, alone._path.bandwidth_Bps)]
+            return [(alone, alone.path.bandwidth_Bps)]
         on_link = {}
         for transfer in transfers:
-            for link in transfer._path.links:
+            for link in transfer.path.links:
                 on_link.setdefault(link, []).append(transfer)
         left_Bps = {link: self._bandwidth_Bps[link] for link in on_link}
         open_on = {link: len(sharers) for link, sharers in on_link.items()}
@@ -353,8 +363,8 @@ class Network:
             for link in bottlenecks:
                 for transfer in on_link[link]:
                     if transfer not in rates:
-                        rates[transfer] = least_Bps * transfer._path.cards
-                        for crossed in transfer._path.links:
+                        rates[transfer] = least_Bps * transfer.path.cards
+                        for crossed in transfer.path.links:
                             left_Bps[crossed] -= least_Bps
                             open_on[crossed] -= 1
         return rates.items()

@@ -86,23 +86,32 @@ class Scheduler:
 
     def settle(self, rank: int) -> float:
         """Let all events before this rank's clock happen. Returns the clock."""
-        clock = self.clocks[rank]
-        if self._earliest() < clock or self.random is not None:
+        clock, ready = self.clocks[rank], self._ready
+        if (
+            self.network.next_event_s < clock
+            or (ready and ready[0][0] < clock)
+            or self.random is not None
+            or ((self._events or self._quiet or self._unless_over) and self._earliest() < clock)
+        ):
             self.ready(rank, clock)
-            self._hand_on(rank)
+            self.block(rank)
         if clock > self.now_s:  # as `reach`: each op comes by here
             self.now_s = clock
         return clock
 
     def block(self, rank: int) -> None:
         """Pass the baton on, and wait until `ready` was called for this rank."""
-        self._hand_on(rank)
+        following = self.next_rank()
+        if following != rank:
+            self._batons[following].release()
+            self._batons[rank].acquire()
+        self.on_resume(rank)
 
     def let_pass(self, rank: int) -> None:
         """Continue after the next event, or at once if there can be no event."""
         if self._earliest() < inf:
             self._polling.append(rank)
-            self._hand_on(rank)
+            self.block(rank)
 
     def leave(self) -> None:
         """The last action of a rank's thread: pass the baton on for ever."""
@@ -171,8 +180,6 @@ class Scheduler:
         moment = self.network.next_event_s
         if self._ready and self._ready[0][0] < moment:
             moment = self._ready[0][0]
-        if not (self._events or self._quiet or self._unless_over):
-            return moment
         if self._events:
             self._drop_cancelled()
             if self._events and self._events[0][0] < moment:
@@ -182,13 +189,6 @@ class Scheduler:
         if self._unless_over and self._unless_over[0][0] < moment:
             moment = self._unless_over[0][0]
         return moment
-
-    def _hand_on(self, rank):
-        following = self.next_rank()
-        if following != rank:
-            self._batons[following].release()
-            self._batons[rank].acquire()
-        self.on_resume(rank)
 
     def _drop_cancelled(self):
         while self._events and self._events[0][-1] is None:
@@ -200,47 +200,67 @@ class Scheduler:
         A replay uses this method, because its ranks are not threads. An error in an event is an
         error of simlib. It ends the simulation, and does not count as an error of a rank.
         """
+        ready, network = self._ready, self.network
         try:
             while not self._is_over:
-                if self._events:
-                    self._drop_cancelled()
-                ready_s = self._ready[0][0] if self._ready else inf
-                if self._ready and not self._may_come_first(ready_s):
-                    return heapq.heappop(self._ready)[-1]
-                event_s = self._events[0][0] if self._events else inf
-                network_s = self.network.next_event_s
-                quiet_s = self._quiet[0][0] if self._quiet else inf
-                if self._unless_over and self._comes_first(network_s, event_s, quiet_s, ready_s):
-                    self._happens(self._unless_over[0][0])
-                    heapq.heappop(self._unless_over)[-1]()
-                elif network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
-                    self._happens(network_s)
-                    for transfer in self.network.advance(self.now_s):
-                        self.on_arrival(transfer)
-                elif event_s <= min(ready_s, quiet_s) and event_s < inf:
-                    self._happens(event_s)
-                    heapq.heappop(self._events)[-1]()
-                elif quiet_s < ready_s:
-                    self._happens(quiet_s)
-                    heapq.heappop(self._quiet)[-1]()
-                elif self._ready:
-                    _, tie, rank = heapq.heappop(self._ready)
-                    if self._polling and tie < LAST:
-                        self._wake_pollers(ready_s)
+                if self._events or self._quiet or self._unless_over or self._polling:
+                    rank = self._next_of_all()
+                elif ready and ready[0][0] < network.next_event_s:
+                    rank = heapq.heappop(ready)[-1]
+                elif network.next_event_s < inf:
+                    self._advance(network)
+                    continue
+                else:
+                    rank = self._next_at_rest()
+                if rank is not None:
                     return rank
-                elif self._polling:
-                    return self._polling.pop(0)
-                elif not any(action() for action in self._at_rest):
-                    break
             return CONTROLLER
         except Exception as error:
             self.failure = error
             return CONTROLLER
 
-    def _may_come_first(self, ready_s):
-        """Whether anything may have to happen before the first rank that is ready."""
-        others = self._events or self._quiet or self._unless_over or self._polling
-        return others or self.network.next_event_s <= ready_s
+    def _next_of_all(self):
+        """One step of `next_rank` that looks at everything. Returns a rank, or None after an
+        event."""
+        self._drop_cancelled()
+        ready_s = self._ready[0][0] if self._ready else inf
+        event_s = self._events[0][0] if self._events else inf
+        network_s = self.network.next_event_s
+        quiet_s = self._quiet[0][0] if self._quiet else inf
+        if self._unless_over and self._comes_first(network_s, event_s, quiet_s, ready_s):
+            self._happens(self._unless_over[0][0])
+            heapq.heappop(self._unless_over)[-1]()
+        elif network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
+            self._happens(network_s)
+            self._advance(self.network)
+        elif event_s <= min(ready_s, quiet_s) and event_s < inf:
+            self._happens(event_s)
+            heapq.heappop(self._events)[-1]()
+        elif quiet_s < ready_s:
+            self._happens(quiet_s)
+            heapq.heappop(self._quiet)[-1]()
+        elif self._ready:
+            _, tie, rank = heapq.heappop(self._ready)
+            if self._polling and tie < LAST:
+                self._wake_pollers(ready_s)
+            return rank
+        elif self._polling:
+            return self._polling.pop(0)
+        else:
+            return self._next_at_rest()
+        return None
+
+    def _next_at_rest(self):
+        """Nothing can continue by itself. Returns None if this changes something."""
+        return None if any(action() for action in self._at_rest) else CONTROLLER
+
+    def _advance(self, network):
+        """The network's next event happens."""
+        moment_s = network.next_event_s
+        if moment_s > self.now_s:
+            self.now_s = moment_s
+        for transfer in network.advance(self.now_s):
+            self.on_arrival(transfer)
 
     def _comes_first(self, network_s, *others_s):
         """Whether an `unless_over` event comes before all others, and there are others."""
@@ -297,6 +317,7 @@ class VirtualTime:
         self._kill = kill
         self._paces = {rank: Pace(how, rank) for rank, how in slow.items()}
         self._calls = [0] * world_size
+        self.is_measured = is_measured
         self._measured = [0.0] * world_size if is_measured else None
 
     def settle(self, rank: int) -> float:
