@@ -83,7 +83,8 @@ class Mailbox:
     def receive(self, post: Post) -> None:
         """A rank asks for a message."""
         self._receives.append(post)
-        self._match()
+        if len(self._receives) > 1 or post.src is None or self._sends.get(post.src):
+            self._match()
         if self._simulation.deaths and post.src is not None:
             self._fail_if_dead(post, post.src, self._receives)
 
@@ -194,7 +195,8 @@ class Mailbox:
         self._receives.remove(receive)
         receive.request.source = send.src
         receive.request.deliver = partial(hand_over_copy, send.content, send.dtype, receive.content)
-        self._simulation.have_met(receive.request)
+        if self._simulation.unmet:
+            self._simulation.have_met(receive.request)
         self._go_on(send, receive)
 
     def _go_on(self, send, receive):

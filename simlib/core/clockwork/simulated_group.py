@@ -49,6 +49,8 @@ class SimulatedGroup(PlainGroup):
         self._position = position
         self._rank = channel.members[position]
         self._log = log
+        self._clocks = simulation.scheduler.clocks
+        self._eager_limit_bytes = simulation.options.eager_limit_bytes
         self._mailboxes: dict[tuple[int, int], Mailbox] = {}  # (dst, tag) -> Mailbox
         streams = simulation.streams
         self._streams = None if streams is None else streams[self._rank]
@@ -62,24 +64,29 @@ class SimulatedGroup(PlainGroup):
         mode, (tensor,) = simulation.dispatch_modes[self._rank], tensors
         content = copy_of(tensor) if mode is None else uncounted(mode, copy_of, tensor)
         post = self._post(tensors, self._position, dst, content)
-        post.is_eager = post.nbytes <= simulation.options.eager_limit_bytes
-        return self._posted(self._mailbox(dst, tag), "send", post, dst, tag)
+        post.is_eager = post.nbytes <= self._eager_limit_bytes
+        return self._posted("send", post, dst, dst, tag)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Request:
         post = self._post(tensors, src, self._position, tensors[0])
-        return self._posted(self._mailbox(self._position, tag), "receive", post, src, tag)
+        return self._posted("receive", post, src, self._position, tag)
 
     def _post(self, tensors, src, dst, content):
         (tensor,) = tensors
         request = Request(self._simulation, self._rank, self._log.last, tensors)
-        request.patience_s = self.patience_s
+        if self.patience_s != Request.patience_s:
+            request.patience_s = self.patience_s
         if places and is_without_data(tensor):
             request.has_data = False
-        clock = self._simulation.scheduler.clocks[self._rank]
-        return Post(src, dst, tensor.dtype, count_bytes(tensor), request, content, clock)
+        nbytes = len(content) if type(content) is bytes else count_bytes(tensor)
+        return Post(src, dst, tensor.dtype, nbytes, request, content, self._clocks[self._rank])
 
-    def _posted(self, mailbox, method, post, peer, tag):
-        request = post.request
+    def _posted(self, method, post, peer, dst, tag):
+        request, key = post.request, (dst, tag)
+        mailbox = self._mailboxes.get(key)
+        if mailbox is None:
+            mailbox = self._simulation.mailbox(self._group, dst, tag)
+            self._mailboxes[key] = mailbox
         if self._script is not None:
             self._rehearse_message(method, post, peer, tag)
         if self.limit_s is not None:
@@ -113,13 +120,6 @@ class SimulatedGroup(PlainGroup):
         what = "send" if method == "send" else "recv"
         group = self._script.group(self._group)
         self._script.add(what, group, peer, tag, post.dtype, post.nbytes, start=post.request.start)
-
-    def _mailbox(self, dst, tag):
-        key = dst, tag
-        mailbox = self._mailboxes.get(key)
-        if mailbox is None:
-            mailbox = self._mailboxes[key] = self._simulation.mailbox(self._group, dst, tag)
-        return mailbox
 
     # Collectives
 
@@ -259,34 +259,40 @@ class Request:
         """Block until the op completes; returns True. Raises an error if it has failed."""
         if self.moment is not None:
             return self._wait_on_stream(timeout)
-        simulation = self.simulation
+        simulation, rank = self.simulation, self.rank
         scheduler = simulation.scheduler
-        simulation.time.take_in(self.rank)
+        beside = simulation.time.beside
+        if beside is not None and beside[rank].took_part:
+            simulation.time.take_in(rank)
         if simulation.scripts is not None:
-            simulation.scripts[self.rank].add("wait", start=self.start)
+            simulation.scripts[rank].add("wait", start=self.start)
         if self.end_s is None:
             limit_s = timeout.total_seconds() if timeout else self.limit_s
             if limit_s is not None:
                 self.simulation.refuse_in_rehearsal("a time limit", "leave timeout= out")
-            limit, begin_s = None, scheduler.clocks[self.rank]
+            limit, begin_s = None, scheduler.clocks[rank]
             if limit_s is not None:
                 limit = self._stop_waiting_at(begin_s + limit_s)
             self._is_awaited = True
-            scheduler.block(self.rank)
+            scheduler.block(rank)
             if self.end_s is None:
                 if self.give_up is not None:
                     self.give_up()
                 raise RuntimeError(_timed_out(limit_s, bool(timeout)))
             # No event ends these waits: so who waits for ever is told that it does.
             if limit_s is None and self.end_s - begin_s > self.patience_s:
-                self.simulation.time.catch_up(self.rank, self.end_s)
+                simulation.time.catch_up(rank, self.end_s)
                 raise RuntimeError(_timed_out(self.patience_s, is_asked=False))
             if limit is not None:
                 scheduler.cancel(limit)
-        self.simulation.time.catch_up(self.rank, self.end_s)
+        if scheduler.clocks[rank] < self.end_s:
+            scheduler.clocks[rank] = self.end_s
+        if simulation.time.is_measured:
+            simulation.time.begin_to_measure(rank)
         if self.failure is not None:
             raise RuntimeError(self.failure)
-        self._take()
+        if self.deliver is not None or self._callbacks:
+            self._take()
         return True
 
     def _wait_on_stream(self, timeout):

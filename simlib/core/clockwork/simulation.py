@@ -72,7 +72,7 @@ class Simulation:
         self._channels: dict[tuple, Channel] = {}
         self._mailboxes: dict[tuple, Mailbox] = {}
         self._futures: list[list] = [[] for _ in range(topology.world_size)]
-        self._unmet: dict[Any, Callable[[], None]] = {}  # receives whose ranks wait for data
+        self.unmet: dict[Any, Callable[[], None]] = {}  # receives whose ranks wait for data
         self.deaths: dict[
             int, float
         ] = {}  # rank -> when survivors see that it has died, where they go on
@@ -190,7 +190,7 @@ class Simulation:
         if request.kind == "recv":
             if request.source is not None:
                 return
-            self._unmet[request] = lambda: self.scheduler.ready(rank, clock)
+            self.unmet[request] = lambda: self.scheduler.ready(rank, clock)
         elif request.meeting is None or request.failure is not None:
             return
         else:
@@ -204,8 +204,8 @@ class Simulation:
 
     def have_met(self, request: Any) -> None:
         """A receive has found its send. Ranks that wait for the data of the receive continue."""
-        if request in self._unmet:
-            self._unmet.pop(request)()
+        if request in self.unmet:
+            self.unmet.pop(request)()
 
     def future_taken(self, request: Any) -> None:
         """C++ code has taken the future of an op. The rank waits for the op when `backward`

@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from ..environment import is_learners
 from .arguments import Place, check_collective, check_message, check_peer
 from .oplog import ANY_SOURCE, ASYNC, CALL, IS_OP, KIND_ID, NOBODY, REQUEST
-from .pending import Buffer, buffers_of
+from .pending import buffers_of, version_of
 from .recorder import (
     NOTHING_TO_WAIT_FOR,
     BlockingCall,
@@ -227,20 +227,6 @@ class RecordingGroup(GroupOfItsOwn):
         group = recorder.group(where)
         return self._log.post(KIND_ID["new_group"], 0, site, group, signature, NOBODY, NOBODY, 0)
 
-    @staticmethod
-    def _caller():
-        """Flags of a send or recv, and the frame from which torch was called.
-
-        torch's send and recv call its isend and irecv, so the frame above counts.
-        """
-        frame = sys._getframe(2).f_back
-        flags = ASYNC
-        while frame is not None and frame.f_code.co_filename in _API_FILES:
-            if frame.f_code.co_name in ("send", "recv"):
-                flags = 0
-            frame = frame.f_back
-        return (flags | _request_flag(frame) if flags else 0), frame
-
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Any:
         return self._message("send", tensors, tag, dst)
 
@@ -253,7 +239,11 @@ class RecordingGroup(GroupOfItsOwn):
     def _message(self, method, tensors, tag, peer=None):
         """Record a message and pass it on; ``peer`` is None for a recv of any source."""
         recorder, tensor = self._recorder, tensors[0]
-        flags, frame = self._caller()
+        flags, frame = ASYNC, sys._getframe(1).f_back
+        while frame is not None and (code := frame.f_code).co_filename in _API_FILES:
+            if code.co_name in ("send", "recv"):  # which wait, so the learner has no request
+                flags = 0
+            frame = frame.f_back
         if peer is None:
             flags |= ANY_SOURCE
         if _thread_id() != recorder.thread:
@@ -264,45 +254,46 @@ class RecordingGroup(GroupOfItsOwn):
         known = None
         is_plain = type(tensor) in _TENSORS and tensor.layout is _STRIDED and tensor.is_contiguous()
         if is_plain and frame is not None:
-            whom = method, peer, type(peer), tag, type(tag), flags
-            key = (
-                *whom,
-                id(frame.f_code),
-                frame.f_lasti,
-                tensor.shape,
-                tensor.dtype,
-                tensor.device,
-            )
+            code, facts = frame.f_code, (tensor.shape, tensor.dtype, tensor.device)
+            key = method, peer, type(peer), tag, type(tag), flags, id(code), frame.f_lasti, facts
             known = checked.get(key)
         if known is None:
+            flags |= _request_flag(frame) if flags & ASYNC else 0
             packed = self._new_message(method, tensors, tag, peer, flags, frame)
             gpu = recorder.stream_ends.device_of(tensors)
-            known = packed, gpu, frame and frame.f_code  # which keeps the id its own
+            known = packed, gpu, flags, frame and frame.f_code  # which keeps the id its own
             if is_plain and frame is not None and is_learners(frame.f_code.co_filename):
                 checked[key] = known
-        packed, gpu, _ = known
+        packed, gpu, flags, _ = known
         start = self._write(packed)
         if recorder.fingerprints is not None and peer is not None:
             pair = (self._rank, peer) if method == "send" else (peer, self._rank)
             self._check_message_fingerprint(start, *pair, tag, tensor)
-        buffers = None
-        if flags & REQUEST:
-            buffers = [Buffer.of(tensor, method != "send")]
-        elif recorder.pending.requests:
-            buffers = [Buffer(tensor, method != "send", None)]
+        pending, is_kept = recorder.pending, flags & REQUEST
+        version = version_of(tensor) if is_kept else None
         if gpu is not None:
             recorder.stream_ends.begin(gpu)
         args = (tensors, tag) if peer is None else (tensors, peer, tag)
-        work = (self._request if flags & ASYNC else BlockingCall)(
-            self._pass_on(start, method, *args), recorder, start
-        )
+        try:  # as `_pass_on`
+            request = getattr(self._group, method)(*args)
+        except BaseException:
+            self._log.wait_failed(start)
+            raise
+        if request is None:
+            request = NOTHING_TO_WAIT_FOR
+        work = (self._request if flags & ASYNC else BlockingCall)(request, recorder, start)
         if peer is None:
             work._source = self._ranks
         if self._limit is not None:
             work.limit = self._limit
         if gpu is not None:
             work.gpu = gpu
-        return self._keep(work, flags, buffers) if buffers is not None else work
+        if is_kept:
+            work.pending = pending
+            pending.add_one(work, tensor, method != "send", version)
+        elif pending.requests:
+            pending.compare_one(work, tensor, method != "send")
+        return work
 
     def _new_message(self, method, tensors, tag, peer, flags, frame):
         """Check a message that differs from all earlier ones; returns its call, packed."""

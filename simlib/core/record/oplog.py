@@ -335,7 +335,9 @@ class OpLogWriter:
         """The same for a call that is packed already."""
         memory = self._memory
         with self._lock:
-            start = self._reserve(OP_SIZE)
+            start = self._end
+            if self._full or start + OP_SIZE > self._limit:
+                start = self._reserve(OP_SIZE)
             if not start:
                 self._dropped += 1
                 U64.pack_into(memory, DROPPED, self._dropped)

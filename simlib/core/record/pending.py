@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_STRIDED = torch.strided
+_STRIDED, _new = torch.strided, tuple.__new__
 FEW = 4
 """simlib compares an op with so many open buffers one by one, and with more by an index."""
 MAX_WORK = 1000
@@ -85,7 +85,7 @@ class Buffer(NamedTuple):
 
         Gloo copies some results into their tensors in this way, in its own thread or in `wait`.
         """
-        version = _version(tensor)
+        version = version_of(tensor)
         return cls(tensor, is_written, None if version is None else version + own_writes)
 
 
@@ -134,39 +134,64 @@ class Pending:
         versions = [(b.tensor, b.version) for b in counted if b.version is not None]
         self.requests[work] = places, versions
 
+    def add_one(
+        self, work: Any, tensor: torch.Tensor, is_written: bool, version: int | None
+    ) -> None:
+        """The same for a request with one buffer, which had this version before."""
+        place = Place.of(tensor, is_written)
+        kept = [place] if place[0] < place[1] else []
+        with self._lock:
+            met = self._places.overlapping(place) if kept else ()
+            if kept:
+                self._places.add(place, work)
+        if met:
+            self._tell_of(met, work)
+        self.requests[work] = kept, [] if version is None else [(tensor, version)]
+
+    def compare_one(self, work: Any, tensor: torch.Tensor, is_written: bool) -> None:
+        """As `compare`, for an op with one buffer."""
+        place = Place.of(tensor, is_written)
+        with self._lock:
+            met = self._places.overlapping(place) if place[0] < place[1] else ()
+        if met:
+            self._tell_of(met, work)
+
     def compare(self, work: Any, buffers: list[Buffer], is_kept: bool = False) -> list[Place]:
         """Check whether an op uses memory of an open request; returns the places of its buffers.
 
         If the op ``is_kept``, later ops are compared with it, until `forget`.
         """
         places: list[Place] = []
-        met: dict[Any, None] = {}
+        met: list = []
         with self._lock:
             for buffer in buffers:
                 place = Place.of(buffer.tensor, buffer.is_written)
                 if place.first < place.end:
                     places.append(place)
-                    for other in self._places.overlapping(place):
-                        met[other] = None
+                    met += self._places.overlapping(place)
             for place in places if is_kept else ():
                 self._places.add(place, work)
-        for other in met:
+        if met:
+            self._tell_of(met, work)
+        return places
+
+    def _tell_of(self, met, work):
+        for other in dict.fromkeys(met):
             if not other.has_come():
                 self._report("overlap", work.start, other.start)
-        return places
 
     def forget(self, work: Any) -> list[tuple[torch.Tensor, int]]:
         """A request is over; returns its tensors, and their expected versions."""
         places, versions = self.requests.pop(work, ((), ()))
-        with self._lock:
-            for place in places:
-                self._places.remove(place, work)
+        if places:
+            with self._lock:
+                for place in places:
+                    self._places.remove(place, work)
         return versions
 
     def waited(self, work: Any) -> None:
         """The learner has waited for a request: check whether its buffers are unchanged."""
-        versions = self.forget(work)
-        for tensor, version in versions:
+        for tensor, version in self.forget(work):
             if tensor._version != version:
                 self._report("written", work.start, 0)
                 break
@@ -201,7 +226,7 @@ class Place(NamedTuple):
             return cls(0, 0, is_written)
         first = tensor.data_ptr()
         if tensor.is_contiguous():  # one without elements, too
-            return cls(first, first + tensor.nbytes, is_written)
+            return _new(cls, (first, first + tensor.nbytes, is_written, None))
         itemsize = tensor.element_size()
         steps = tuple(step * itemsize for step in tensor.stride())
         ways = zip(tensor.shape, steps, strict=True)
@@ -283,12 +308,10 @@ class Places:
 
     def overlapping(self, place: Place) -> list:
         """The owners of memory that this place shares, if one of the two is written."""
-        first, end, *_ = place
-        found = [
-            owner
-            for other, owner in self._latest
-            if first < other.end and other.first < end and place.clashes_with(other)
-        ]
+        (first, end, *_), found = place, []
+        for other, owner in self._latest:
+            if first < other[1] and other[0] < end and place.clashes_with(other):
+                found.append(owner)
         if self._by_size:
             found += self._sorted_overlapping(place)
         return found
@@ -329,7 +352,7 @@ def _storage(tensor):
     return tensor.untyped_storage().data_ptr() if is_plain else id(tensor)
 
 
-def _version(tensor):
+def version_of(tensor):
     """A number that grows with every write through torch. None if the number shows nothing.
 
     For a tensor on a GPU it says nothing, because a backend writes it by torch an unknown number of

@@ -108,7 +108,7 @@ class Recorder:
         self.pending = Pending(self)
         self.stream_ends = StreamEnds(log)
         self.requests: dict[int, RecordedWork] = {}  # under way, by their place in the log
-        self.last_number = None
+        self.last_number: RecordedWork | None = None
         self.fingerprints: FingerprintTable | None = None
         self.survives = False
         self.has_joined = False
@@ -269,17 +269,12 @@ class _Request:
     limit = None
     gpu = None  # the GPU on whose stream the op ends
 
-    def _begin(self, work, recorder, start):
-        self._work = work
-        self._recorder = recorder
-        self.start = start
-
     def wait(self, timeout=timedelta(0)):  # noqa: B008 (torch's own signature; immutable)
         if self._result is not None:
             return self._result
-        log = self._recorder.log
-        # Who waits for a limited time only goes on by itself: that is no deadlock.
         recorder = self._recorder
+        log = recorder.log
+        # Who waits for a limited time only goes on by itself: that is no deadlock.
         if self.gpu is None and recorder.stream_ends.open:
             recorder.stream_ends.look()  # the wait may be long
         is_limited = timeout or self.start in recorder.limited
@@ -332,7 +327,9 @@ class BlockingCall(_Request):
     `Work`."""
 
     def __init__(self, work: Any, recorder: Recorder, start: int) -> None:
-        self._begin(work, recorder, start)
+        self._work = work
+        self._recorder = recorder
+        self.start = start
 
 
 class RecordedWork(_Request, dist.Work):
@@ -349,14 +346,19 @@ class RecordedWork(_Request, dist.Work):
 
     def __init__(self, work: Any, recorder: Recorder, start: int) -> None:
         super().__init__()
-        self._begin(work, recorder, start)
+        self._work = work
+        self._recorder = recorder
+        self.start = start
         recorder.requests[start] = self
 
     def wait(self, timeout: timedelta = timedelta(0)) -> Any:  # noqa: B008 (as above)
-        if self._recorder.before_wait is not None:
-            self._recorder.before_wait()
-        result = super().wait(timeout)
-        self._let_go()
+        recorder = self._recorder
+        if recorder.before_wait is not None:
+            recorder.before_wait()
+        result = _Request.wait(self, timeout)
+        recorder.requests.pop(self.start, None)
+        if self.is_number:  # anything larger would hold a learner's memory
+            recorder.last_number = self
         return result
 
     def is_part_of(self, whole: Any) -> None:
@@ -366,7 +368,7 @@ class RecordedWork(_Request, dist.Work):
 
     def _let_go(self):
         self._recorder.requests.pop(self.start, None)
-        if self.is_number:  # anything larger would hold a learner's memory
+        if self.is_number:
             self._recorder.last_number = self
 
     def is_completed(self) -> bool:
@@ -448,7 +450,7 @@ class RecordedMessage(RecordedWork):
                 "the rank has already waited for this isend or irecv. With Gloo a second wait() "
                 "never returns: wait for each request only once"
             )
-        return super().wait(timeout)
+        return RecordedWork.wait(self, timeout)
 
     def get_future(self) -> None:
         raise InvalidCallError(

@@ -128,13 +128,16 @@ class Ranks:
             log = simulation.time.logs[rank] = OpLogWriter(
                 piece, functools.partial(scheduler.clocks.__getitem__, rank), safe_pickle.dumps
             )
-            settle = functools.partial(simulation.time.settle, rank)
-            self._recorders[rank] = recorder = Recorder(log, always, settle)
+            is_measured = simulation.options.compute == "measured"
+            settle = simulation.time.settle if is_measured else scheduler.settle
+            self._recorders[rank] = recorder = Recorder(
+                log, always, functools.partial(settle, rank)
+            )
             if simulation.streams is not None:
                 recorder.stream_ends = StreamEndsOf(simulation.streams[rank], log)
             recorder.survives = simulation.options.on_death == "continue"
             recorder.timeout_s = request.timeout_s or math.inf
-            if simulation.options.compute == "measured":
+            if is_measured:
                 recorder.before_wait = recorder.before_op
         self._work = [None] * size
         self.store = SimulatedStore(scheduler)
@@ -216,6 +219,7 @@ class Ranks:
         local.advance = functools.partial(self._simulation.time.advance, rank)
         local.sleep = functools.partial(self._simulation.time.sleep, rank)
         local.beside = self._simulation.time.beside[rank]
+        local.beside.take_part = functools.partial(self._has_threads, rank)
         local.settle = functools.partial(scheduler.settle, rank)
         local.streams = self._simulation.streams and self._simulation.streams[rank]
         local.before_output = functools.partial(self._before_output, rank)
@@ -235,6 +239,11 @@ class Ranks:
         self.answers[rank] = returned.answer_of(functools.partial(self._call, rank), is_script)
         local.__dict__.clear()
         scheduler.leave()
+
+    def _has_threads(self, rank):
+        """From now on, the rank's clock includes the computing of its threads before each op."""
+        recorder = self._recorders[rank]
+        recorder.before_op = functools.partial(self._simulation.time.settle, rank)
 
     def _call(self, rank):
         self._join(rank)

@@ -191,8 +191,8 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 
 def copy_of(tensor: Tensor) -> Tensor | bytes:
     """A copy of a tensor that a rank sends: the bytes of its memory, or a tensor."""
-    if _is_plain(tensor) and 0 < tensor.nbytes <= MOST_BYTES:
-        return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    if _is_plain(tensor) and 0 < (nbytes := tensor.nbytes) <= MOST_BYTES:
+        return ctypes.string_at(tensor.data_ptr(), nbytes)
     return (tensor.detach() if tensor.requires_grad else tensor).clone()
 
 

@@ -42,6 +42,8 @@ class WorkBeside:
         What threads of the rank share with the rank, by names of `local`.
     processes : int
         The number of processes that the rank has started.
+    take_part : callable
+        What each such thread calls first.
     took_part : bool
         Whether there was any such thread.
     write_out : callable
@@ -59,6 +61,7 @@ class WorkBeside:
         self.make_mode = None
         self.handed_on = {}
         self.processes = 0
+        self.take_part = lambda: None
         self.took_part = False
         self._seconds = []
 
@@ -97,6 +100,7 @@ class WorkBeside:
     def call(self, function, *args, **kwargs):
         """Call a function in a thread of the rank."""
         self.took_part = True
+        self.take_part()
         local.beside, local.advance = self, self.add
         local.__dict__.update(self.handed_on)
         if self.meter is not None:
