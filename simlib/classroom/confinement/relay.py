@@ -130,15 +130,11 @@ class Exchange:
         self.scheduler = SimpleNamespace(random=None, now_s=0.0, clocks=defaultdict(float))
         self.transfers = SimpleNamespace(send=self._send)
         self.deaths = {}
+        self.unmet = {}  # a receiver gets an answer when the message has arrived
 
     @staticmethod
     def _send(now_s, src, dst, nbytes, on_end):
         on_end(SimpleNamespace(end_s=now_s))
-
-    @staticmethod
-    def have_met(receive):
-        """Do nothing when a message has found its receiver. The receiver gets an answer when the
-        message has arrived."""
 
     @staticmethod
     def when_seen(dead, time_s, action):
