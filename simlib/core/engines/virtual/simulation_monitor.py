@@ -23,7 +23,9 @@ from .one_cpu import OneCpu
 if TYPE_CHECKING:
     from .process import SimulatorProcess
 
-POLL_S = 0.02
+POLL_S, POLL_S_A_RANK = 0.02, 0.0003
+"""Seconds between two looks at the logs: at least these, and for many ranks as many for each rank.
+So looking costs the kernel a few percent of one CPU. An answer of the ranks ends the wait."""
 BUSY_S = 0.2
 """After this many seconds without an op, the kernel checks whether some ranks wait for ever."""
 CHUNK = 1 << 16
@@ -86,8 +88,9 @@ class SimulationMonitor(RunMonitor):
             callers=self.with_callers,
         )
         running = [self.logs[rank] for rank in self._running]
+        poll_s = max(POLL_S, len(running) * POLL_S_A_RANK)
         while self.report is None:
-            self._take_in(POLL_S)
+            self._take_in(poll_s)
             self._cpu.look()
             if self._failure is not None:
                 return self._of_our_own()
