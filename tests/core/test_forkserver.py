@@ -68,6 +68,42 @@ def test_a_command_with_a_wrong_file_starts_no_server(monkeypatch):
     assert cli.main(["run", "-n", "3", "nosuch.py"]) == 2
 
 
+def test_only_ranks_that_may_need_all_modules_wait_for_them():
+    code = """
+import sys
+import simlib
+from simlib.core.engines.processes import worlds
+
+worlds.SPARE_AFTER_S = 1e6
+
+def plain(rank, world_size):
+    return "torch._dynamo" in sys.modules
+
+def trains(rank, world_size, optimizer="SGD"):
+    return plain(rank, world_size) and hasattr(sys.modules["torch"].optim, optimizer)
+
+print(*(simlib.run(one, 2).results for one in (plain, plain, trains, plain)))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[False, False] [False, False] [True, True] [True, True]\n"
+
+
+def test_a_server_of_the_learner_s_gets_no_signal():
+    code = """
+from multiprocessing import forkserver
+from simlib.core.engines.workers.server import server_context
+forkserver.ensure_running()
+pid = forkserver._forkserver._forkserver_pid
+for _ in range(2):
+    process = server_context().Process(target=print, args=("is there",))
+    process.start()
+    process.join()
+print(forkserver._forkserver._forkserver_pid == pid)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "is there\nis there\nTrue\n"
+
+
 def test_the_collector_of_a_rank_skips_what_its_server_has_imported():
     def main(rank, world_size):
         return gc.isenabled(), gc.get_freeze_count() > 100_000

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +60,7 @@ from ..session import (
     perform,
 )
 from ..torch_versions import warn_of_untested_torch
+from ..workers.server import start_server
 from .rank_main import Gpus, RunRequest
 from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, why_killed
 
@@ -71,6 +74,13 @@ SETTLE_S = 1.5
 With less time, a busy machine would not name some of the ranks that fail in the same way.
 """
 CHUNK = 1 << 16
+SMALL_BYTES = 1 << 20
+NEEDS_ALL = re.compile(
+    rb"optim|Parallel|compile|checkpoint|pipelining|fsdp|fully_shard|\.tensor|functional_coll|profile"
+    rb"|vmap|func\x94|Mode\x94"
+)
+"""Names in a packed function that uses modules of torch which an incomplete server does not have.
+pickle writes the byte ``\\x94`` behind a name."""
 SEES_NO_GPU = (
     'Without gpus=True or backend="nccl", the ranks of simlib.run see no GPU: ask for GPUs, or '
     "keep tensors on the CPU."
@@ -318,6 +328,17 @@ def _attempts(engine: ProcessEngine, plan: Restarts) -> Run:
     return with_restarts(attempt, engine.world_size, plan)
 
 
+def _needs_all(program: Program) -> bool:
+    """Whether ranks probably use modules of torch that an incomplete server has not imported.
+
+    An incomplete server is ready a second earlier. If the answer is wrong, each rank imports these
+    modules itself.
+    """
+    sent = program.payload
+    is_small = b"__main__" in sent and len(sent) < SMALL_BYTES and "sympy" not in sys.modules
+    return not is_small or NEEDS_ALL.search(sent) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessEngine(Engine):
     """Runs a program once on real processes of this machine.
@@ -356,6 +377,7 @@ class ProcessEngine(Engine):
     def open(self, display: SilentDisplay) -> ProcessMonitor:
         """Reserve a world of processes. Returns the monitor that will watch the world."""
         worlds = pool()
+        start_server(complete=self.profile or _needs_all(self.program))
         if not worlds.has_server:
             display.status("starting the rank server, which imports torch (about 3 seconds) ...")
         try:

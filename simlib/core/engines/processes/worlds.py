@@ -29,7 +29,14 @@ from ...record.rolling import RollingReader
 from ...record.transports.backends import BACKENDS
 from ..confinement import confinement
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
-from ..workers.server import RANK_NAME, other_server, server_context, travelling
+from ..workers.server import (
+    RANK_NAME,
+    is_complete,
+    other_server,
+    server_context,
+    start_server,
+    travelling,
+)
 from .rank_main import Ends, Gpus, rank_main
 
 GLOO, NO_GPU = BACKENDS["gloo"], Gpus()
@@ -169,7 +176,8 @@ class World:
     def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
         self.world_size = world_size
         self.serves_again = backend is GLOO and gpus == NO_GPU
-        self.sort = world_size, are_unlike
+        context = server_context(complete=False)
+        self.sort = world_size, are_unlike, is_complete()
         # Ranks that are not trusted have nothing in common but who carries what they send.
         self._ties = confinement().ties(world_size, SharedRendezvous)
         self.read = safe_pickle.reader()
@@ -179,7 +187,6 @@ class World:
         self.runs = 0
         self._being_cleaned = False
         self.selector = selectors.DefaultSelector()
-        context = server_context()
         try:
             for rank in range(world_size):
                 server = other_server() if are_unlike and rank % 2 else contextlib.nullcontext()
@@ -294,9 +301,9 @@ class Pool:
     def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False, gpus=NO_GPU):
         """A ready world of this kind: an unused world, the spare world, or a new world. See
         `World`."""
-        sort = world_size, are_unlike
         with self._lock:
             self._stop_timer()
+        sort = world_size, are_unlike, is_complete()
         while True:
             found = self._find(sort, fresh) if backend is GLOO and gpus == NO_GPU else None
             world = found or World(world_size, backend, are_unlike, gpus)
@@ -342,15 +349,19 @@ class Pool:
             superfluous = self._over_budget()
             self._stop_timer()
             if not self._in_use:
-                self._spare_timer = threading.Timer(SPARE_AFTER_S, self._prepare_spare, world.sort)
+                self._spare_timer = threading.Timer(
+                    SPARE_AFTER_S, self._prepare_spare, world.sort[:2]
+                )
                 self._spare_timer.daemon = True
                 self._spare_timer.start()
         for old in superfluous:
             old.close()
 
     def _over_budget(self):
-        """Worlds to end, longest unused first, if the pool has too many unused ranks."""
-        superfluous = []
+        """Worlds to end: those that the server forked when it was not complete, if it now is; and
+        if the pool has too many unused ranks, those that were longest unused."""
+        superfluous = [world for world in self._resting if world.sort[2] != is_complete()]
+        self._resting = [world for world in self._resting if world not in superfluous]
         while sum(w.world_size for w in self._resting) > MAX_RESTING_RANKS:
             if len(self._resting) == 1:
                 break
@@ -366,9 +377,10 @@ class Pool:
         with self._lock:
             if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
                 return
-            if self._spare is not None and self._spare.sort == (world_size, are_unlike):
+            if self._spare is not None and self._spare.sort == (world_size, are_unlike, True):
                 return
             try:
+                start_server()  # complete, because later runs may need its other modules
                 old, self._spare = self._spare, World(world_size, GLOO, are_unlike)
             except (OSError, EOFError):  # no room for a spare: the next run tries, and tells
                 return

@@ -1,6 +1,7 @@
 """The imports of the server of ranks, so that every rank is forked with them.
 
-They include `torch._dynamo`. Otherwise the first optimizer of each rank would import it.
+The server imports the modules of `LATER` when the kernel asks for them by a signal. Without
+`torch._dynamo`, the first optimizer of each rank would import it.
 """
 
 # ruff: noqa: E402, F401
@@ -20,15 +21,13 @@ from importlib import import_module
 import cloudpickle
 import numpy
 import torch
-import torch._dynamo
 import torch.distributed
-import torch.distributed.pipelining
 import torch.nn.parallel
 import torch.optim
 
 from ...record import backend, returned
 from ..confinement import confinement
-from .server import PRELOADED
+from .server import ALL_SIGNAL, LATER, PRELOADED
 
 for name in PRELOADED:
     import_module(name)
@@ -39,6 +38,20 @@ with suppress(ModuleNotFoundError):
     import tqdm.std
 
     tqdm.std.TqdmDefaultWriteLock.mp_lock = None
+
+
+def import_all(*_):
+    """Import the modules of `LATER`, so that all further processes are forked with them."""
+    gc.disable()
+    for name in LATER:
+        import_module(name)
+    gc.freeze()
+    gc.enable()
+
+
+# A signal that has come while this module was imported has waited until here.
+signal.signal(ALL_SIGNAL, import_all)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {ALL_SIGNAL})
 
 confinement().server_begins()
 

@@ -24,6 +24,11 @@ PRELOADED = [
 ]
 """The modules that the server imports, by name. Processes forked from it have them. The first
 imports the others."""
+LATER = ["torch._dynamo", "torch.distributed.pipelining"]
+"""The modules that the server imports when it must be complete. Importing them takes almost as long
+as importing torch. Optimizers and DDP need them, but most first runs do not."""
+ALL_SIGNAL = signal.SIGUSR1
+"""By this signal, the kernel asks the server to be complete."""
 RANK_NAME = "simlib rank"
 _preparation = spawn.get_preparation_data
 
@@ -35,16 +40,18 @@ def stop_server() -> None:
         if server._forkserver_pid is not None:
             os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+    _incomplete.clear()
 
 
-def start_server(also: Sequence[str] = ()) -> None:
+def start_server(also: Sequence[str] = (), complete: bool = True) -> None:
     """Start the server if there is none. The server may still import after this call has returned.
 
-    ``also`` contains the names of further modules that the server imports.
+    ``also`` contains the names of further modules that the server imports. With ``complete``, the
+    server imports the modules of `LATER`, too, before it forks the next process.
 
     The server ignores Ctrl-C from its first moment on, because it inherits the blocked signal.
     """
-    _start(forkserver._forkserver, also)
+    _start(forkserver._forkserver, also, complete)
 
 
 def start_other_server() -> None:
@@ -52,14 +59,30 @@ def start_other_server() -> None:
     _start(_other)
 
 
-def _start(server: Any, also: Sequence[str] = ()) -> None:
+def is_complete() -> bool:
+    """Whether the server imports all its modules before it forks the next process."""
+    return forkserver._forkserver._forkserver_pid not in _incomplete  # type: ignore[attr-defined]
+
+
+def _start(server: Any, also: Sequence[str] = (), complete: bool = True) -> None:
+    before = server._forkserver_pid
     server.set_forkserver_preload([*PRELOADED, *also])
     resource_tracker.ensure_running()  # which would unblock the signal where it is started below
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, ALL_SIGNAL})
     try:
         server.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    if server._forkserver_pid != before:
+        _incomplete.add(server._forkserver_pid)
+    if complete and server._forkserver_pid in _incomplete:
+        _incomplete.discard(server._forkserver_pid)
+        os.kill(server._forkserver_pid, ALL_SIGNAL)
+
+
+_incomplete: set[int | None] = set()
+"""The process ids of servers that have not been asked to be complete. A server that the learner has
+started is not among them, because the signal would end it."""
 
 
 _other = forkserver.ForkServer()
@@ -127,9 +150,9 @@ def _polled_by_one(poll: Callable[..., int | None]) -> Callable[..., int | None]
 popen_forkserver.Popen.poll = _polled_by_one(popen_forkserver.Popen.poll)  # type: ignore[method-assign]
 
 
-def server_context() -> ForkServerContext:
-    """The standard library's forkserver context, with its server started."""
-    start_server()
+def server_context(complete: bool = True) -> ForkServerContext:
+    """The standard library's forkserver context, with its server started; see `start_server`."""
+    start_server(complete=complete)
     return multiprocessing.get_context("forkserver")
 
 
