@@ -83,9 +83,15 @@ def trains(rank, world_size, optimizer="SGD"):
     return plain(rank, world_size) and hasattr(sys.modules["torch"].optim, optimizer)
 
 print(*(simlib.run(one, 2).results for one in (plain, plain, trains, plain)))
+pool = worlds.pool()
+before = len(pool._resting)
+pool._prepare_spare(2, False)
+print(before, len(pool._resting), pool._spare.sort)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "[False, False] [False, False] [True, True] [True, True]\n"
+    seen, spare = said.stdout.splitlines()
+    assert seen == "[False, False] [False, False] [True, True] [True, True]"
+    assert spare == "2 1 (2, False, True)"
 
 
 def test_a_server_of_the_learner_s_gets_no_signal():

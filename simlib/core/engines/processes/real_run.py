@@ -377,13 +377,13 @@ class ProcessEngine(Engine):
     def open(self, display: SilentDisplay) -> ProcessMonitor:
         """Reserve a world of processes. Returns the monitor that will watch the world."""
         worlds = pool()
-        start_server(complete=self.profile or _needs_all(self.program))
+        needs_all = self.profile or _needs_all(self.program)
+        start_server(complete=needs_all)
         if not worlds.has_server:
             display.status("starting the rank server, which imports torch (about 3 seconds) ...")
         try:
-            world = worlds.take(
-                self.world_size, self.fresh, self.backend, self.are_unlike, self.gpus
-            )
+            sort = self.world_size, self.are_unlike, needs_all
+            world = worlds.take(sort, self.fresh, self.backend, self.gpus)
         except (OSError, EOFError) as error:
             raise errors.SimlibError(
                 f"the {self.world_size} processes of this run could not be started: {error}. "

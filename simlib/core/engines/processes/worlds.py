@@ -31,10 +31,10 @@ from ..confinement import confinement
 from ..session import ANSWER_LIMIT_S, answer_of, kernels_end
 from ..workers.server import (
     RANK_NAME,
+    await_complete_server,
     is_complete,
     other_server,
     server_context,
-    start_server,
     travelling,
 )
 from .rank_main import Ends, Gpus, rank_main
@@ -170,7 +170,8 @@ class World:
     """n ranks that wait for a function, joined in one default process group.
 
     With ``are_unlike`` every second rank has another hash seed, so its sets of strings have another
-    order.
+    order. ``sort`` is the number of ranks, ``are_unlike``, and whether the server that forked the
+    ranks was complete.
     """
 
     def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
@@ -298,15 +299,14 @@ class Pool:
         self._in_use = set()
         self.has_server = False
 
-    def take(self, world_size, fresh=False, backend=GLOO, are_unlike=False, gpus=NO_GPU):
-        """A ready world of this kind: an unused world, the spare world, or a new world. See
+    def take(self, sort, fresh=False, backend=GLOO, gpus=NO_GPU):
+        """A ready world of this sort: an unused world, the spare world, or a new world. See
         `World`."""
         with self._lock:
             self._stop_timer()
-        sort = world_size, are_unlike, is_complete()
         while True:
             found = self._find(sort, fresh) if backend is GLOO and gpus == NO_GPU else None
-            world = found or World(world_size, backend, are_unlike, gpus)
+            world = found or World(sort[0], backend, sort[1], gpus)
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
@@ -325,12 +325,12 @@ class Pool:
         with self._lock:
             if not fresh:
                 for world in reversed(self._resting):
-                    if world.sort == sort:
+                    if world.sort[:2] == sort[:2] and world.sort[2] >= sort[2]:
                         self._resting.remove(world)
                         if world.is_alive():
                             return world
                         world.close()
-            if self._spare is not None and self._spare.sort == sort:
+            if self._spare is not None and self._spare.sort[:2] == sort[:2]:
                 world, self._spare = self._spare, None
                 if world.is_alive():
                     return world
@@ -349,19 +349,16 @@ class Pool:
             superfluous = self._over_budget()
             self._stop_timer()
             if not self._in_use:
-                self._spare_timer = threading.Timer(
-                    SPARE_AFTER_S, self._prepare_spare, world.sort[:2]
-                )
+                of = world.sort[:2]
+                self._spare_timer = threading.Timer(SPARE_AFTER_S, self._prepare_spare, of)
                 self._spare_timer.daemon = True
                 self._spare_timer.start()
         for old in superfluous:
             old.close()
 
     def _over_budget(self):
-        """Worlds to end: those that the server forked when it was not complete, if it now is; and
-        if the pool has too many unused ranks, those that were longest unused."""
-        superfluous = [world for world in self._resting if world.sort[2] != is_complete()]
-        self._resting = [world for world in self._resting if world not in superfluous]
+        """Worlds to end, longest unused first, if the pool has too many unused ranks."""
+        superfluous = []
         while sum(w.world_size for w in self._resting) > MAX_RESTING_RANKS:
             if len(self._resting) == 1:
                 break
@@ -374,18 +371,21 @@ class Pool:
             self._spare_timer = None
 
     def _prepare_spare(self, world_size, are_unlike):
-        with self._lock:
-            if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
-                return
-            if self._spare is not None and self._spare.sort == (world_size, are_unlike, True):
-                return
-            try:
-                start_server()  # complete, because later runs may need its other modules
-                old, self._spare = self._spare, World(world_size, GLOO, are_unlike)
-            except (OSError, EOFError):  # no room for a spare: the next run tries, and tells
-                return
-        if old is not None:
-            old.close()
+        sort, old = (world_size, are_unlike, True), []
+        with contextlib.suppress(OSError, EOFError):  # no room: the next run tries, and tells
+            await_complete_server()  # without the lock, so that the next run does not wait, too
+            with self._lock:
+                if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
+                    return
+                if self._spare is not None and self._spare.sort == sort:
+                    return
+                spare = World(world_size, GLOO, are_unlike)
+                old = [one for one in self._resting if one.sort == (*sort[:2], False)]
+                self._resting = [one for one in self._resting if one not in old]
+                old += [self._spare] if self._spare else []
+                self._spare = spare
+        for world in old:
+            world.close()
 
     def _end(self, world):
         world.close()

@@ -156,6 +156,14 @@ def server_context(complete: bool = True) -> ForkServerContext:
     return multiprocessing.get_context("forkserver")
 
 
+def await_complete_server() -> None:
+    """Wait until the server has imported all its modules."""
+    if not is_complete():
+        process = server_context().Process(target=int, name=RANK_NAME)
+        process.start()  # returns when the server has forked the process
+        process.join()
+
+
 class _Descriptor:
     """A file descriptor for a rank. multiprocessing duplicates it when it starts the rank."""
 
