@@ -16,12 +16,14 @@ import subprocess
 import sys
 import time
 import timeit
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import tqdm
 from torch.distributed import rpc
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
@@ -32,6 +34,7 @@ from simlib import Cluster, Link
 
 SECOND = Cluster(8, 1, Link(1.0, 100.0))
 """A message takes 1 s, and 1 s more for every 100 bytes."""
+LOG = logging.getLogger("learner")
 
 
 def test_a_function_gets_its_arguments_and_its_world():
@@ -260,7 +263,7 @@ def test_what_a_rank_makes_of_stdout_ends_with_it(change):
 
 def test_stdout_is_a_text_stream_with_a_buffer_and_logging_costs_no_process():
     def main(rank, world_size):
-        logging.getLogger("learner").warning("once")
+        LOG.warning("once")
         assert isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.isatty()
         sys.stdout.reconfigure(line_buffering=True, encoding="utf-8")
         sys.stdout.writelines(["one ", "line\n"])
@@ -272,6 +275,16 @@ def test_stdout_is_a_text_stream_with_a_buffer_and_logging_costs_no_process():
     first, second = (simlib.simulate(main, 2) for _ in range(2))
     assert first.output == second.output == ["once\none line\nnaïve\n"] * 2
     assert first.results == second.results
+
+
+@pytest.mark.parametrize("write", [LOG.warning, warnings.warn, tqdm.tqdm.write])
+def test_a_rank_that_writes_later_does_not_keep_the_lock_of_a_library(write):
+    def main(rank, world_size):
+        simlib.compute(world_size - rank)
+        write("this text")
+
+    run = simlib.simulate(main, 3, timeout_s=20)
+    assert [text.count("this text\n") for text in run.output] == [1] * 3
 
 
 # -- the clock -------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def separate_threads(write_out, all_cpus):
     use_world(WorldPerThread())
     started.own_threads_and_processes(write_out, all_cpus)
     process_state.own_loggers()
+    process_state.own_locks_on_output()
     process_state.own_start_method()
     process_state.own_process_id()
     os.environ = EnvironmentPerRank(os.environ)  # noqa: B003 (its base is the environment)

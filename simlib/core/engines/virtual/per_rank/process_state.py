@@ -6,6 +6,8 @@ the rest, or gives it to one rank at a time.
 
 from __future__ import annotations
 
+import _warnings
+import contextlib
 import ctypes
 import functools
 import logging
@@ -13,7 +15,9 @@ import multiprocessing.context
 import os
 import sys
 import threading
+import warnings
 import weakref
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -36,8 +40,9 @@ _PROCESSES = ("multiprocessing", "concurrent", "subprocess")
 class _PerRank:
     """An attribute of instances that each rank has for itself. It begins as a copy of the first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, duplicate: Callable[[Any], Any] = copy) -> None:
         self._name = name
+        self._copy = duplicate
 
     def _values(self, instance: Any) -> dict:
         """The values of this attribute for the calling rank; the key is the instance."""
@@ -45,7 +50,7 @@ class _PerRank:
             return instance.__dict__
         own = local.attributes.setdefault(instance, {})
         if self._name not in own and self._name in instance.__dict__:
-            own[self._name] = copy(instance.__dict__[self._name])
+            own[self._name] = self._copy(instance.__dict__[self._name])
         return own
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -58,7 +63,7 @@ class _PerRank:
 
     def __set__(self, instance: Any, value: Any) -> None:
         if self._name not in instance.__dict__:
-            instance.__dict__[self._name] = copy(value)  # how others find what a rank makes
+            instance.__dict__[self._name] = self._copy(value)  # how others find what a rank makes
         self._values(instance)[self._name] = value
 
 
@@ -67,6 +72,39 @@ def own_loggers() -> None:
     for name in ("handlers", "filters", "level", "propagate", "disabled", "_cache"):
         setattr(logging.Logger, name, _PerRank(name))
     logging.Manager._disable = _PerRank("_disable")  # type: ignore[attr-defined]
+
+
+def own_locks_on_output() -> None:
+    """Give each rank the locks that logging, warnings and tqdm have while they write.
+
+    A rank that writes may let other ranks run first. If one of them then waited for the lock, it
+    would wait for ever, because it has the turn.
+    """
+
+    def another(lock):
+        return lock and threading.RLock()
+
+    logging.Handler.lock = _PerRank("lock", another)  # type: ignore[assignment]
+    bars = _PerRank("locks", lambda locks: [another(lock) for lock in locks])
+    when_imported("tqdm.std", lambda tqdm: setattr(tqdm.TqdmDefaultWriteLock, "locks", bars))
+    if hasattr(_warnings, "_release_lock"):  # since Python 3.14
+        show = warnings._showwarnmsg  # type: ignore[attr-defined]
+        warnings._showwarnmsg = functools.partial(_show_without_lock, show)  # type: ignore[attr-defined]
+
+
+def _show_without_lock(show: Callable[[Any], None], message: Any) -> None:
+    """Show a warning. Meanwhile the calling thread does not have Python's lock on warnings."""
+    python: Any = _warnings
+    count = 0
+    with contextlib.suppress(RuntimeError):  # as often as this thread has acquired it
+        while True:
+            python._release_lock()
+            count += 1
+    try:
+        show(message)
+    finally:
+        for _ in range(count):
+            python._acquire_lock()
 
 
 def own_start_method() -> None:
