@@ -138,7 +138,8 @@ def own_threads_and_processes(write_out, all_cpus):
         (subprocess, "_fork_exec", all_cpus),
     ):
         if hasattr(module, name):
-            setattr(module, name, _of_rank(getattr(module, name), cpus, "fork_exec" in name))
+            place = _ENVIRONMENT.get(name.lstrip("_"))
+            setattr(module, name, _of_rank(getattr(module, name), cpus, place))
     execute = os.execv
     os.execv = lambda path, args: (
         os.execve(path, args, os.environ) if "environ" in local.__dict__ else execute(path, args)
@@ -157,16 +158,18 @@ def _as_ranks(start):
     return start_as_ranks
 
 
-_ENVIRONMENT = 5
-"""The place of the environment among the arguments of `fork_exec`."""
+_ENVIRONMENT = {"fork_exec": 5, "posix_spawn": 2, "posix_spawnp": 2}
+"""The place of the environment among the arguments. Since Python 3.13 it may be None in each."""
 
 
-def _of_rank(start, cpus, is_fork_exec):
+def _of_rank(start, cpus, place):
     @functools.wraps(start)
     def start_of_rank(*args, **kwargs):
-        if is_fork_exec and args[_ENVIRONMENT] is None and "environ" in local.__dict__:
-            pairs = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
-            args = (*args[:_ENVIRONMENT], pairs, *args[_ENVIRONMENT + 1 :])
+        if place and args[place] is None and "environ" in local.__dict__:
+            own = os.environ.copy()
+            if place == _ENVIRONMENT["fork_exec"]:
+                own = [os.fsencode(f"{name}={value}") for name, value in own.items()]
+            args = (*args[:place], own, *args[place + 1 :])
         beside = local.__dict__.get("beside")
         if beside is None:
             return start(*args, **kwargs)
