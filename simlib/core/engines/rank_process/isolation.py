@@ -263,7 +263,10 @@ def _is_torchs(name, value, before):
     return value is before or (_is_in(first, _DYNAMO) and _is_in(value, _TORCH))
 
 
-_BY_THEMSELVES = ("_", "__warningregistry__", "___needs_generation_tag_patch")
+_BY_THEMSELVES = (
+    *("_", "__warningregistry__", "___needs_generation_tag_patch"),
+    "___has_generation_tag_patch",  # since torch 2.15
+)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 
