@@ -35,6 +35,9 @@ TESTS = [
     "tests/course/test_torchs_parts.py",
     "tests/core/test_ddp.py",
     "tests/core/test_simulate_programs.py",
+    "tests/core/test_simulate.py",
+    "tests/core/test_own_modules.py",
+    "tests/core/test_isolation.py",
 ]
 
 
