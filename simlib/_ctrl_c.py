@@ -15,7 +15,8 @@ WORDS = "simlib: stopped by hand"
 def _end(*_):
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    os.write(2, f"{WORDS}\n".encode())
+    below = "\n" if os.isatty(2) else ""  # the line of a clock
+    os.write(2, f"{below}{WORDS}\n".encode())
     os._exit(130)
 
 

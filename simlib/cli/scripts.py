@@ -10,6 +10,7 @@ import sys
 from importlib.machinery import PathFinder
 
 from .. import _ctrl_c
+from ..core.draw.display import bar
 from ..core.engines import run_outputs
 from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
 from ..core.engines.workers.server import start_other_server, start_server
@@ -187,8 +188,8 @@ def _seed(text):
 @contextlib.contextmanager
 def _much_imported():
     """Use it around imports of torch. Python's collector would look through all objects of torch,
-    during the import and again when the command ends."""
-    with without_collector():
+    during the import and again when the command ends. A terminal shows the elapsed time."""
+    with without_collector(), bar(None, "importing torch"):
         yield
         gc.freeze()
 

@@ -26,10 +26,10 @@ dist.all_reduce(x)
 def simulated(tmp_path, capfd):
     """``simulated("--memory")``: the exit code and the output of the command on two ranks."""
 
-    def run(*words, text=STEP):
+    def run(*words, text=STEP, command="simulate"):
         path = tmp_path / "step.py"
         path.write_text(text)
-        code = main(["simulate", "-n", "2", *words, str(path)])
+        code = main([command, "-n", "2", *words, str(path)])
         return code, capfd.readouterr().out
 
     return run
@@ -48,13 +48,18 @@ def test_the_command_says_why_computing_took_no_time(simulated):
     assert NO_DEVICE not in simulated(text=computes)[1]
 
 
-def test_a_long_simulation_shows_how_far_it_is_in_a_terminal(simulated, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [("simulate", "virtual time .* ops"), ("run", "[12] ranks? runs?, last op or output . s ago")],
+)
+def test_a_long_run_shows_how_far_it_is_in_a_terminal(command, shown, simulated, monkeypatch):
     monkeypatch.setattr(TerminalDisplay, "LONG_S", 0.0)
     screen = Terminal(monkeypatch)
-    _, said = simulated("--quiet", text=STEP + "print('hello')")
+    _, said = simulated("--quiet", text=STEP + "print('hello')", command=command)
     screen.hang_up()
-    assert re.search(r"00:\d\d, virtual time .*\d ops", screen.getvalue())
-    assert screen.getvalue().endswith(" \r") and said.splitlines() == ["[0] hello", "[1] hello"]
+    assert re.search(rf"\r00:\d\d, importing torch.*\r00:\d\d, {shown}", screen.getvalue(), re.S)
+    assert screen.getvalue().endswith(" \r")
+    assert sorted(said.splitlines()) == ["[0] hello", "[1] hello"]
 
 
 def test_computing_takes_time_on_a_device(simulated):

@@ -99,7 +99,7 @@ class SilentDisplay:
         """Bring the display up to date."""
 
     def waiting(self, text: str) -> None:
-        """Show for what a job waits."""
+        """Show for what a run or a job waits before it begins; nothing if the text is empty."""
         self.status(text)
 
     def progress(self, words: Callable[[], str]) -> None:
@@ -143,13 +143,14 @@ class TerminalDisplay(SilentDisplay):
             sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
 
     def waiting(self, text: str) -> None:
-        """Show for what a job waits, behind the elapsed time, if the terminal has room for it."""
+        """Show for what a run or a job waits, behind the elapsed time, if the terminal has room."""
         if text and has_room(text):
             self._next_s = 0.0
             self.progress(lambda: text)
         else:
             self._open.close()
             self._show = None
+            self._next_s = max(self._next_s, self._began_s + self.LONG_S)
             self.status(text)
 
     def _above(self) -> contextlib.AbstractContextManager[None]:

@@ -380,7 +380,7 @@ class ProcessEngine(Engine):
         needs_all = self.profile or _needs_all(self.program)
         start_server(complete=needs_all)
         if not worlds.has_server:
-            display.status("starting the rank server, which imports torch (about 3 seconds) ...")
+            display.waiting("starting the rank server, which imports torch (about 3 seconds) ...")
         try:
             sort = self.world_size, self.are_unlike, needs_all
             world = worlds.take(sort, self.fresh, self.backend, self.gpus)
@@ -390,7 +390,7 @@ class ProcessEngine(Engine):
                 "Close other kernels or programs, or run fewer ranks."
             ) from None
         finally:
-            display.status("")
+            display.waiting("")
         return ProcessMonitor(self, world, display)
 
     def execute(self, monitor: ProcessMonitor) -> Failure | None:
@@ -512,8 +512,16 @@ class ProcessMonitor(RunMonitor):
             found = self._watchdog.ending(progress)
             if found is not None:
                 return found
+            self._display.progress(self._how_far)
         self._take_in(0)
         return self.failure()
+
+    def _how_far(self) -> str:
+        """How many ranks run, and when a rank last did something, in words."""
+        silence_s = self._watchdog.silence_s(sum(log.progress for log in self.logs))
+        count = len(self.running())
+        ranks = "1 rank runs" if count == 1 else f"{count} ranks run"
+        return f"{ranks}, last op or output {silence_s:.0f} s ago"
 
     def await_profiles(self, most_s: float) -> None:
         """Wait at most ``most_s`` seconds until ranks that have answered have read their

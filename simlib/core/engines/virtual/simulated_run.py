@@ -424,7 +424,7 @@ class SimulationEngine(Engine):
     def open(self, display: SilentDisplay) -> SimulationMonitor:
         """Reserve a process. Returns the monitor that will watch the process."""
         if not simulators().has_served:
-            display.status("starting the simulator, which imports torch (about 3 seconds) ...")
+            display.waiting("starting the simulator, which imports torch (about 3 seconds) ...")
         try:
             found = simulators()
             process = (found.take_unlike if self.is_unlike else found.take)(child_main)
@@ -433,7 +433,7 @@ class SimulationEngine(Engine):
                 f"the simulation could not be started: {error}. Close other kernels or programs."
             ) from None
         finally:
-            display.status("")
+            display.waiting("")
         return SimulationMonitor(self, process, display)
 
     def execute(self, monitor: SimulationMonitor) -> Failure | None:
