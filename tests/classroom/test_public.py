@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,7 @@ import nbformat
 import psutil
 import pytest
 from notebooks_made import SOURCES, cell_of, content, exercise, hand_in, notebook
+from terminals import Terminal
 
 from simlib.classroom.grading import self_check, shell
 from simlib.classroom.grading.sandbox import Limits
@@ -115,10 +117,13 @@ def test_check_uses_the_pristine_checks_of_a_checkout(tmp_path, is_checkout):
         ]
 
 
-def test_a_notebook_of_any_name_is_checked_by_the_installed_course(tmp_path):
+def test_a_notebook_of_any_name_is_checked_by_the_installed_course(tmp_path, capfd, monkeypatch):
     hand_in(tmp_path, "mine.ipynb", data=content(notebook(COLLECTIVES, {"mean_of_all": True})))
-    said, _ = self_check.check_notebook(tmp_path / "mine.ipynb")
-    assert next(said).status == "right"
+    screen = Terminal(monkeypatch)
+    assert main(["check", str(tmp_path / "mine.ipynb")]) == 1
+    screen.hang_up()
+    assert "mean_of_all: right" in capfd.readouterr().out
+    assert re.search(r"00:\d\d, mine\b.*00:\d\d, mine: 1 checked", screen.getvalue())
 
 
 FORGED = """\

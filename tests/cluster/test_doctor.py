@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+from terminals import Terminal
 
 import simlib
 from simlib.cli import main
@@ -253,7 +254,10 @@ def test_html_says_the_same(facts):
 
 def test_this_machine_alone(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    screen = Terminal(monkeypatch)
     code = main(["doctor"])
+    screen.hang_up()
+    assert re.search(r"00:\d\d, the hosts are asked.*runs under mpiexec.* \r$", screen.getvalue())
     out = capfd.readouterr().out
     assert code == 0, out
     assert out.startswith("this machine alone: no hosts were given (--hosts a,b")

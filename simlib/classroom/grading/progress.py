@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...core.draw.display import bar
+from ...core.draw.display import above_bars, bar
 from ...core.model.words import aligned
 from .merge_answers import GIVEN, WrongNotebook, merge_answers
 from .notebook_file import Unreadable, parse, read_bytes
@@ -194,9 +194,12 @@ def check_one(path, is_one_of_many):
     if is_one_of_many:
         print(f"== {path}\n")
     statuses = []
-    for one in results:
-        print(f"{one.text}\n", flush=True)
-        statuses.append(one.status)
+    with bar(None, Path(path).stem) as show:
+        for one in results:
+            with above_bars():
+                print(f"{one.text}\n")
+            statuses.append(one.status)
+            show(f"{Path(path).stem}: {len(statuses)} checked", 0)
     for note in notes:
         print(f"note: {note}")
     right = statuses.count(RIGHT)

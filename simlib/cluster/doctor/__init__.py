@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.draw.display import bar
 from ...core.model.errors import InvalidCallError
 from ..launchers import refuse_text
 from .checks import CHECKS, HOST_CHECKS, NEEDS_OF_HELLO
@@ -68,7 +69,8 @@ def doctor(
     hosts = _checked_hosts(hosts)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise InvalidCallError(f"folder={str(folder)!r} is not a folder that you can write to")
-    facts = gather(hosts, launcher, folder, hosts_for_hello)
+    with bar(None, "the hosts are asked") as show:
+        facts = gather(hosts, launcher, folder, hosts_for_hello, show)
     return Report(tuple(hosts), tuple(examine(facts)), pairs_of(facts))
 
 

@@ -255,7 +255,7 @@ class Facts:
         return self.of[host] if self.hosts else self.here
 
 
-def gather(hosts, launcher, folder, can_run):
+def gather(hosts, launcher, folder, can_run, show):
     """Collect all facts.
 
     Parameters
@@ -268,6 +268,8 @@ def gather(hosts, launcher, folder, can_run):
         The folder that the hosts should share.
     can_run : callable
         A function from facts to the hosts on which to try a program under mpiexec, or None.
+    show : callable
+        A function that shows words in a terminal, as of `bar`.
 
     Returns
     -------
@@ -301,6 +303,7 @@ def gather(hosts, launcher, folder, can_run):
     if run_on is not None:
         on_one = 2 if len(run_on) == 1 else 1
         to = Mpiexec(hosts=run_on or None, ranks_per_node=on_one, launcher=launcher)
+        show("a small program runs under mpiexec", 0)
         facts.together = run_together(to, run_on)
     return facts
 
