@@ -113,6 +113,8 @@ class Queue:
     def words(self):
         return ""
 
+    reason = words
+
 
 def test_what_the_queue_says(folder, monkeypatch):
     monkeypatch.setattr(state, "JobInQueue", Queue)
@@ -120,6 +122,10 @@ def test_what_the_queue_says(folder, monkeypatch):
     job = simlib.Job(folder.path)  # it is handed to the queue while somebody looks
     folder.write_json({"says": "queued"}, "native.json")
     assert job.status == "queued"
+    said = job._in_words("queued")
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: 2e9)
+        assert job._in_words("queued") == said  # others are printed
     folder.write_json({"says": "cancelled"}, "native.json")
     assert job.status == "cancelled"
     folder.write_json({"says": "done"}, "native.json")  # also a job that squeue has forgotten

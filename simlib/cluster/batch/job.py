@@ -173,8 +173,8 @@ class Job:
         if status == "queued":
             if self._outcome.queue.state() is None:
                 return f"{self.name} is about to start"
-            waited_s = time.time() - self._about["submitted"]
-            words = f"{self.name} waits in the queue, for {waited_s // 5 * 5:.0f} s so far"
+            since = time.strftime("%H:%M:%S", time.localtime(self._about["submitted"]))
+            words = f"{self.name} has been in the queue since {since}"
             return ": ".join(filter(None, (words, self._outcome.queue.reason())))
         folder, ranks = self._at_work, self._ranks_at_work
         joined = sum(folder.has("json", rank) for rank in ranks)
