@@ -8,9 +8,12 @@ no network, and opens from its folder: `build/book/html/index.html`.
 import os
 import shutil
 import sys
+from pathlib import Path
 
-from book.stage import HERE, ROOT, Stage
+from simlib.core.draw.display import bar
 
+HERE = Path(__file__).resolve().parent / "book"
+ROOT = HERE.parents[1]
 FOLDER = ROOT / "build" / "book"
 
 
@@ -22,11 +25,13 @@ def build(folder=FOLDER, root=ROOT):
     SystemExit
         Sphinx is not installed, or has warned.
     """
+    print("building the book, which takes two minutes ...", file=sys.stderr)
     try:
-        from sphinx.cmd.build import build_main
+        with bar(None, "importing Sphinx"):
+            from book.stage import Stage
+            from sphinx.cmd.build import build_main
     except ImportError:
         sys.exit("The book needs Sphinx: make book installs it.")
-    print("building the book, which takes two minutes ...", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     Stage(root, folder).all()
     os.environ["BOOK_EXTRA"] = str(folder / "extra")

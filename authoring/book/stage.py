@@ -10,6 +10,7 @@ import playable
 from book import links, reference
 from book.outputs import Assets, book_outputs, picture_html, run_html
 from simlib.classroom.grading.source import course_of
+from simlib.core.draw.display import bar
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -83,13 +84,19 @@ class Stage:
 
     def all(self):
         """Stage everything."""
-        for place in self.paths:
-            text = (self.root / place).read_text(encoding="utf-8")
-            stage = self.notebook if place.endswith(".ipynb") else self.text
-            self.write(place, stage(place, text))
-        for name, text in reference.pages().items():
-            self.write(f"reference/{name}", text)
-        self.write("index.md", self.landing())
+        count = len(self.paths)
+        with bar(count + 2, "") as show:
+            for number, place in enumerate(self.paths):
+                show(Path(place).stem, number)
+                text = (self.root / place).read_text(encoding="utf-8")
+                stage = self.notebook if place.endswith(".ipynb") else self.text
+                self.write(place, stage(place, text))
+            show("reference", count)
+            for name, text in reference.pages().items():
+                self.write(f"reference/{name}", text)
+            show("first page", count + 1)
+            self.write("index.md", self.landing())
+            show("", count + 2)
 
     def write(self, place, text):
         """Write a staged source."""

@@ -2,6 +2,7 @@
 
 import base64
 import importlib
+import re
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,3 +324,12 @@ def test_a_bar_counts_each_page_read_and_each_page_written(tmp_path, monkeypatch
         app.build()
     screen.hang_up()
     assert "4 of 4 |" in screen.getvalue() and "other" in screen.getvalue()
+
+
+def test_a_bar_counts_each_text_that_is_staged(stage, monkeypatch):
+    screen, book = Terminal(monkeypatch), stage()
+    book.paths, book.landing = ["docs/hub.md"], lambda: ""
+    monkeypatch.setattr(reference, "pages", dict)
+    book.all()
+    screen.hang_up()
+    assert re.search(r"0 of 3 \|.*hub.*1 of 3 .*reference.*3 of 3 ", screen.getvalue())
