@@ -13,7 +13,7 @@ from .. import _ctrl_c
 from ..core.draw.display import bar
 from ..core.engines import run_outputs
 from ..core.engines.run_outputs import MAX_PROCESSES, MAX_SIMULATED
-from ..core.engines.workers.server import start_other_server, start_server
+from ..core.engines.workers.server import start_other_server, start_server, stop_server
 from ..core.environment import are_ranks_trusted, without_collector
 from ..core.model.errors import InvalidCallError, RunInterrupted, SimlibError
 from ..core.model.outcome import CODES
@@ -310,6 +310,8 @@ def _perform(options, run):
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
         failure, run = error, error.run
+        if run is None and _ctrl_c.is_command():  # no rank has begun; they may still import torch
+            stop_server()
     run_outputs.save(run, options)
     _print_seed(options, run)
     if failure is None and not (options.quiet or options.json):

@@ -1,13 +1,16 @@
 """``python -m simlib run`` and ``simulate``: scripts on real and on simulated ranks."""
 
+import contextlib
 import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 from simlib import ExitCode
@@ -83,6 +86,39 @@ def test_the_server_does_not_hear_ctrl_c_while_it_imports(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED.format(module=module))
     done = in_a_process(tmp_path)
     assert done.returncode == 0 and "KeyboardInterrupt" not in done.stderr, done.stderr
+
+
+SERVER_MEETS_COMMAND = """
+import os, signal, sys
+
+here = os.path.dirname(__file__)
+
+class Meet:
+    def find_spec(name, path=None, target=None):
+        if name == "simlib.core.engines.workers.preload":  # which only the server imports
+            with open(f"{here}/pipe", "w") as pipe:
+                pipe.write(str(os.getpid()))
+            signal.pause()
+        if name == "torch":
+            with open(f"{here}/pipe") as pipe, open(f"{here}/pid", "w") as file:
+                file.write(pipe.read())
+
+sys.meta_path.insert(0, Meet)
+"""
+
+
+def test_the_server_ends_with_a_call_that_is_refused_after_the_imports(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SERVER_MEETS_COMMAND)
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "simlib", "run", "-n", "1", "--backend", "none", __file__]
+    path = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=os.environ | path, stderr=subprocess.DEVNULL)
+    server = int((tmp_path / "pid").read_text())
+    try:
+        assert done.returncode == ExitCode.USAGE and not psutil.pid_exists(server)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
 
 
 def in_a_process(folder):
