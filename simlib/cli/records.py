@@ -11,6 +11,7 @@ import time
 import webbrowser
 from pathlib import Path
 
+from ..core.draw.display import above_bars, bar
 from ..core.engines.run_outputs import add_json
 from ..core.model.errors import InvalidCallError
 from ..core.model.outcome import ExitCode, Outcome
@@ -91,7 +92,6 @@ def _card(options):
     import torch
 
     from ..core.devices.measuring import measure
-    from ..core.draw.display import above_bars, bar
 
     began_s, total = time.monotonic(), math.ceil(options.time)
     with bar(total, "") as show:
@@ -133,13 +133,11 @@ def _diagnose(options):
 
 def _play(options):
     run = _loaded(options.record)
-    if options.html is not None:
-        print(f"the page is {run.to_html(options.html)}")
-        return ExitCode.OK
-    folder = Path(tempfile.mkdtemp(prefix="simlib-"))
-    page = run.to_html(folder / f"{Path(options.record).stem}.html")
+    page = options.html or f"{tempfile.mkdtemp(prefix='simlib-')}/{Path(options.record).stem}.html"
+    with bar(None, f"writing {Path(page).name}"):
+        page = run.to_html(page)
     print(f"the page is {page}")
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and options.html is None:
         webbrowser.open(page.as_uri())
     return ExitCode.OK
 
@@ -149,19 +147,25 @@ def _compare(options):
 
     paths = options.records
     stems = [Path(path).stem for path in paths]
-    names = stems if len(set(stems)) == len(stems) else paths
-    found = compare({name: _loaded(path) for name, path in zip(names, paths, strict=True)})
-    print(found)
+    numbered = [f"{number}: {path}" for number, path in enumerate(paths, 1)]
+    names = next(names for names in (stems, paths, numbered) if len(set(names)) == len(paths))
+    runs = {name: _loaded(path) for name, path in zip(names, paths, strict=True)}
+    with bar(None, "comparing"):
+        found = compare(runs)
+        words = str(found)
+    print(words)
     if options.html is not None:
-        found.to_html(options.html)
+        with bar(None, f"writing {Path(options.html).name}"):
+            found.to_html(options.html)
     return ExitCode.WRONG_PROGRAM if found.differences else ExitCode.OK
 
 
 def _loaded(path):
     """The run in a file. A file that is none is a wrong call."""
-    from ..core.results.load import load
-
     try:
-        return load(path)
+        with bar(None, f"reading {Path(path).name}"):
+            from ..core.results.load import load
+
+            return load(path)
     except (ValueError, OSError) as error:
         raise InvalidCallError(str(error)) from None

@@ -1,11 +1,13 @@
 """``simlib play`` and ``simlib compare``: commands about saved runs."""
 
+import re
 import webbrowser
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from terminals import Terminal
 
 import simlib
 from simlib import ExitCode
@@ -36,9 +38,13 @@ def test_a_saved_run_plays_in_the_browser_of_a_terminal(saved, is_terminal, monk
     assert opened == ([page.as_uri()] if is_terminal else [])
 
 
-def test_a_page_is_written_where_it_is_wanted(saved, tmp_path, capsys):
-    page = tmp_path / "page.html"
+def test_a_page_is_written_where_it_is_wanted(saved, tmp_path, capsys, monkeypatch):
+    page, screen = tmp_path / f"{'page' * 9}.html", Terminal(monkeypatch, columns=40)
     assert main(["play", saved["a"], "--html", str(page)]) == ExitCode.OK
+    screen.hang_up()
+    shown = re.split(r"[\r\n]", screen.getvalue())
+    assert any(line.endswith(", reading a.json") for line in shown)
+    assert any(", writing pagepage" in line for line in shown) and max(map(len, shown)) < 40
     assert capsys.readouterr().out == f"the page is {page}\n" and page.exists()
 
 
@@ -49,7 +55,7 @@ def test_saved_runs_are_compared(saved, tmp_path, capsys):
     first, row = capsys.readouterr().out.splitlines()[:2]
     assert first.split() == ["a", "b"] and row.split()[-2:] == ["1", "2"]
     assert page.exists()
-    assert main(["compare", saved["a"], saved["a"]]) == ExitCode.USAGE
+    assert main(["compare", saved["a"], saved["a"]]) == ExitCode.OK
 
 
 def test_equal_runs_of_one_name_are_told_apart_by_their_folders(saved, tmp_path, capsys):

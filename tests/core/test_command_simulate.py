@@ -50,7 +50,7 @@ def test_the_command_says_why_computing_took_no_time(simulated):
 
 @pytest.mark.parametrize(
     ("command", "shown"),
-    [("simulate", "virtual time .* ops"), ("run", "[12] ranks? runs?, last op or output . s ago")],
+    [("simulate", "virtual time .* ops"), ("run", "[012] ranks? runs?, last op or output . s ago")],
 )
 def test_a_long_run_shows_how_far_it_is_in_a_terminal(command, shown, simulated, monkeypatch):
     monkeypatch.setattr(TerminalDisplay, "LONG_S", 0.0)

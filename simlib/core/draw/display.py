@@ -94,6 +94,7 @@ TICK_S = 1.0
 """Seconds between two moves of the clock in a bar."""
 LONGEST_NAME = 30
 """The most characters of a name in a bar."""
+_LONGEST_CLOCK = "10:00:00,  "
 
 
 def _shows_bars():
@@ -102,7 +103,8 @@ def _shows_bars():
 
 def has_room(text: str) -> bool:
     """Whether a bar on stderr would show this text, and the whole text."""
-    return _shows_bars() and len(text) + 12 < shutil.get_terminal_size().columns
+    columns = shutil.get_terminal_size().columns
+    return _shows_bars() and len(text) <= columns - len(_LONGEST_CLOCK)
 
 
 @contextlib.contextmanager
@@ -136,7 +138,7 @@ def bar(
     shape = "{n} of {total} |{bar}| {elapsed}<{remaining}{postfix}"
     longest = LONGEST_NAME
     if total is None:
-        shape, longest = "{elapsed}{postfix}", columns or 80
+        shape, longest = "{elapsed}{postfix}", (columns or 80) - len(_LONGEST_CLOCK)
     with tqdm(
         total=total,
         file=sys.stderr,
@@ -146,7 +148,7 @@ def bar(
         leave=total is not None,
     ) as one:
         one.start_t -= elapsed_s
-        one.set_postfix_str(words)
+        one.set_postfix_str(words[:longest])
         done = threading.Event()
 
         def move_clock() -> None:  # tqdm moves it with an update only

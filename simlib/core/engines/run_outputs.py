@@ -6,6 +6,7 @@ import os
 from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
+from ..draw.display import bar
 from ..model.errors import InvalidCallError
 
 MAX_PROCESSES = 64
@@ -73,9 +74,11 @@ def save(run: Any, options: Namespace) -> None:
     """Write the requested files, even if the run has failed."""
     if run is None:
         return
-    if options.trace:
-        run.save(options.trace)
-    if options.picture:
-        run.timeline().savefig(options.picture)
-    if options.html:
-        run.to_html(options.html)
+    for path, write in (
+        (options.trace, run.save),
+        (options.picture, lambda path: run.timeline().savefig(path)),
+        (options.html, run.to_html),
+    ):
+        if path:
+            with bar(None, f"writing {os.path.basename(path)}"):
+                write(path)
