@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import inspect
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ from .on_rank import OnRank, Settings
 MAX_ALIKE = 4
 """A report shows at most this many kinds of failures in full."""
 HEAD = "Traceback (most recent call last):\n"
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""The address of an object, which differs from rank to rank."""
 SKIPPED = ("Skipped", "SkipTest")
 OUTCOMES = {*SKIPPED, "XFailed"}
 """Exceptions by which a test says that it has not failed."""
@@ -203,14 +206,14 @@ def _outcome(error):
 def _text(error, failed, folder):
     alike = defaultdict(list)
     for rank, report in failed.items():
-        alike[report.type, report.message, report.text].append(rank)
+        alike[report.type, ADDRESS.sub("", report.text)].append(rank)
     parts = []
-    for (kind, message, text), ranks in list(alike.items())[:MAX_ALIKE]:
-        site = error.sites[ranks[0]]
+    for (kind, _), ranks in list(alike.items())[:MAX_ALIKE]:
+        site, report = error.sites[ranks[0]], failed[ranks[0]]
         where = f" ({site.place})" if site.lineno else ""
-        first = message.partition("\n")[0]
+        first = report.message.partition("\n")[0]
         head = f"{ranks_in_words(ranks)} raised {kind}{': ' if first else ''}{first}{where}"
-        parts.append(f"{head}\n\n{_indented(text, folder)}")
+        parts.append(f"{head}\n\n{_indented(report.text, folder)}")
     if len(alike) > MAX_ALIKE:
         parts.append(f"({len(alike) - MAX_ALIKE} more messages from other ranks are not shown)")
     return "\n\n".join(parts)

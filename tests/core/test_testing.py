@@ -73,6 +73,14 @@ def test_values(rank):
 def test_all_alike():
     assert double(2) == 5
 
+class Somewhere:
+    def __repr__(self):
+        return f"<Somewhere at 0x{os.getpid():x}>"
+
+@pytest.mark.ranks(2)
+def test_alike_elsewhere():
+    assert Somewhere() is None
+
 @pytest.mark.ranks(2)
 def test_deadlock(rank):
     x = torch.ones(1)
@@ -266,6 +274,9 @@ WRONG = {
     ],
     "test_all_alike[2ranks]": [
         r"^ranks 0 and 1 raised AssertionError: assert 4 == 5 \(test_suite.py",
+    ],
+    "test_alike_elsewhere[2ranks]": [
+        r"^ranks 0 and 1 raised AssertionError: assert <Somewhere at 0x\w+> is None",
     ],
     "test_deadlock[2ranks]": [
         "ranks 0 and 1 wait for each other",
