@@ -207,6 +207,15 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         assert next(lines) == str(code), words
 
 
+@pytest.mark.parametrize("text", ["", "{}"])
+def test_a_job_with_a_damaged_file_is_named_and_hides_no_other(text, tmp_path, capsys):
+    (tmp_path / "half-1").mkdir()
+    (tmp_path / "half-1" / "job.json").write_text(text)
+    assert main(["jobs", "--folder", str(tmp_path)]) == 0
+    assert "half-1/job.json is damaged" in capsys.readouterr().err
+    assert main(["follow", "--folder", str(tmp_path), "half-1"]) == 2
+
+
 def place_of(words):
     return _place(_parser().parse_args(["submit", *words, "train.py"]))
 

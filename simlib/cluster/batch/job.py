@@ -500,8 +500,12 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
         raise InvalidCallError(
             f"{path} cannot be read by this account: a job belongs to the account that submitted it"
         ) from None
+    except json.JSONDecodeError:
+        about = {}
     if about is None:
         raise InvalidCallError(f"{path} is not the folder of a job")
+    if "submitted" not in about:
+        raise InvalidCallError(f"{path / 'job.json'} is damaged, so simlib cannot read this job")
     return (recorded if _is_recorded(about) else folder), about
 
 
