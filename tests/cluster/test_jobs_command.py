@@ -16,6 +16,7 @@ from simlib.cli import _parser, main
 from simlib.cluster.batch import SYSTEMS, job, submission
 from simlib.cluster.batch.batch_system import Flag
 from simlib.cluster.commands import BACKENDS, _place
+from simlib.core.engines.session import TerminalDisplay
 from simlib.core.record.transports import backends
 
 TRAIN = """\
@@ -119,12 +120,21 @@ def test_a_script_that_fails_begins_anew_and_is_told_by_its_line(tmp_path, monke
     assert (tmp_path / "trace.json").exists()
 
 
-def test_a_terminal_shows_a_job_start_behind_the_elapsed_time(tmp_path, monkeypatch, capfd):
+def test_a_terminal_shows_how_a_job_starts_and_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(job, "LOOK_S", 0.01)
+    monkeypatch.setattr(TerminalDisplay, "LONG_S", 0.0)
     screen = Terminal(monkeypatch)
-    path = written(tmp_path, "print('hello')")
-    assert main(["submit", "-n", "2", "--follow", str(path)]) == 0
+
+    def write(text):
+        Terminal.write(screen, text)
+        if "script-1 runs" in text:
+            (tmp_path / "seen").touch()
+
+    monkeypatch.setattr(screen, "write", write)
+    text = "import os\nwhile not os.path.exists('seen'):\n    pass\nprint('hello')"
+    path = written(tmp_path, text)
+    assert main(["submit", "-n", "2", "--timeout", "20", "--follow", str(path)]) == 0
     screen.hang_up()
     assert re.search(r"00:\d\d, script-1 (is about to start|starts: [01] of 2)", screen.getvalue())
     assert "\n" not in screen.getvalue() and capfd.readouterr().out.count("] hello\n") == 2

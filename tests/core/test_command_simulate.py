@@ -62,6 +62,16 @@ def test_a_long_run_shows_how_far_it_is_in_a_terminal(command, shown, simulated,
     assert sorted(said.splitlines()) == ["[0] hello", "[1] hello"]
 
 
+def test_the_clock_is_drawn_anew_only_for_lines(monkeypatch):
+    screen, display = Terminal(monkeypatch), TerminalDisplay()
+    display.waiting("it starts")
+    display.lines(0, [])
+    shown = screen.getvalue()
+    display.close(())
+    screen.hang_up()
+    assert "it starts" in shown and " \r" not in shown
+
+
 def test_computing_takes_time_on_a_device(simulated):
     own, slow = times(simulated("--json", "--device", "laptop_cpu", "--slow", "1=3")[1])
     assert own > 0 and slow == pytest.approx(3 * own)

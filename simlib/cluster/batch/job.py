@@ -156,6 +156,8 @@ class Job:
                 if words != said:
                     display.waiting(words)
                     said = words
+                if not words:
+                    display.progress(lambda: f"{self.name} runs")
                 monitor.take_in(display.lines)
                 display.refresh()
                 if status not in ("queued", "active"):
@@ -223,6 +225,8 @@ class Job:
             if words != said:
                 display.waiting(words)
                 said = words
+            if not words:
+                display.progress(lambda: f"{self.name} is {self.status}")
             time.sleep(LOOK_S)
 
     def cancel(self) -> None:

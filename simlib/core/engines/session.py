@@ -139,8 +139,9 @@ class TerminalDisplay(SilentDisplay):
 
     def lines(self, rank: int, lines: Sequence[bytes]) -> None:
         """Show lines a rank has just completed."""
-        with self._above():
-            sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
+        if lines:
+            with self._above():
+                sys.stdout.write("".join(f"[{rank}] {_as_text(line)}\n" for line in lines))
 
     def waiting(self, text: str) -> None:
         """Show for what a run or a job waits, behind the elapsed time, if the terminal has room."""
