@@ -12,9 +12,11 @@ from jobs import processes_of, wait_until
 from terminals import Terminal
 
 import simlib
+from simlib import ExitCode
 from simlib.cli import _parser, main
 from simlib.cluster.batch import SYSTEMS, job, submission
 from simlib.cluster.batch.batch_system import Flag
+from simlib.cluster.batch.logs import JobMonitor
 from simlib.cluster.commands import BACKENDS, _place
 from simlib.core.engines.session import TerminalDisplay
 from simlib.core.record.transports import backends
@@ -149,12 +151,20 @@ def test_a_script_that_waits_for_ever_is_told_by_its_line(tmp_path, monkeypatch,
     assert "rank 0 waits for rank 1, which has finished" in said and "script.py, line 4" in said
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
 def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, "print('here', flush=True)\nimport time\ntime.sleep(1000)\n")
     assert main(["submit", "-n", "1", str(path)]) == 0
     job = simlib.Job("simlib-jobs/script-1")
     wait_until(lambda: job.status == "active")
+    with monkeypatch.context() as stopped:
+        stopped.setattr(JobMonitor, "take_in", interrupted)
+        assert main(["follow", "script-1"]) == ExitCode.INTERRUPTED
+    assert "script-1 still runs; job.cancel() or `simlib cancel script-1`" in capfd.readouterr().out
     assert main(["cancel", "script-1"]) == 0
     assert "script-1 is cancelled" in capfd.readouterr().out
     assert main(["result", "script-1"]) == 5

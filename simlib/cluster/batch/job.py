@@ -164,7 +164,8 @@ class Job:
                     break
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
-            print(f"{self.name} still runs; job.cancel() ends it")
+            display.waiting("")
+            print(f"{self.name} still runs; job.cancel() or `simlib cancel {self.name}` ends it")
         finally:
             display.status("")
             display.close(monitor.outputs)
