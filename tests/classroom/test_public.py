@@ -37,9 +37,13 @@ def handed_out(tmp_path_factory):
     return folder
 
 
-def test_a_handout_has_neither_solutions_nor_hidden_cells(tmp_path, handed_out, capsys):
-    out = tmp_path / "out.zip"
+def test_a_handout_has_neither_solutions_nor_hidden_cells(
+    handed_out, tmp_path, monkeypatch, capsys
+):
+    out, screen = tmp_path / "out.zip", Terminal(monkeypatch)
     assert main(["handout", "--out", str(out)]) == 0
+    screen.hang_up()
+    assert re.search(r"\r00:\d\d, writing the handout.* \r$", screen.getvalue())
     with zipfile.ZipFile(out) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
         packed = {name.removeprefix("out/"): archive.read(name) for name in names}

@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.draw.display import bar
 from ...core.draw.text import count as counted
 from ...core.environment import ROOT
 from . import changes, collect, late, pages, reports, sandbox, session, whole_class
@@ -36,7 +37,8 @@ a busy machine."""
 def hand_out(options):
     """Write the material for students. Return the exit code."""
     try:
-        files = handout(ROOT, options.out)
+        with bar(None, "writing the handout"):
+            files = handout(ROOT, options.out)
     except CannotHandOut as error:
         return refuse(str(error))
     except OSError as error:
