@@ -36,9 +36,9 @@ def taken(kind, n, m, itemsize):
     if kind == "barrier":
         return "dissemination"
     if kind == "broadcast":
-        if n < 8 or m < 12288:
+        if n < 8 or m <= 12288:
             return "binomial"
-        return "scatter_doubling" if n == power and m < 524288 else "scatter_all_gather"
+        return "scatter_doubling" if n == power and m <= 524288 else "scatter_all_gather"
     if m <= 2048 or m // itemsize < power:
         return {"reduce": "binomial", "all_reduce": "recursive_doubling"}[kind]
     return "rabenseifner"

@@ -199,8 +199,9 @@ def test_the_best_number_of_chunks_is_the_best():
 
 CHOICES = {
     ("mpich", "broadcast"): (
-        (8, 12287, "binomial"), (7, 10**9, "binomial"), (8, 12288, "scatter_doubling"),
-        (9, 12288, "scatter_all_gather"), (8, 524288, "scatter_all_gather"),
+        (8, 12288, "binomial"), (7, 10**9, "binomial"), (8, 12289, "scatter_doubling"),
+        (9, 12289, "scatter_all_gather"), (8, 524288, "scatter_doubling"),
+        (8, 524289, "scatter_all_gather"),
     ),
     ("mpich", "all_reduce"): (
         (8, 2048, "recursive_doubling"), (8, 2049, "rabenseifner"),

@@ -61,16 +61,16 @@ def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
 
     If a vector has fewer elements than ranks, MPICH reduces the whole vector and does not cut it.
 
-    **Source** Thakur, Rabenseifner and Gropp 2005, IJHPCA 19(1), and the default values of MPICH's
-    ``MPIR_CVAR_*_MSG_SIZE`` (src/mpi/coll). One difference: MPICH uses Bruck's all_to_all for parts
-    of at most 256 bytes. Here these parts use ``spread``, like parts up to 32 KiB.
+    **Source** maint/tuning/coll/mpir/generic.json. The rules are the same in MPICH 3.4 to 5.0. One
+    difference: MPICH uses Bruck's all_to_all for parts of at most 256 bytes. Here these parts use
+    ``spread``, like parts up to 32 KiB.
     """
     is_power = n & (n - 1) == 0
     is_short = nbytes <= REDUCE_SHORT or nbytes // itemsize < 1 << (n.bit_length() - 1)
     if kind == "broadcast":
-        if nbytes < BROADCAST_SHORT or n < BROADCAST_MIN_RANKS:
+        if nbytes <= BROADCAST_SHORT or n < BROADCAST_MIN_RANKS:
             return "binomial"
-        is_middle = nbytes < BROADCAST_LONG and is_power
+        is_middle = nbytes <= BROADCAST_LONG and is_power
         return "scatter_doubling" if is_middle else "scatter_all_gather"
     if kind == "all_reduce":
         return "recursive_doubling" if is_short else "rabenseifner"
