@@ -215,7 +215,10 @@ CHOICES = {
         (8, 524288, "ring"),
     ),
     ("mpich", "reduce_scatter"): ((8, 524287, "recursive_halving"), (8, 524288, "pairwise")),
-    ("mpich", "all_to_all"): ((8, 8 * 32768, "spread"), (8, 8 * 32769, "pairwise")),
+    ("mpich", "all_to_all"): (
+        (8, 8, "spread"), (9, 9 * 256, "bruck"), (9, 9 * 257, "spread"),
+        (8, 8 * 32768, "spread"), (8, 8 * 32769, "pairwise"),
+    ),
     ("mpich", "scatter"): ((8, 10**9, "binomial"),),
     ("mpich", "gather"): ((8, 10**9, "binomial"),),
     ("mpich", "barrier"): ((8, 0, "dissemination"),),

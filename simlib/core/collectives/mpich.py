@@ -60,10 +60,11 @@ def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     """MPICH's choice by size, if each node has one rank.
 
     If a vector has fewer elements than ranks, MPICH reduces the whole vector and does not cut it.
+    MPICH uses Bruck's all_to_all from 9 ranks on. Its table says from 8 ranks on, but its code
+    compares with "<=" instead of "<".
 
-    **Source** maint/tuning/coll/mpir/generic.json. The rules are the same in MPICH 3.4 to 5.0. One
-    difference: MPICH uses Bruck's all_to_all for parts of at most 256 bytes. Here these parts use
-    ``spread``, like parts up to 32 KiB.
+    **Source** maint/tuning/coll/mpir/generic.json, and MPIR_Csel_search in
+    src/mpi/coll/src/csel.c. The rules are the same in MPICH 3.4 to 5.0.
     """
     is_power = n & (n - 1) == 0
     is_short = nbytes <= REDUCE_SHORT or nbytes // itemsize < 1 << (n.bit_length() - 1)
@@ -83,6 +84,8 @@ def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     if kind == "reduce_scatter":
         return "recursive_halving" if nbytes < 524288 else "pairwise"
     if kind == "all_to_all":
+        if nbytes <= 256 * n and n > 8:
+            return "bruck"
         return "spread" if nbytes <= 32768 * n else "pairwise"
     return "dissemination" if kind == "barrier" else "binomial"  # scatter, gather
 
