@@ -39,9 +39,8 @@ def taken(kind, n, m, itemsize):
         if n < 8 or m <= 12288:
             return "binomial"
         return "scatter_doubling" if n == power and m <= 524288 else "scatter_all_gather"
-    if m <= 2048 or m // itemsize < power:
-        return {"reduce": "binomial", "all_reduce": "recursive_doubling"}[kind]
-    return "rabenseifner"
+    limit, short = {"reduce": (2048, "binomial"), "all_reduce": (8, "recursive_doubling")}[kind]
+    return short if m <= limit or m // itemsize < power else "rabenseifner"
 
 
 def level(kind, r, ranks, m, itemsize, root=0):

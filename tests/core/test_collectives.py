@@ -204,7 +204,7 @@ CHOICES = {
         (8, 524289, "scatter_all_gather"),
     ),
     ("mpich", "all_reduce"): (
-        (8, 2048, "recursive_doubling"), (8, 2049, "rabenseifner"),
+        (8, 8, "recursive_doubling"), (8, 9, "rabenseifner"), (2, 9, "rabenseifner"),
         (4096, 4095, "recursive_doubling"), (4097, 4096, "rabenseifner"),
     ),
     ("mpich", "reduce"): (

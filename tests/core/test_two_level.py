@@ -87,8 +87,8 @@ def test_where_each_rank_is_alone_there_is_one_level(kind, name):
         ("broadcast", 7, 1, 10**9, "smp"),
         ("all_reduce", 32, 4, 32768, "smp"),
         ("all_reduce", 32, 4, 32769, "rabenseifner"),
-        ("all_reduce", 32, 1, 100, "recursive_doubling"),
-        ("all_reduce", 32, 32, 100, "recursive_doubling"),
+        ("all_reduce", 32, 1, 8, "recursive_doubling"),
+        ("all_reduce", 32, 32, 8, "recursive_doubling"),
         ("reduce", 32, 4, 2048, "smp"),
         ("reduce", 32, 4, 2049, "smp_by_first"),
         ("reduce", 32, 32, 2048, "binomial"),
@@ -138,11 +138,11 @@ def test_a_simulation_takes_it_and_a_group_does_by_its_own_nodes():
 
 
 def test_what_two_levels_take_by_hand_and_on_100_000_ranks():
-    # 4 nodes of 2, 1 s and 100 B/s between, nothing in the node. Four firsts exchange 100 B twice:
-    # 4 s. In one level the first exchange is in the node, then two share each link: 2 (1 + 2) s.
-    cluster = Cluster(4, 2, Link(1.0, 100.0))
-    assert scale.time_of("all_reduce", 8, 100, cluster) == 4
-    assert scale.time_of("all_reduce", 8, 100, cluster, "recursive_doubling") == 6
+    # 4 nodes of 2, 1 s and 8 B/s between, nothing in the node. Four firsts exchange 8 B twice: 4 s.
+    # In one level the first exchange is in the node, then two share each link: 2 (1 + 2) s.
+    cluster = Cluster(4, 2, Link(1.0, 8.0))
+    assert scale.time_of("all_reduce", 8, 8, cluster) == 4
+    assert scale.time_of("all_reduce", 8, 8, cluster, "recursive_doubling") == 6
     many = 100_000
     cluster = simlib.clusters.nvlink_nodes(nodes=many // 8)
     in_node_s = cluster.intra.latency_s + 1024 / cluster.intra.bandwidth_Bps

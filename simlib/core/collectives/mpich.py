@@ -60,23 +60,24 @@ def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     """MPICH's choice by size, if each node has one rank.
 
     If a vector has fewer elements than ranks, MPICH reduces the whole vector and does not cut it.
-    MPICH uses Bruck's all_to_all from 9 ranks on. Its table says from 8 ranks on, but its code
-    compares with "<=" instead of "<".
+    For an all_reduce, MPICH ignores ``MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE`` (2 KiB), because its
+    table contains 8 bytes. MPICH uses Bruck's all_to_all from 9 ranks on. Its table says from 8
+    ranks on, but its code compares with "<=" instead of "<".
 
     **Source** maint/tuning/coll/mpir/generic.json, and MPIR_Csel_search in
     src/mpi/coll/src/csel.c. The rules are the same in MPICH 3.4 to 5.0.
     """
     is_power = n & (n - 1) == 0
-    is_short = nbytes <= REDUCE_SHORT or nbytes // itemsize < 1 << (n.bit_length() - 1)
+    is_uncut = nbytes // itemsize < 1 << (n.bit_length() - 1)
     if kind == "broadcast":
         if nbytes <= BROADCAST_SHORT or n < BROADCAST_MIN_RANKS:
             return "binomial"
         is_middle = nbytes <= BROADCAST_LONG and is_power
         return "scatter_doubling" if is_middle else "scatter_all_gather"
     if kind == "all_reduce":
-        return "recursive_doubling" if is_short else "rabenseifner"
+        return "recursive_doubling" if nbytes <= 8 or is_uncut else "rabenseifner"
     if kind == "reduce":
-        return "binomial" if is_short else "rabenseifner"
+        return "binomial" if nbytes <= REDUCE_SHORT or is_uncut else "rabenseifner"
     if kind == "all_gather":
         if nbytes < 81920 and not is_power:
             return "bruck"
