@@ -17,7 +17,6 @@ from .schedules import Schedule, split
 from .steps import Moves, by_node, side_by_side
 
 BROADCAST_SHORT, BROADCAST_LONG, BROADCAST_MIN_RANKS = 12288, 524288, 8
-ALL_REDUCE_IN_TWO_LEVELS = 32768
 REDUCE_SHORT = 2048
 
 
@@ -26,8 +25,8 @@ def choose(
 ) -> str:
     """The name of the algorithm: two levels if several ranks share a node, else `one_level`.
 
-    broadcast and all_reduce of long vectors use one level. scatter, gather, all_gather,
-    reduce_scatter and all_to_all use one level for all sizes.
+    A broadcast of a long vector uses one level. scatter, gather, all_gather, reduce_scatter and
+    all_to_all use one level for all sizes.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ def _two_level(kind, n, nbytes, count):
             return "smp"
         return "smp_from_root" if nbytes < BROADCAST_LONG and n & (n - 1) == 0 else None
     if kind == "all_reduce":
-        return "smp" if count > 1 and nbytes <= ALL_REDUCE_IN_TWO_LEVELS else None
+        return "smp" if count > 1 else None
     if kind == "reduce":
         return "smp" if nbytes <= REDUCE_SHORT else "smp_by_first"
     return "smp" if kind == "barrier" else None
@@ -291,8 +290,7 @@ def all_reduce_smp(
 ) -> Schedule:
     """Reduce in the nodes, all_reduce among their first ranks, broadcast in the nodes.
 
-    MPICH uses it for vectors of at most 32 KiB. For longer vectors it uses one level, in which all
-    ranks take part.
+    MPICH uses it if the ranks are on two or more nodes and share some of them.
 
     **Cost** the sum of its parts.
 
