@@ -235,6 +235,9 @@ def test_choices():
         for n, nbytes, name in cases:
             assert choose(kind, n, nbytes, policy) == name, (policy, kind, n, nbytes)
             assert schedule(kind, n, nbytes, policy).algorithm == name
+    uneven = np.full((9, 9), 100_000) - np.eye(9, dtype=int)
+    assert schedule("all_to_all", 9, uneven).algorithm == "spread"
+    assert schedule("all_to_all", 9, np.full((9, 9), 100_000)).algorithm == "pairwise"
 
 
 def test_every_policy_chooses_for_every_kind_and_the_default_is_mpich():

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from math import ceil, log2
 
+import numpy as np
+
 from ..model.cluster import Link
 from ..model.errors import InvalidCallError, check_count
 from . import all_reduce, broadcast, gloo, mpich, parts, reduce
@@ -133,6 +135,8 @@ def schedule(
         The collective, algorithm, root or size does not exist.
     """
     total = _total(nbytes)
+    if policy == "mpich" and kind == "all_to_all" and np.ptp(nbytes):
+        policy = "spread"  # MPI_Alltoallv
     algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: the positions in the group are 0 to {n - 1}")
