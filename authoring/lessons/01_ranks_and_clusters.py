@@ -307,8 +307,8 @@ simlib.guess(slowest, 8, of=(8, 2, 1))
 # %% [markdown]
 # The world size and the sum are the same in all three runs. The times differ. One node is fastest,
 # because no message leaves the node. Two nodes are faster than eight, because this algorithm first adds
-# up inside the nodes. With its steps in another order, it would be slower on two nodes than on eight
-# (lesson 05).
+# up inside the nodes. An algorithm that begins with messages between the nodes is slower on two nodes
+# than on eight (lesson 05).
 #
 # ## Backends: what moves the data?
 #
