@@ -60,7 +60,6 @@ from ..session import (
     perform,
 )
 from ..torch_versions import warn_of_untested_torch
-from ..workers.server import start_server
 from .rank_main import Gpus, RunRequest
 from .worlds import NO_GPU, RankProcess, World, kill_count, pool, sleep_count, why_killed
 
@@ -378,7 +377,6 @@ class ProcessEngine(Engine):
         """Reserve a world of processes. Returns the monitor that will watch the world."""
         worlds = pool()
         needs_all = self.profile or _needs_all(self.program)
-        start_server(complete=needs_all)
         if not worlds.has_server:
             display.waiting("starting the rank server, which imports torch (about 3 seconds) ...")
         try:

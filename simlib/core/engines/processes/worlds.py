@@ -170,14 +170,14 @@ class World:
     """n ranks that wait for a function, joined in one default process group.
 
     With ``are_unlike`` every second rank has another hash seed, so its sets of strings have another
-    order. ``sort`` is the number of ranks, ``are_unlike``, and whether the server that forked the
-    ranks was complete.
+    order. With ``complete``, a server with all its modules forks the ranks. ``sort`` is the
+    number of ranks, ``are_unlike``, and whether the server was complete.
     """
 
-    def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU):
+    def __init__(self, world_size, backend=GLOO, are_unlike=False, gpus=NO_GPU, complete=False):
         self.world_size = world_size
         self.serves_again = backend is GLOO and gpus == NO_GPU
-        context = server_context(complete=False)
+        context = server_context(complete)
         self.sort = world_size, are_unlike, is_complete()
         # Ranks that are not trusted have nothing in common but who carries what they send.
         self._ties = confinement().ties(world_size, SharedRendezvous)
@@ -306,7 +306,7 @@ class Pool:
             self._stop_timer()
         while True:
             found = self._find(sort, fresh) if backend is GLOO and gpus == NO_GPU else None
-            world = found or World(sort[0], backend, sort[1], gpus)
+            world = found or World(sort[0], backend, sort[1], gpus, complete=sort[2])
             self._in_use.add(world)
             try:
                 ready = world.wait_until_ready()
