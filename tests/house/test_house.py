@@ -18,14 +18,14 @@ class Limit(NamedTuple):
 # Lower `today` with each change that allows it. Only what simlib could not do before raises it.
 GOALS = {
     "modules of the core": Limit(176, 140),
-    "code lines of the core": Limit(27_350, 18_000),
+    "code lines of the core": Limit(27_500, 18_000),
     "modules": Limit(300, 240),
-    "code lines": Limit(47_650, 31_000),
+    "code lines": Limit(47_800, 31_000),
     "longest chain": Limit(10, 10),
     "circles": Limit(0, 0),
     "names at the top": Limit(12, 15),
     "functions of many parameters": Limit(30, 25),
-    "lines of tests": Limit(58_900, 34_000),
+    "lines of tests": Limit(59_100, 34_000),
     "files of a run": Limit(10, 9),
     "files of a simulated all reduce": Limit(10, 10),
     "files of a check": Limit(8, 8),
