@@ -102,7 +102,7 @@ WRONG = {
     no_count_of_steps: "Adam also counts its steps",
     no_input: "The input of the first layer is kept, too",
     one_example: "Those are the activations of one example",
-    total_alone: "where a dict with parameters, gradients, optimizer state",
+    total_alone: "but a dict with parameters, gradients, optimizer state",
     told_by_rank_0: "Each rank can work this out for itself",
     momentum_has_no_state: "Momentum keeps one number per parameter",
 }
