@@ -330,7 +330,8 @@ class Pool:
                         if world.is_alive():
                             return world
                         world.close()
-            if self._spare is not None and self._spare.sort[:2] == sort[:2]:
+            spare = self._spare
+            if spare is not None and spare.sort[:2] == sort[:2] and spare.sort[2] >= sort[2]:
                 world, self._spare = self._spare, None
                 if world.is_alive():
                     return world
@@ -371,15 +372,17 @@ class Pool:
             self._spare_timer = None
 
     def _prepare_spare(self, world_size, are_unlike):
-        sort, old = (world_size, are_unlike, True), []
+        sort, old, timer = (world_size, are_unlike, True), [], self._spare_timer
+        if timer is None:  # a run has begun, or all worlds have ended
+            return
         with contextlib.suppress(OSError, EOFError):  # no room: the next run tries, and tells
             await_complete_server()  # without the lock, so that the next run does not wait, too
             with self._lock:
-                if world_size > MAX_SPARE_RANKS or self._in_use or self._spare_timer is None:
+                if world_size > MAX_SPARE_RANKS or self._in_use or timer is not self._spare_timer:
                     return
                 if self._spare is not None and self._spare.sort == sort:
                     return
-                spare = World(world_size, GLOO, are_unlike)
+                spare = World(world_size, GLOO, are_unlike, complete=True)
                 old = [one for one in self._resting if one.sort == (*sort[:2], False)]
                 self._resting = [one for one in self._resting if one not in old]
                 old += [self._spare] if self._spare else []

@@ -44,7 +44,8 @@ def import_all(*_):
     """Import the modules of `LATER`, so that all further processes are forked with them."""
     gc.disable()
     for name in LATER:
-        import_module(name)
+        with suppress(ImportError):  # a rank that needs the module tells why
+            import_module(name)
     gc.freeze()
     gc.enable()
 

@@ -60,7 +60,10 @@ def start_other_server() -> None:
 
 
 def is_complete() -> bool:
-    """Whether the server imports all its modules before it forks the next process."""
+    """Whether the server imports all its modules before it forks the next process.
+
+    The server may still be importing them. `await_complete_server` waits until it has done so.
+    """
     return forkserver._forkserver._forkserver_pid not in _incomplete  # type: ignore[attr-defined]
 
 
@@ -158,10 +161,17 @@ def server_context(complete: bool = True) -> ForkServerContext:
 
 def await_complete_server() -> None:
     """Wait until the server has imported all its modules."""
-    if not is_complete():
-        process = server_context().Process(target=int, name=RANK_NAME)
+    context = server_context()
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server not in _awaited:
+        process = context.Process(target=int, name=RANK_NAME)
         process.start()  # returns when the server has forked the process
         process.join()
+        _awaited.add(server)
+
+
+_awaited: set[int | None] = set()
+"""The process ids of servers for which `await_complete_server` has waited."""
 
 
 class _Descriptor:
