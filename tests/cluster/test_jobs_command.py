@@ -164,8 +164,9 @@ def test_a_script_is_cancelled(tmp_path, monkeypatch, capfd):
     with monkeypatch.context() as stopped:
         stopped.setattr(JobMonitor, "take_in", interrupted)
         assert main(["follow", "script-1"]) == ExitCode.INTERRUPTED
-    assert "script-1 still runs; job.cancel() or `simlib cancel script-1`" in capfd.readouterr().out
-    assert main(["cancel", "script-1"]) == 0
+    told = "script-1 still runs; job.cancel() or `simlib cancel simlib-jobs/script-1`"
+    assert told in capfd.readouterr().out
+    assert main(["cancel", "simlib-jobs/script-1"]) == 0
     assert "script-1 is cancelled" in capfd.readouterr().out
     assert main(["result", "script-1"]) == 5
     assert "script-1 was cancelled" in capfd.readouterr().err
@@ -227,10 +228,10 @@ def test_wrong_calls_are_refused_without_torch(tmp_path, monkeypatch):
         assert next(lines) == str(code), words
 
 
-@pytest.mark.parametrize("text", ["", "{}"])
-def test_a_job_with_a_damaged_file_is_named_and_hides_no_other(text, tmp_path, capsys):
+@pytest.mark.parametrize("content", [b"", b"{}", b"5", b"\x80"])
+def test_a_job_with_a_damaged_file_is_named(content, tmp_path, capsys):
     (tmp_path / "half-1").mkdir()
-    (tmp_path / "half-1" / "job.json").write_text(text)
+    (tmp_path / "half-1" / "job.json").write_bytes(content)
     assert main(["jobs", "--folder", str(tmp_path)]) == 0
     assert "half-1/job.json is damaged" in capsys.readouterr().err
     assert main(["follow", "--folder", str(tmp_path), "half-1"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import os
 import shutil
 import time
 import warnings
@@ -156,7 +157,7 @@ class Job:
                 if words != said:
                     display.waiting(words)
                     said = words
-                if not words:
+                if status == "active" and not words:
                     display.progress(lambda: f"{self.name} runs")
                 monitor.take_in(display.lines)
                 display.refresh()
@@ -165,7 +166,8 @@ class Job:
                 time.sleep(LOOK_S)
         except KeyboardInterrupt:
             display.waiting("")
-            print(f"{self.name} still runs; job.cancel() or `simlib cancel {self.name}` ends it")
+            path = os.path.relpath(self.path)
+            print(f"{self.name} still runs; job.cancel() or `simlib cancel {path}` ends it")
         finally:
             display.status("")
             display.close(monitor.outputs)
@@ -176,7 +178,9 @@ class Job:
         if status == "queued":
             if self._outcome.queue.state() is None:
                 return f"{self.name} is about to start"
-            since = time.strftime("%H:%M:%S", time.localtime(self._about["submitted"]))
+            then, now = time.localtime(self._about["submitted"]), time.localtime()
+            is_today = then[:3] == now[:3]
+            since = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M", then)
             words = f"{self.name} has been in the queue since {since}"
             return ": ".join(filter(None, (words, self._outcome.queue.reason())))
         folder, ranks = self._at_work, self._ranks_at_work
@@ -227,7 +231,7 @@ class Job:
                 display.waiting(words)
                 said = words
             if not words:
-                display.progress(lambda: f"{self.name} is {self.status}")
+                display.progress(lambda status=status: f"{self.name} is {status}")
             time.sleep(LOOK_S)
 
     def cancel(self) -> None:
@@ -505,11 +509,11 @@ def _opened(path: Path) -> tuple[JobFolder, dict[str, Any]]:
         raise InvalidCallError(
             f"{path} cannot be read by this account: a job belongs to the account that submitted it"
         ) from None
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, UnicodeDecodeError):
         about = {}
     if about is None:
         raise InvalidCallError(f"{path} is not the folder of a job")
-    if "submitted" not in about:
+    if not isinstance(about, dict) or "submitted" not in about:
         raise InvalidCallError(f"{path / 'job.json'} is damaged, so simlib cannot read this job")
     return (recorded if _is_recorded(about) else folder), about
 
