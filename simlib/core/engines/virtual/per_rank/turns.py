@@ -57,7 +57,7 @@ class StateInTurn:
         if self._dtypes[rank] is not dtype:
             torch.set_default_dtype(self._dtypes[rank])
         values = self._of_sys[rank] or self._as_at_first()
-        # Faster than to set attributes, which `SharedNames` notes.
+        # `SharedNames` would note each attribute that is set, so set the items of the dict.
         _SYS["stdout"], _SYS["stderr"], _SYS["argv"], _SYS["path"] = values
         self._rank = rank
 
@@ -69,9 +69,10 @@ class StateInTurn:
     def _change_modules(self, last, rank):
         modules, of_rank = sys.modules, self._modules.of_rank
         if last is not None:
-            names = of_rank[last]
-            if len(names) == 1 == len(of_rank[rank]) and _MAIN in names and _MAIN in modules:
-                names[_MAIN] = modules[_MAIN]  # most ranks have no other modules of their own
+            names, new = of_rank[last], of_rank[rank]
+            is_main = _MAIN in names and _MAIN in new and _MAIN in modules
+            if is_main and len(names) == 1 == len(new):  # most ranks have no other modules
+                names[_MAIN] = modules[_MAIN]
             else:
                 of_rank[last] = {name: modules.pop(name) for name in names if name in modules}
         modules.update(of_rank[rank])
