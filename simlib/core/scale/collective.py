@@ -316,7 +316,7 @@ def _messages_of(case):
     if case.algorithm in mpich.IN_TWO_LEVELS:
         nodes, lanes = case.nodes_and_lanes
         rings = 0
-        if case.nbytes >= mpich.BROADCAST_SHORT and case.kind in ("broadcast", "all_reduce"):
+        if case.nbytes > mpich.BROADCAST_SHORT and case.kind in ("broadcast", "all_reduce"):
             rings = case.n * lanes + (nodes**2 if case.kind == "broadcast" else 0)
         return 4 * case.n * (log2(case.n) + 1) + rings
     if case.algorithm == "hierarchical":
