@@ -55,9 +55,10 @@ class Transfer:
     path : _Path
         The way that it takes.
     on_end : callable
-        What `Transfers` calls with the transfer at its end.
+        What `Transfers` or `Past` calls with the transfer at its end. They set it.
     """
 
+    on_end: Any
     __slots__ = (
         "src",
         "dst",
@@ -204,8 +205,7 @@ class Network:
             self._check_time(time_s)
         finished: list[Transfer] = []
         while (moment_s := self.next_event_s) <= time_s and self._events:
-            ended = self._pass(moment_s)
-            finished = finished + ended if finished else ended
+            finished += self._pass(moment_s)
         self._now_s = time_s
         return finished
 
@@ -400,7 +400,6 @@ class Past:
     def __init__(self, topology: Topology) -> None:
         self.network = Network(topology)
         self.notes: list = []  # heap of (time_s, number, action)
-        self._on_end: dict[Transfer, Callable] = {}
         self._number = 0
 
     def send(
@@ -414,7 +413,7 @@ class Past:
     ) -> Transfer:
         """As `Transfers.send`."""
         transfer = self.network.start(time_s, src, dst, nbytes, way)
-        self._on_end[transfer] = on_end
+        transfer.on_end = on_end
         return transfer
 
     def at(self, time_s: float, action: Callable[..., Any]) -> None:
@@ -431,6 +430,6 @@ class Past:
                 return
             if network_s <= note_s:
                 for transfer in self.network.advance(network_s):
-                    self._on_end.pop(transfer)(transfer)
+                    transfer.on_end(transfer)
             else:
                 heapq.heappop(self.notes)[-1]()

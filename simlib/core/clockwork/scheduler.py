@@ -296,6 +296,7 @@ class VirtualTime:
 
     Attributes
     ----------
+    is_measured : bool
     logs : list of OpLogWriter
         By rank.
     beside : list of WorkBeside or None
