@@ -133,7 +133,9 @@ def _diagnose(options):
 
 def _play(options):
     run = _loaded(options.record)
-    page = options.html or f"{tempfile.mkdtemp(prefix='simlib-')}/{Path(options.record).stem}.html"
+    page = options.html
+    if page is None:
+        page = f"{tempfile.mkdtemp(prefix='simlib-')}/{Path(options.record).stem}.html"
     with bar(None, f"writing {Path(page).name}"):
         page = run.to_html(page)
     print(f"the page is {page}")

@@ -310,7 +310,7 @@ def _perform(options, run):
     except (SimlibError, RunInterrupted) as error:
         print(f"simlib: {error}", file=sys.stderr)
         failure, run = error, error.run
-        if run is None and _ctrl_c.is_command():  # no rank has begun; they may still import torch
+        if run is None and _ctrl_c.is_command():  # no rank has begun; servers may still import
             stop_server()
     run_outputs.save(run, options)
     _print_seed(options, run)

@@ -257,7 +257,7 @@ def test_this_machine_alone(capfd, tmp_path, monkeypatch):
     screen = Terminal(monkeypatch)
     code = main(["doctor"])
     screen.hang_up()
-    assert re.search(r"00:\d\d, the hosts are asked.*runs under mpiexec.* \r$", screen.getvalue())
+    assert re.search(r"00:\d\d, simlib asks each host.*runs under mpiexec.* \r$", screen.getvalue())
     out = capfd.readouterr().out
     assert code == 0, out
     assert out.startswith("this machine alone: no hosts were given (--hosts a,b")

@@ -130,7 +130,7 @@ class Exchange:
         self.scheduler = SimpleNamespace(random=None, now_s=0.0, clocks=defaultdict(float))
         self.transfers = SimpleNamespace(send=self._send)
         self.deaths = {}
-        self.unmet = {}  # a receiver gets an answer when the message has arrived
+        self.unmet = {}  # always empty: no rank waits for data before its message has arrived
 
     @staticmethod
     def _send(now_s, src, dst, nbytes, on_end):

@@ -69,7 +69,7 @@ def doctor(
     hosts = _checked_hosts(hosts)
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
         raise InvalidCallError(f"folder={str(folder)!r} is not a folder that you can write to")
-    with bar(None, "the hosts are asked") as show:
+    with bar(None, "simlib asks each host") as show:
         facts = gather(hosts, launcher, folder, hosts_for_hello, show)
     return Report(tuple(hosts), tuple(examine(facts)), pairs_of(facts))
 

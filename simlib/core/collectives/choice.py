@@ -136,7 +136,7 @@ def schedule(
     """
     total = _total(nbytes)
     if policy == "mpich" and kind == "all_to_all" and np.ptp(nbytes):
-        policy = "spread"  # MPI_Alltoallv
+        policy = "spread"  # as MPI_Alltoallv: MPICH's table `one_level` names, "alltoallv"
     algorithm = choose(kind, n, total, policy, itemsize=itemsize, link=link, nodes=nodes)
     if not 0 <= root < n:
         raise InvalidCallError(f"root is {root}: the positions in the group are 0 to {n - 1}")

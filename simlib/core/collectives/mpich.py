@@ -58,7 +58,8 @@ def _two_level(kind, n, nbytes, count):
 def one_level(kind: str, n: int, nbytes: int, itemsize: int = 1) -> str:
     """MPICH's choice by size, if each node has one rank.
 
-    If a vector has fewer elements than ranks, MPICH reduces the whole vector and does not cut it.
+    If a vector has fewer elements than the largest power of two up to the number of ranks, MPICH
+    reduces the whole vector and does not cut it.
     For an all_reduce, MPICH ignores ``MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE`` (2 KiB), because its
     table contains 8 bytes. MPICH uses Bruck's all_to_all from 9 ranks on. Its table says from 8
     ranks on, but its code compares with "<=" instead of "<".

@@ -288,7 +288,7 @@ class RecordingGroup(GroupOfItsOwn):
             work.limit = self._limit
         if gpu is not None:
             work.gpu = gpu
-        if is_kept:
+        if is_kept:  # as `_keep`
             work.pending = pending
             pending.add_one(work, tensor, method != "send", version)
         elif pending.requests:

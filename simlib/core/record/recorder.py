@@ -356,9 +356,7 @@ class RecordedWork(_Request, dist.Work):
         if recorder.before_wait is not None:
             recorder.before_wait()
         result = _Request.wait(self, timeout)
-        recorder.requests.pop(self.start, None)
-        if self.is_number:  # anything larger would hold a learner's memory
-            recorder.last_number = self
+        self._let_go()
         return result
 
     def is_part_of(self, whole: Any) -> None:
@@ -368,7 +366,7 @@ class RecordedWork(_Request, dist.Work):
 
     def _let_go(self):
         self._recorder.requests.pop(self.start, None)
-        if self.is_number:
+        if self.is_number:  # anything larger would hold a learner's memory
             self._recorder.last_number = self
 
     def is_completed(self) -> bool:

@@ -74,6 +74,7 @@ With less time, a busy machine would not name some of the ranks that fail in the
 """
 CHUNK = 1 << 16
 SMALL_BYTES = 1 << 20
+"""simlib does not search a longer function for names: it may contain a model."""
 NEEDS_ALL = re.compile(
     rb"optim|Parallel|compile|checkpoint|pipelining|fsdp|fully_shard|\.tensor|functional_coll|profile"
     rb"|vmap|func\x94|Mode\x94"
@@ -331,7 +332,9 @@ def _needs_all(program: Program) -> bool:
     """Whether ranks probably use modules of torch that an incomplete server has not imported.
 
     An incomplete server is ready a second earlier. If the answer is wrong, each rank imports these
-    modules itself.
+    modules itself. A function that pickle sends by its module's name (without ``__main__``) does
+    not show what it uses. If the learner's process has imported sympy, it has imported
+    torch._dynamo, so the learner uses it.
     """
     sent = program.payload
     is_small = b"__main__" in sent and len(sent) < SMALL_BYTES and "sympy" not in sys.modules

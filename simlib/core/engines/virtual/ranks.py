@@ -128,7 +128,7 @@ class Ranks:
             log = simulation.time.logs[rank] = OpLogWriter(
                 piece, functools.partial(scheduler.clocks.__getitem__, rank), safe_pickle.dumps
             )
-            is_measured = simulation.options.compute == "measured"
+            is_measured = simulation.time.is_measured
             settle = simulation.time.settle if is_measured else scheduler.settle
             self._recorders[rank] = recorder = Recorder(
                 log, always, functools.partial(settle, rank)

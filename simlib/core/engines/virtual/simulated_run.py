@@ -113,8 +113,8 @@ def simulate(
         Sends of at most this many bytes are eager.
     algorithms : {"mpich", "nccl", "gloo"}
         The library whose algorithms simlib uses for collectives. simlib chooses an algorithm by the
-        size of the data, as that library does. If ranks share a node, MPICH sends short vectors in
-        two steps: within nodes, and between nodes.
+        size of the data, as that library does. If ranks share a node, MPICH's all_reduce, reduce,
+        barrier and short broadcast work in two levels: within nodes, and between nodes.
     expand : bool
         True to keep the messages of collectives. ``run.wire`` contains them.
     compute : {"flops", "measured", "free"}

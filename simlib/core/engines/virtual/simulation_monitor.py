@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from .process import SimulatorProcess
 
 POLL_S, POLL_S_A_RANK = 0.02, 0.0003
-"""Seconds between two looks at the logs: at least these, and for many ranks as many for each rank.
-So looking costs the kernel a few percent of one CPU. An answer of the ranks ends the wait."""
+"""Seconds between two looks at the logs: the first number, or the second for each rank if this is
+more. So looking costs the kernel a few percent of a CPU. A message of the ranks ends the pause."""
 BUSY_S = 0.2
-"""After this many seconds without an op, the kernel checks whether some ranks wait for ever."""
+"""If two looks this many seconds apart find no new op, the kernel checks whether some ranks wait
+for ever."""
 CHUNK = 1 << 16
 
 

@@ -38,11 +38,15 @@ _PROCESSES = ("multiprocessing", "concurrent", "subprocess")
 
 
 class _PerRank:
-    """An attribute of instances that each rank has for itself. It begins as a copy of the first."""
+    """An attribute of instances that each rank has for itself.
+
+    ``duplicate`` makes a rank's first value from the value of the process. By default the rank gets
+    a copy.
+    """
 
     def __init__(self, name: str, duplicate: Callable[[Any], Any] = copy) -> None:
         self._name = name
-        self._copy = duplicate
+        self._duplicate = duplicate
 
     def _values(self, instance: Any) -> dict:
         """The values of this attribute for the calling rank; the key is the instance."""
@@ -50,7 +54,7 @@ class _PerRank:
             return instance.__dict__
         own = local.attributes.setdefault(instance, {})
         if self._name not in own and self._name in instance.__dict__:
-            own[self._name] = self._copy(instance.__dict__[self._name])
+            own[self._name] = self._duplicate(instance.__dict__[self._name])
         return own
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -63,7 +67,8 @@ class _PerRank:
 
     def __set__(self, instance: Any, value: Any) -> None:
         if self._name not in instance.__dict__:
-            instance.__dict__[self._name] = self._copy(value)  # how others find what a rank makes
+            # Others find in this way what a rank makes.
+            instance.__dict__[self._name] = self._duplicate(value)
         self._values(instance)[self._name] = value
 
 
@@ -75,10 +80,11 @@ def own_loggers() -> None:
 
 
 def own_locks_on_output() -> None:
-    """Give each rank the locks that logging, warnings and tqdm have while they write.
+    """Let no rank wait for a lock that another rank has while it logs, warns or draws a bar.
 
-    A rank that writes may let other ranks run first. If one of them then waited for the lock, it
-    would wait for ever, because it has the turn.
+    A rank that writes may let other ranks run first. If one of them waited for the writer's lock,
+    the writer could never release the lock, because the waiting rank has the turn. So each rank has
+    its own locks of logging and tqdm, and a rank that shows a warning releases Python's lock.
     """
 
     def another(lock):
