@@ -425,7 +425,7 @@ verdict = check(
             lambda dicts: [[len(dicts) * mean for mean in means(dicts)]] * len(dicts)
         ),
     },
-    as_given="283acebf",
+    as_given="c6f11f01",
     points=1,
 )
 verdict

@@ -770,7 +770,7 @@ verdict = check(
         "The micro-batch without a partner is done twice: its gradient counts twice.": last_twice,
         "Those are sums over the micro-batches: follow gives the mean of those in its words.": summed,
     },
-    as_given="5ae6c7ac",
+    as_given="8e56f49b",
     points=3,
 )
 verdict
