@@ -127,6 +127,17 @@ def test_what_a_wrong_answer_is_goes_on_after_this_is():
         assert list(known) == words, path
 
 
+def test_each_check_knows_its_stub():
+    for path in FILES:
+        question, cells = load(path)["QUESTION"], cells_of(path)
+        check = " ".join(cells[key] for key in cells if key[1] == question)
+        told = re.search('as_given="(.*?)"', check)
+        if told:
+            names = {}
+            run_cell(stub_source(cells["answer", question]), names)
+            assert fingerprint(names[question]) == told[1], path.stem
+
+
 @pytest.mark.parametrize("path", one_of(3, {path.stem: path for path in FILES}, first=SEED))
 def test_solution_is_right_and_stub_is_not_written(path):
     question = load(path)["QUESTION"]
