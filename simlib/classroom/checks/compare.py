@@ -50,8 +50,14 @@ def text_of(value: object, counted: Iterator[int], depth: int) -> str:
     try:
         text = repr(value)
     except Exception:  # a number of too many digits
-        return f"a {type(value).__name__}"
+        return kind_of(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def kind_of(value: object) -> str:
+    """The name of a value's class with its article, such as ``"an int"``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
@@ -134,7 +140,7 @@ def no_number(got: object) -> str:
     if isinstance(got, np.generic):
         return f"has a numpy {type(got).__name__}, but a Python number is expected{item}"
     of_one = isinstance(got, torch.Tensor) and got.numel() == 1
-    return f"has a {type(got).__name__}, but a number is expected{item if of_one else ''}"
+    return f"has {kind_of(got)}, but a number is expected{item if of_one else ''}"
 
 
 def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
@@ -152,7 +158,7 @@ def same_number(got: Any, want: Any, within: float = EXACT) -> bool:
 def tensor_difference(got: object, want: torch.Tensor) -> str | None:
     """`difference` for an expected tensor."""
     if not isinstance(got, torch.Tensor):
-        return f"has a {type(got).__name__}, but a tensor is expected"
+        return f"has {kind_of(got)}, but a tensor is expected"
     if got.shape != want.shape:
         return f"has a tensor of shape {tuple(got.shape)}, but {tuple(want.shape)} is expected"
     if got.dtype != want.dtype:
@@ -169,7 +175,7 @@ def tensor_difference(got: object, want: torch.Tensor) -> str | None:
 def list_difference(got: Any, want: Sequence, within: float = EXACT) -> str | None:
     """`difference` for an expected list."""
     if not isinstance(got, (list, tuple)):
-        return f"has a {type(got).__name__}, but a {type(want).__name__} is expected"
+        return f"has {kind_of(got)}, but {kind_of(want)} is expected"
     if len(got) != len(want):
         return f"has a list of length {len(got)}, but length {len(want)} is expected"
     index, one, _, wrong = first_wrong(got, want, within) or (None,) * 4
