@@ -120,7 +120,7 @@ WRONG = {
     up_to_the_mean: "which takes what is left, and is too large",
     all_layers: "that is data parallelism",
     all_layers_and_then_some: "Make the layers of your own stage only",
-    sizes_alone: "has a int, but a tensor is expected",
+    sizes_alone: "has an int, but a tensor is expected",
     one_large_tensor: "has a Tensor, but a list is expected",
     asks_rank_0: "but 2 collectives take place where 0 would be enough",
     sent_around: "Each rank can work this out for itself",

@@ -135,7 +135,7 @@ WRONG = {
     naive: "One micro-batch is the naive split",
     one_example_more: "has one example too many",
     rounded_down: "has an example too few",
-    number_alone: "has a int, but a tuple",
+    number_alone: "has an int, but a tuple",
     told_by_rank_0: "Each rank can work this out for itself",
     agreed_upon: "but 1 collective takes place where 0 would be enough",
 }

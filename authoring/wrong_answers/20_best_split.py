@@ -112,7 +112,7 @@ WRONG = {
     complete_at_the_last: "not only the last one",
     generators: "You return the number of generators",
     slowest: "That is the slowest split",
-    only_T: "a int where a tuple",
+    only_T: "an int, but a tuple",
     tells_all: "5 messages where 0 are enough",
 }
 ALSO_RIGHT = [right]

@@ -113,5 +113,5 @@ WRONG = {
     transposed: "That is transposed",
     by_broadcast: "this question allows only",
 }
-EARNS = {empty_ones: 2}
+EARNS = {empty_ones: 2, everything_twice: 2, row_by_row: 2, whole_shards: 2}
 ALSO_RIGHT = [right]
