@@ -231,7 +231,6 @@ class Scheduler:
             self._happens(self._unless_over[0][0])
             heapq.heappop(self._unless_over)[-1]()
         elif network_s <= min(event_s, ready_s, quiet_s) and network_s < inf:
-            self._happens(network_s)
             self._advance(self.network)
         elif event_s <= min(ready_s, quiet_s) and event_s < inf:
             self._happens(event_s)
@@ -255,10 +254,12 @@ class Scheduler:
         return None if any(action() for action in self._at_rest) else CONTROLLER
 
     def _advance(self, network):
-        """The network's next event happens."""
+        """The network's next event happens, as `_happens`."""
         moment_s = network.next_event_s
         if moment_s > self.now_s:
             self.now_s = moment_s
+        if self._polling:
+            self._wake_pollers(self.now_s)
         for transfer in network.advance(self.now_s):
             self.on_arrival(transfer)
 
