@@ -92,11 +92,6 @@ class Transfer:
         end = "under way" if self.end_s is None else f"{self.end_s:g} s"
         return f"<{self.nbytes} B from {self.src} to {self.dst}: {self.start_s:g} s to {end}>"
 
-    @property
-    def links(self) -> tuple[int, ...]:
-        """Ids of the links that it crosses, as `Topology.links`."""
-        return self.path.links
-
     def _draw_at(self, rate_Bps, time_s):
         """Draw at this rate from now on. The count of bytes restarts only if the rate changes.
 
