@@ -41,6 +41,7 @@ def stop_server() -> None:
             os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
     _incomplete.clear()
+    _awaited.clear()
 
 
 def start_server(also: Sequence[str] = (), complete: bool = True) -> None:
